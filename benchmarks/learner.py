@@ -127,13 +127,13 @@ class PlainLearner(Learner):
 
         states = hidden()
         logits = policy.module.vla.get_output_embeddings()(states).float()
-        tokens = self.chunk.replay["tokens"].flatten(1)
+        tokens = self.chunk.extras["tokens"].flatten(1)
         first = prompt.start + states.shape[1] - prompt.ids.shape[1]
         at = first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         bins = logits[rows, at][..., policy.codec.first : policy.codec.vocab_end]
         log_probs = torch.log_softmax(bins / TEMPERATURE, dim=-1).unflatten(1, (CHUNK, ACTION_DIM))
-        chosen = log_probs.gather(-1, self.chunk.replay["tokens"].unsqueeze(-1) - policy.codec.first).squeeze(-1)
+        chosen = log_probs.gather(-1, self.chunk.extras["tokens"].unsqueeze(-1) - policy.codec.first).squeeze(-1)
         values = policy.module.value_head(hidden(), first, None)
         return Scores(log_probs=chosen, entropy=-(log_probs.exp() * log_probs).sum(-1), values=values)
 

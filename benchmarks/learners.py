@@ -33,9 +33,9 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, Plugin
 from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.start import start
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -131,7 +131,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     obs = synthetic.observation(info, SAMPLES).take(np.arange(rank * rows, (rank + 1) * rows))
     zeros = [0] * rows
     chunk = model.sample_chunk(obs, Noise(0, "benchmark", range(rank * rows, (rank + 1) * rows), zeros, zeros), False)
-    heavy = Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay)
+    heavy = ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
     drawn = np.random.default_rng(0).standard_normal((2, SAMPLES)).astype(np.float32)
     advantages, returns = drawn[:, rank * rows : (rank + 1) * rows]
     light = {
@@ -145,7 +145,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
         "value_weights": np.ones(rows, np.float32),
     }
     train = TrainSpec(steps=9, lr=1e-4, micro_batch=MICRO_BATCH, sharding=sharding)
-    role = LearnerRole(
+    role = Learner(
         model,
         algorithm,
         train,

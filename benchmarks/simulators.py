@@ -63,9 +63,9 @@ def libero_official(task: Any, state: Array, cameras: bool) -> Iterator[Any]:
 
 @contextmanager
 def libero_scene(task: Any, state: Array, **changes: Any) -> Iterator[Any]:
-    from vla_rl.plugins.envs.libero.scene import Scene
+    from vla_rl.plugins.envs.libero.scene import MetaWorldScene
 
-    scene = Scene(task, {"agentview": SIZE, "wrist": SIZE}, **changes)
+    scene = MetaWorldScene(task, {"agentview": SIZE, "wrist": SIZE}, **changes)
     scene.place(0, state, 10)
     yield scene
     scene.close()
@@ -285,9 +285,9 @@ def metaworld_parts() -> Figures:
     """A step without a picture, MuJoCo's part of it, a picture, a look ahead by one step, a reset, a new task."""
     import mujoco
 
-    from vla_rl.plugins.envs.metaworld.scene import Scene
+    from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
 
-    scene = Scene(METAWORLD_TASK, {"corner2": 84}, fast_render=True)
+    scene = MetaWorldScene(METAWORLD_TASK, {"corner2": 84}, fast_render=True)
     scene.place(0)
     scene.images()
     sim, action = scene._env, np.array([0.1, 0.2, -0.1, 0.5], np.float32)  # noqa: SLF001  Meta-World's own
@@ -299,7 +299,7 @@ def metaworld_parts() -> Figures:
             scene.step(scene.demonstrate())
 
     def new_task() -> None:
-        other = Scene("drawer-close-v3", {"corner2": 84}, fast_render=True)
+        other = MetaWorldScene("drawer-close-v3", {"corner2": 84}, fast_render=True)
         other.place(0)
         other.images()
         other.close()

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
+from vla_rl import Context, Noise, Observation, SimEnv, StepWindows, WorldModel, build, load, to_numpy
 from vla_rl.runtime.messages.world_model import Recording
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 from vla_rl.toolkit.world_models.measures import gates, measure, play
 from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 
@@ -28,7 +28,7 @@ CHUNK = 4
 ROWS = 64
 
 
-def record(recorder: Recorder, env: SimEnv, policy: Any, rounds: int) -> tuple[int, int]:
+def record(recorder: EpisodeStore, env: SimEnv, policy: Any, rounds: int) -> tuple[int, int]:
     """Play the policy from train states. -> (episodes, successes)."""
     states, successes = env.reset_states("train"), 0
     rows = np.arange(env.num_envs)
@@ -74,7 +74,7 @@ def _recording(frames: list[Observation], parts: list[tuple[Any, Any, int]], sta
     )
 
 
-def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
+def draw(world: WorldModel, windows: StepWindows, file: Path, episodes: int = 6) -> None:
     """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
     replay = play(world, take_rows(windows, np.arange(episodes)))
     first = frames_of(windows, world.history - 1)
@@ -105,8 +105,8 @@ def main() -> None:
     }
     world = build("world_model", "edm", world_plugin.config(**keys), context)
     with tempfile.TemporaryDirectory() as folder:
-        shape = Shape.of(env.info, CHUNK)
-        recorder = Recorder(Path(folder), shape, capacity=options.episodes, spare=0)
+        shape = EpisodeShape.of(env.info, CHUNK)
+        recorder = EpisodeStore(Path(folder), shape, capacity=options.episodes, spare=0)
         began = perf_counter()
         episodes, successes = record(recorder, env, policy, options.episodes // ROWS)
         held = recorder.starts("first", held_out=True)

@@ -14,10 +14,10 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import EnvInfo, Rollout
-from vla_rl.runtime.driver.assembler import Gathered, find_samples, light_arrays
-from vla_rl.runtime.driver.minibatches import Share, share_out
-from vla_rl.runtime.messages.model_inputs import Heavy
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.driver.assembler import RolloutBatch, find_samples, light_arrays
+from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.messages.model_inputs import ModelInputs
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 
 BINS = 8
@@ -28,18 +28,18 @@ BINS = 8
 class Update:
     """An iteration's samples, and what each rank does with them."""
 
-    heavy: Heavy
+    heavy: ModelInputs
     light: Mapping[str, Any]
-    shares: list[Share]
+    shares: list[RankShard]
 
-    def train(self, learner: LearnerRole, rank: int = 0, step: int = 1) -> dict[str, Any]:
-        """The rank's optimiser steps. -> what `LearnerRole.update` returns."""
+    def train(self, learner: Learner, rank: int = 0, step: int = 1) -> dict[str, Any]:
+        """The rank's optimiser steps. -> what `Learner.update` returns."""
         own = self.shares[rank]
         light = {name: None if array is None else array[own.samples] for name, array in self.light.items()}
         heavy = self.heavy.take(own.samples) if len(own.samples) else None
         return learner.update(step, heavy, light, own.steps)
 
-    def train_in_parts(self, learner: LearnerRole, rank: int, step: int, parts: int) -> dict[str, Any]:
+    def train_in_parts(self, learner: Learner, rank: int, step: int, parts: int) -> dict[str, Any]:
         """The same, of one optimiser step, begun with parts of its samples."""
         of_ranks = [np.array_split(np.arange(len(share.steps[0].micro_batches)), parts) for share in self.shares]
         own = self.shares[rank]
@@ -73,17 +73,17 @@ def update_of(
     kept = take_columns(rollout, keep)
     columns = np.zeros(len(rollout.groups), np.int64)
     places = np.zeros(rollout.samples.shape, np.int64)
-    gathered = Gathered(rollout=rollout, places=places, workers=columns, numbers=columns)
+    gathered = RolloutBatch(rollout=rollout, places=places, workers=columns, numbers=columns)
     samples = find_samples(kept, keep, gathered)
     light = light_arrays(kept, algorithm.advantages(kept), samples)
     count, (chunk, tokens) = len(samples.steps), rollout.log_probs.shape[2:]
     rng = generator(rollout.step, "samples")
-    heavy = Heavy(
+    heavy = ModelInputs(
         obs=synthetic.observation(info, count, seed=rollout.step),
         actions=rng.standard_normal((count, chunk, info.action_dim), dtype=np.float32),
-        replay={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
+        extras={"tokens": rng.integers(0, BINS, (count, chunk, tokens))},
     )
-    shares = share_out(
+    shares = split_into_minibatches(
         np.zeros(count, np.int64) if lopsided else np.arange(count) % world,
         np.arange(count),
         light,

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl import Context, Observation, build, generator, load, to_numpy
 from vla_rl.runtime.messages.world_model import RecordedEpisode
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 
 CHUNK = 4
 STEPS = 16
@@ -61,10 +61,10 @@ def recordings(count: int, env: Any, longest: int) -> list[RecordedEpisode]:
     return found
 
 
-def recorder(folder: Path, count: int, size: int = 16, **settings: Any) -> Recorder:
+def recorder(folder: Path, count: int, size: int = 16, **settings: Any) -> EpisodeStore:
     """With that many episodes in it."""
     env = tabletop(min(count, 16), size)
-    shape = Shape.of(env.info, CHUNK)
-    made = Recorder(folder, shape, **{"capacity": count, "spare": 0, **settings})
+    shape = EpisodeShape.of(env.info, CHUNK)
+    made = EpisodeStore(folder, shape, **{"capacity": count, "spare": 0, **settings})
     made.add(recordings(count, env, shape.longest))
     return made

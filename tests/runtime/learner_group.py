@@ -18,9 +18,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
-from vla_rl.runtime.messages.learning import Asked, ImitationStep
-from vla_rl.runtime.messages.model_inputs import Heavy, Part
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.messages.learning import ImitationStep, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -92,7 +92,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
     model = wrap("model", DeepModel(), "deep", narrow)
     train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
-    role = LearnerRole(
+    role = Learner(
         model,
         algorithm,
         train,
@@ -117,7 +117,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.hold((heavy.obs, heavy.actions))
         losses.append(
-            role.imitate(
+            role.behaviour_cloning_update(
                 [
                     ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
                     for parts, all_ in zip(shares, whole, strict=True)
@@ -149,12 +149,12 @@ def learn(work: Work, rank: int, address: str) -> dict:
     }
 
 
-def score(role: LearnerRole, heavy: Heavy, rank: int, world: int) -> dict:
+def score(role: Learner, heavy: ModelInputs, rank: int, world: int) -> dict:
     """-> what this rank finds of its share of 10 samples, by place, of which the odd ones have final observations."""
     own = np.array_split(np.arange(10), world) if world == 1 else [np.arange(7), np.arange(7, 10)]
     passes = tuple(-(-max(map(len, parts)) // 2) for parts in (own, [part[part % 2 == 1] for part in own], own))
     places, ended = own[rank], own[rank][own[rank] % 2 == 1]
-    part = Part(places=places, heavy=heavy.take(places), ended=ended, finals=heavy.obs.take(ended + 10))
+    part = SampleBatch(places=places, heavy=heavy.take(places), ended=ended, finals=heavy.obs.take(ended + 10))
     role.receive(3, part, True)
 
     def batches(places):
@@ -162,7 +162,7 @@ def score(role: LearnerRole, heavy: Heavy, rank: int, world: int) -> dict:
 
     recorded = np.zeros((2, CHUNK, role.model.tokens_per_action), np.float32)
     found = role.score(
-        Asked(
+        ScoreRequest(
             values=batches(places),
             finals=batches(ended),
             log_probs=[(batch, recorded[: len(batch[1])]) for batch in batches(places)],

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing import ScriptedEnv
-from vla_rl.toolkit.data.samples import Held
+from vla_rl.toolkit.data.samples import InMemoryDataset
 
 
 @frozen(kw_only=True)
@@ -15,11 +15,11 @@ class RecordedConfig:
     rows: int = 32
 
 
-def build(config: RecordedConfig, context: Context) -> Held:
+def build(config: RecordedConfig, context: Context) -> InMemoryDataset:
     env = ScriptedEnv(config.rows, chunk=context.chunk)
     rows = np.arange(config.rows)
     states = np.array([state.id for state in env.reset_states("train")])[rows % len(env.reset_states("train"))]
-    return Held([(env.reset(rows, states, rows), env.expert_chunk())])
+    return InMemoryDataset([(env.reset(rows, states, rows), env.expert_chunk())])
 
 
 vla_rl_plugins = {"data": {"recorded": Plugin(config=RecordedConfig, build=build, summary="for tests")}}

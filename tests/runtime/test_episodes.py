@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.core.randomness import derived_seed
-from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedEnv, seen
 
@@ -23,7 +23,7 @@ def play(env, chunk, *, count=None, actions=None, **options):
     states, rows = env.reset_states("train"), env.num_envs
 
     def start(number, episode=0):
-        return Start(state=states[(number + episode * rows) % len(states)], number=number, episode=episode)
+        return EpisodeRequest(state=states[(number + episode * rows) % len(states)], number=number, episode=episode)
 
     def draw(ticket, episode):
         return start(ticket.number, episode)
@@ -172,7 +172,7 @@ def test_idle_rows_are_left_alone():
     env = ScriptedEnv(2, {}, max_steps=2, chunk=2)
     episodes = Episodes(env, name="scripted", seed=0, chunk=2)
     state = env.reset_states("eval")[0]
-    request = episodes.step(None, [Start(state=state, number=9, episode=1)])
+    request = episodes.step(None, [EpisodeRequest(state=state, number=9, episode=1)])
     assert request.positions.tolist() == [0] and request.numbers.tolist() == [9]
     request = episodes.step(np.zeros((1, 2, 2), np.float32))
     assert request.done and [(e.number, e.episode) for e in request.finished[0].episodes] == [(9, 1)]
@@ -198,7 +198,7 @@ def test_what_a_ticket_is_does_not_depend_on_the_rows():
         env = ScriptedEnv(rows, ends, max_steps=4, chunk=3)
         states = env.reset_states("train")
         episodes = Episodes(env, name="scripted", seed=7, chunk=3)
-        request = episodes.step(None, [Start(state=states[i], number=i) for i in range(7)])
+        request = episodes.step(None, [EpisodeRequest(state=states[i], number=i) for i in range(7)])
         found = {}
         while not request.done:
             request = episodes.step(np.zeros((len(request.positions), 3, 2), np.float32))
@@ -212,7 +212,7 @@ def test_a_row_prefers_a_ticket_of_its_own_task():
     env = ScriptedEnv(2, dict.fromkeys(range(8), (1, "success")), max_steps=9, chunk=1, num_tasks=2)
     episodes = Episodes(env, name="scripted", seed=7, chunk=1)
     states = env.reset_states("train")  # of tasks 0, 1, 0, 1, ...
-    request = episodes.step(None, [Start(state=states[i], number=i) for i in (0, 1, 3, 5, 2, 4)])
+    request = episodes.step(None, [EpisodeRequest(state=states[i], number=i) for i in (0, 1, 3, 5, 2, 4)])
     begun = [request.numbers.tolist()]
     while not request.done:
         request = episodes.step(np.zeros((len(request.positions), 1, 2), np.float32))

@@ -9,8 +9,8 @@ import pytest
 from attrs import evolve
 from imagined import CHUNK, STEPS, recorder, tabletop
 
-from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
-from vla_rl.runtime.workers.world_model.imagined_env import Imagination
+from vla_rl import Context, Noise, NotOffered, Observation, StepWindows, UserError, WorldModel, build, load, wrap
+from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import gates, measure
 
@@ -25,9 +25,9 @@ def recorded(tmp_path_factory):
     return recorder(tmp_path_factory.mktemp("recorded"), 48)
 
 
-def imagination(recorded, model: WorldModel, rows: int = 3, **settings: Any) -> Imagination:
+def imagination(recorded, model: WorldModel, rows: int = 3, **settings: Any) -> ImaginedEnv:
     info = tabletop(1).info
-    return Imagination(model, recorded, info, rows, **{"horizon": 4, **settings})
+    return ImaginedEnv(model, recorded, info, rows, **{"horizon": 4, **settings})
 
 
 def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
@@ -90,11 +90,11 @@ class Scripted(WorldModel):
     def fit(self, windows, noise):
         return {}
 
-    def imagine(self, windows: Windows, actions, noise) -> Observation:
+    def imagine(self, windows: StepWindows, actions, noise) -> Observation:
         images = {camera: frames[:, -1] + np.uint8(1) for camera, frames in windows.images.items()}
         return Observation(images=images, instructions=windows.instructions, state=windows.state[:, -1])
 
-    def outcome(self, windows: Windows, actions, after):
+    def outcome(self, windows: StepWindows, actions, after):
         return np.repeat(self.chances, len(actions), axis=0)
 
 
@@ -102,7 +102,7 @@ GOES_ON = [1.0] + [0.0] * 2 * CHUNK
 ACTIONS = np.zeros((3, CHUNK, 3), np.float32)
 
 
-def begin(env: Imagination, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
+def begin(env: ImaginedEnv, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     env.reset(np.arange(3), np.full(3, env.reset_states("train")[0].id), np.array(seeds))
 
 
@@ -196,7 +196,7 @@ def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> N
 def test_episodes_of_another_simulator_are_refused(recorded) -> None:
     other = tabletop(1, size=32).info
     with pytest.raises(UserError, match=r"holds episodes with cameras .*16.*, and the simulator has .*32.*; give"):
-        Imagination(Scripted(GOES_ON), recorded, other, 3, horizon=2)
+        ImaginedEnv(Scripted(GOES_ON), recorded, other, 3, horizon=2)
 
 
 def test_it_says_that_it_is_imagined(recorded) -> None:

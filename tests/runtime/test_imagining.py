@@ -31,11 +31,11 @@ from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.imagination import side_by_side
-from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
-from vla_rl.runtime.workers.world_model.recorder import Recorder
-from vla_rl.runtime.workers.world_model.worker import Practice, limited, spare_of
+from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.recorder import EpisodeStore
+from vla_rl.runtime.workers.world_model.worker import WorldModelWorker, limited, spare_of
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
 
@@ -142,7 +142,7 @@ def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
 ) -> None:
     """When the world model is fitted already, and episodes are recorded."""
     _, results, metrics = whole[world["type"]]
-    calls, original = [0], getattr(Practice, where)
+    calls, original = [0], getattr(WorldModelWorker, where)
 
     def stops(self, *arguments):
         calls[0] += 1
@@ -152,7 +152,7 @@ def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
 
     stops.__name__, stops.remote = where, getattr(original, "remote", None)
     with monkeypatch.context() as patch:
-        patch.setattr(Practice, where, stops)
+        patch.setattr(WorldModelWorker, where, stops)
         with pytest.raises(RunStopped, match="saved in"):
             practise(tmp_path, world_model=world)
     again, resumed = practise(tmp_path, True, world_model=world)
@@ -334,7 +334,7 @@ def test_the_step_limit_of_the_spec_is_that_of_the_world_model() -> None:
 
 
 def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) -> None:
-    made: Recorder = recorder(tmp_path, 96)
+    made: EpisodeStore = recorder(tmp_path, 96)
     held = made.starts("first", held_out=True)
     outcomes = made.windows(np.array([s.id for s in held]), history=1, rollout=4).outcomes.max(1)
     wins = int(((outcomes > 0) & (outcomes <= 4)).sum())
@@ -348,9 +348,11 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
 
 def test_rows_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
     spec = parse_spec(small())
-    practice = Practice(spec, tabletop(1).info, tmp_path, "cpu", (), beat=lambda: None, has_to_leave=lambda: False)
-    rows = ImaginedRows(practice, {0: 2}, bootstrap=True)
-    start = Start(state=ResetState(id=0, task="pick_red"), number=7, world=1)
+    practice = WorldModelWorker(
+        spec, tabletop(1).info, tmp_path, "cpu", (), beat=lambda: None, stop_requested=lambda: False
+    )
+    rows = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
+    start = EpisodeRequest(state=ResetState(id=0, task="pick_red"), number=7, world=1)
     with pytest.raises(RuntimeError, match="ticket 7 is of world model version 1, not 0"):
         rows.begin(0, "imagination", [start])
 

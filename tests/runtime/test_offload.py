@@ -15,8 +15,8 @@ from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.env.env_worker import EnvWorker
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
@@ -73,7 +73,7 @@ def roles_of(spec, assignment):
     """A simulator's and a learner's, as a worker makes them."""
     quiet = {"beat": lambda: None}
     env = ScriptedEnv(8)
-    sim = SimRole(
+    sim = EnvWorker(
         spec,
         {0: env},
         assignment.lanes,
@@ -84,7 +84,7 @@ def roles_of(spec, assignment):
         **quiet,
     )
     model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
-    return sim, LearnerRole(
+    return sim, Learner(
         model, algorithm, spec.train, name="linear", device="cpu", world=1, info=env.info, acting=True, **quiet
     )
 

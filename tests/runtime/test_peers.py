@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from vla_rl.runtime.comm import channel as module
-from vla_rl.runtime.comm.channel import Answering, Caller, Line, RayPeers
-from vla_rl.runtime.comm.shared_memory import here
+from vla_rl.runtime.comm.channel import Caller, Channel, RayPeers, RpcServer
+from vla_rl.runtime.comm.shared_memory import host_key
 
 
 class SimFault(RuntimeError):
@@ -33,10 +33,10 @@ def door(tmp_path):
 @pytest.fixture
 def ends(door):
     """(simulators, {policy worker: its line to them})."""
-    answering, lines = Answering(), {}
+    answering, lines = RpcServer(), {}
     for policy in (POLICY, OTHER):
-        assert answering.connect(policy, here(), door[1])
-        lines[policy] = Line(door[0].accept()[0])
+        assert answering.connect(policy, host_key(), door[1])
+        lines[policy] = Channel(door[0].accept()[0])
     yield answering, lines
     for line in [*lines.values(), *answering.lines.values()]:
         line.close()
@@ -82,9 +82,9 @@ def test_answers_come_in_the_order_of_calls(served):
 
 def test_lanes_that_work_at_the_same_time_answer_in_any_order(door):
     """A call that waits for the next one, and one that nobody waits for when the policy takes its leave."""
-    answering, begun, leaving = Answering(threads=3), threading.Event(), threading.Event()
-    assert answering.connect(POLICY, here(), door[1])
-    line = Line(door[0].accept()[0])
+    answering, begun, leaving = RpcServer(threads=3), threading.Event(), threading.Event()
+    assert answering.connect(POLICY, host_key(), door[1])
+    line = Channel(door[0].accept()[0])
 
     def call(role, method, number):
         if method == "wait":
@@ -120,9 +120,9 @@ def test_a_thread_that_breaks_leaves_nobody_waiting(door, monkeypatch):
         raise MemoryError("no room for the answer")
 
     monkeypatch.setattr(module, "_result", broken)
-    answering = Answering(threads=2)
-    assert answering.connect(POLICY, here(), door[1])
-    line = Line(door[0].accept()[0])
+    answering = RpcServer(threads=2)
+    assert answering.connect(POLICY, host_key(), door[1])
+    line = Channel(door[0].accept()[0])
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(answering.serve, POLICY, double)
         caller = Caller(line, lambda wait: serving.result(20) if wait or serving.done() else None)
@@ -243,7 +243,7 @@ def test_a_server_that_breaks_leaves_nobody_waiting(served, ends, monkeypatch):
 
 
 def test_only_workers_of_one_machine_have_a_line():
-    answering = Answering()
+    answering = RpcServer()
     assert not answering.connect(POLICY, None, "nowhere")
     assert not answering.connect(POLICY, ("another machine", 1), "nowhere")
     assert not answering.lines
@@ -251,7 +251,7 @@ def test_only_workers_of_one_machine_have_a_line():
 
 def test_the_first_answer_is_there_from_whichever_line_it_comes(served):
     slow, _other = socket.socketpair()
-    silent = Caller(Line(slow), lambda wait: None)
+    silent = Caller(Channel(slow), lambda wait: None)
     quick = served(double)
     peers = RayPeers.__new__(RayPeers)
     peers.ray = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))

@@ -16,11 +16,11 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import status_line
 from vla_rl.runtime.comm.backends import local, ray
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface
-from vla_rl.runtime.messages.reports import Count
-from vla_rl.runtime.placement.hardware import Device, describe
+from vla_rl.runtime.messages.reports import RolloutProgress
+from vla_rl.runtime.placement.hardware import WorkerDevice, describe
 from vla_rl.runtime.start import run, start
-from vla_rl.runtime.workers.host import Worker
-from vla_rl.runtime.workers.policy.progress import Progress
+from vla_rl.runtime.workers.host import WorkerHost
+from vla_rl.runtime.workers.policy.progress import ProgressCounter
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
 
@@ -78,7 +78,7 @@ def test_an_evaluation_by_itself_says_how_far_it_is(tmp_path, monkeypatch):
 
 
 def test_tickets_and_chunk_steps_are_counted():
-    progress = Progress()
+    progress = ProgressCounter()
     progress.begin()
 
     def note(lane: int, chunks: list[int], finished: int = 0) -> None:
@@ -86,14 +86,14 @@ def test_tickets_and_chunk_steps_are_counted():
 
     note(0, [0, 0])
     note(1, [0, 0])
-    assert progress.count() == Count(tickets=0, steps=0)
+    assert progress.count() == RolloutProgress(tickets=0, steps=0)
     note(0, [1, 1])
     note(1, [1, 0], finished=1)
-    assert progress.count() == Count(tickets=1, steps=3)
+    assert progress.count() == RolloutProgress(tickets=1, steps=3)
     note(0, [], finished=2)
-    assert progress.count() == Count(tickets=3, steps=1)
+    assert progress.count() == RolloutProgress(tickets=3, steps=1)
     progress.begin()
-    assert progress.count() == Count()
+    assert progress.count() == RolloutProgress()
 
 
 def assignments(*slots: Slot):
@@ -105,19 +105,19 @@ def test_devices_in_words():
     together = Slot(roles=("policy", "learner"), device="cuda", gpus=1.0)
     sim = Slot(roles=("sim",), device="cpu")
     apart = assignments(sim, sim, together, *[Slot(roles=("learner",), device="cuda", gpus=1.0)] * 3)
-    devices = [Device(), Device(), *(Device(i, H200) for i in (0, 1, 2, 4))]
+    devices = [WorkerDevice(), WorkerDevice(), *(WorkerDevice(i, H200) for i in (0, 1, 2, 4))]
     assert describe(apart, devices) == "sim cpu x2, policy cuda:0, learner cuda:0-2,4 (NVIDIA H200)"
     nodes = assignments(
         *(Slot(roles=("sim", "policy", "learner"), device="cuda", gpus=0.5, node=n) for n in ("a", "a", "b"))
     )
-    shared = [Device(0, H200), Device(0, H200), Device(1, "L40S")]
+    shared = [WorkerDevice(0, H200), WorkerDevice(0, H200), WorkerDevice(1, "L40S")]
     assert describe(nodes, shared).startswith("sim a:cuda:0 x2 + b:cuda:1, policy a:cuda:0 x2 + b:cuda:1, ")
     assert describe(nodes, shared).endswith(" (NVIDIA H200, L40S)")
     slots = assignments(
         Slot(roles=("sim", "policy", "learner"), index=0), Slot(roles=("sim", "policy", "learner"), index=1)
     )
     words = "sim cpu x2, policy cpu x2, learner cpu x2 (no GPU was found: devices are CPU slots)"
-    assert describe(slots, [Device(), Device()]) == words
+    assert describe(slots, [WorkerDevice(), WorkerDevice()]) == words
 
 
 def test_a_gpu_can_be_required(tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
     heard = []
-    monkeypatch.setattr(Worker, "beat", lambda worker, doing=None: heard.append(doing))
+    monkeypatch.setattr(WorkerHost, "beat", lambda worker, doing=None: heard.append(doing))
     runtime = start(parse_spec(scripted_spec()))
     heard.clear()
     try:

@@ -16,7 +16,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Chunk
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.comm.weight_sync import ALIGNED, Publisher, receive, swap_in
+from vla_rl.runtime.comm.weight_sync import ALIGNED, WeightPublisher, receive, swap_in
 from vla_rl.runtime.messages.learning import ImitationStep
 from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic
@@ -40,7 +40,7 @@ def load(model, published):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 def test_bits_arrive_as_they_were(kind):
     sender, receiver = pair_of_models(kind)
-    published = Publisher().publish(sender, 1, True)
+    published = WeightPublisher().publish(sender, 1, True)
     size = sum(p.numel() for p in sender.module.parameters()) * kind.itemsize
     assert size <= len(published.memory) < size + 2 * ALIGNED
     load(receiver, published)
@@ -52,7 +52,7 @@ def test_frozen_weights_are_not_sent():
     sender, receiver = pair_of_models()
     for model in (sender, receiver):
         model.module.policy.weight.requires_grad_(False)
-    published = Publisher().publish(sender, 1, True)
+    published = WeightPublisher().publish(sender, 1, True)
     assert [tensor.name for tensor in published.tensors] == ["policy.bias"]
     load(receiver, published)
     assert torch.equal(receiver.module.policy.bias, sender.module.policy.bias)
@@ -64,10 +64,10 @@ def test_a_version_that_does_not_fit_changes_nothing():
     wide = LinearModel(INFO, 3)
     before = [tensor.clone() for _, tensor in receiver.weights()]
     with pytest.raises(PluginError, match=r"'policy.bias' of version 7 .* sent \[72\] torch.float32, .* holds \[48\]"):
-        load(receiver, Publisher().publish(wide, 7, False))
+        load(receiver, WeightPublisher().publish(wide, 7, False))
     sender.module.policy.bias.requires_grad_(False)
     with pytest.raises(PluginError, match=r"'policy.bias' of version 8 does not fit: the learner sent nothing"):
-        load(receiver, Publisher().publish(sender, 8, False))
+        load(receiver, WeightPublisher().publish(sender, 8, False))
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, receiver.weights(), strict=True))
 
 
@@ -85,9 +85,9 @@ def test_checksums_name_the_parameter_that_differs():
     wrapper = LosesTheBias()
     wrapper.model = receiver
     seated = wrap("model", receiver, "linear", [("loses", wrapper)])
-    load(seated, Publisher().publish(sender, 4, False))
+    load(seated, WeightPublisher().publish(sender, 4, False))
     with pytest.raises(PluginError, match=r"'policy.bias' of version 4 .* 1 of its 48 numbers differ .*check_weights"):
-        load(seated, Publisher().publish(sender, 4, True))
+        load(seated, WeightPublisher().publish(sender, 4, True))
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_nothing_acts_with_half_a_version(slow):
     playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))
     playing.start()
     while playing.is_alive():
-        learn(slow, LearnerInterface.imitate, [step])
+        learn(slow, LearnerInterface.behaviour_cloning_update, [step])
         weights[slow.version + 1] = learn(slow, LearnerInterface.weights, False)[0]
         slow.version += 1
         slow.fleet.get_all(slow.fleet.publish(slow.version, True))
@@ -151,7 +151,7 @@ def test_nothing_acts_with_half_a_version(slow):
     for version in versions.unique().tolist():
         at = np.flatnonzero((versions == version).numpy())
         sampled = heavy.take(at)
-        chunk = Chunk(actions=sampled.actions, log_probs=None, replay=sampled.replay)
+        chunk = Chunk(actions=sampled.actions, log_probs=None, extras=sampled.extras)
 
         def difference(version: int, sampled=sampled, chunk=chunk, at=at) -> float:
             load(model, weights[version])

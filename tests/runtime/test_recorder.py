@@ -17,7 +17,7 @@ from imagined import CHUNK
 from vla_rl import EnvInfo, TaskInfo, UserError
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.world_model import recorder as module
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape, is_held_out
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore, is_held_out
 
 INFO = EnvInfo(
     cameras={"top": (2, 3)},
@@ -26,7 +26,7 @@ INFO = EnvInfo(
     action_high=(1.0, 1.0),
     tasks=(TaskInfo(name="reach", instruction="reach it", max_steps=15),),
 )
-SHAPE = Shape.of(INFO, CHUNK)
+SHAPE = EpisodeShape.of(INFO, CHUNK)
 
 
 def episode(number: int, length: int = 3) -> RecordedEpisode:
@@ -48,8 +48,8 @@ def episode(number: int, length: int = 3) -> RecordedEpisode:
     )
 
 
-def make(folder: Path, capacity: int = 8, spare: int = 4, held_out: float = 0.0, count: int = 0) -> Recorder:
-    made = Recorder(folder, SHAPE, capacity=capacity, spare=spare, held_out=held_out)
+def make(folder: Path, capacity: int = 8, spare: int = 4, held_out: float = 0.0, count: int = 0) -> EpisodeStore:
+    made = EpisodeStore(folder, SHAPE, capacity=capacity, spare=spare, held_out=held_out)
     made.add(episode(number) for number in range(count))
     return made
 
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused_before_it_is_recorded(tmp_path):
     made = make(tmp_path)
     with pytest.raises(UserError, match=r"5 chunks"):
         made.add([episode(0, 5)])
-    two = Recorder(tmp_path / "other", attrs.evolve(SHAPE, state_dim=2), capacity=1, spare=0)
+    two = EpisodeStore(tmp_path / "other", attrs.evolve(SHAPE, state_dim=2), capacity=1, spare=0)
     with pytest.raises(
         UserError, match=r"image-top is nothing, not uint8 \[4, 2, 3, 3\]; state is float32 \[4, 1\], not"
     ):
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused_before_it_is_recorded(tmp_path):
     with pytest.raises(UserError, match="recorded with other cameras, chunks or capacities; use another folder"):
         make(tmp_path, capacity=9)
     with pytest.raises(UserError, match="predicts frames, and this simulator has no cameras"):
-        Shape.of(EnvInfo(cameras={}, state_dim=1, action_low=(0.0,), action_high=(1.0,), tasks=INFO.tasks), 4)
+        EpisodeShape.of(EnvInfo(cameras={}, state_dim=1, action_low=(0.0,), action_high=(1.0,), tasks=INFO.tasks), 4)
     assert len(made) == 0
 
 

@@ -16,9 +16,9 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.driver.recordings import Marks
+from vla_rl.runtime.driver.recordings import RecordingSchedule
 from vla_rl.runtime.start import clone, evaluate, run
-from vla_rl.runtime.workers.env.recording import Spool
+from vla_rl.runtime.workers.env.recording import RecordingStore
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
 pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
@@ -183,18 +183,18 @@ def test_what_was_recorded_is_cloned(runs, tmp_path, rows):
 
 def test_the_first_tickets_of_a_step_are_marked():
     hook = {"what": "rollout", "every": 2, "max_episodes": 3}
-    marks = Marks(recorded_spec(hook=hook))
+    marks = RecordingSchedule(recorded_spec(hook=hook))
     assert [[marks.next(step) for _ in range(5)] for step in (1, 2, 4)] == [
         [False] * 5,
         [True] * 3 + [False] * 2,
         [True] * 3 + [False] * 2,
     ]
-    assert all(Marks(recorded_spec(hook={**hook, "only": "success"})).next(2) for _ in range(9))
-    assert not Marks(recorded_spec()).next(2)
+    assert all(RecordingSchedule(recorded_spec(hook={**hook, "only": "success"})).next(2) for _ in range(9))
+    assert not RecordingSchedule(recorded_spec()).next(2)
 
 
 def test_a_spool_is_emptied():
-    spool = Spool()
+    spool = RecordingStore()
     for number in range(3):
         spool.put((number, 0), {"of": number})
     assert spool.keys() == [(0, 0), (1, 0), (2, 0)] and spool.get((1, 0)) == {"of": 1}

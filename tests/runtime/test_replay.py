@@ -21,7 +21,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backends.local import LocalBackend
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.replay import Replay
+from vla_rl.runtime.driver.replay import ReplayIndex
 from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.start import start
 from vla_rl.testing import synthetic
@@ -50,7 +50,7 @@ def runtime(**changes):
 def played_out(section, *, steps=40, per_step=6, seed=0):
     """Steps with what filters leave of `per_step` groups, some of them void. -> (uses of each group, groups held after
     each step, ages at later uses, what is there in the end)."""
-    replay = Replay(section, section.capacity or (section.uses - 1) * per_step, seed)
+    replay = ReplayIndex(section, section.capacity or (section.uses - 1) * per_step, seed)
     rng = np.random.default_rng(seed)
     uses, depths, ages, first = Counter(), [], [], 0
     born = {}
@@ -101,7 +101,7 @@ def test_draws_are_keyed_by_seed_and_step():
     section = ReplaySpec(uses=2, sampling="uniform", capacity=60)
 
     def drawn(seed, step):
-        replay = Replay(section, section.capacity or (section.uses - 1) * 6, seed)
+        replay = ReplayIndex(section, section.capacity or (section.uses - 1) * 6, seed)
         replay.trained([], dict.fromkeys(range(60), 0))
         return replay.choose(step, 6)
 

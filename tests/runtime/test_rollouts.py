@@ -19,14 +19,14 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.comm.weight_sync import Publisher
+from vla_rl.runtime.comm.weight_sync import WeightPublisher
 from vla_rl.runtime.driver.assembler import assemble
 from vla_rl.runtime.driver.refresh import refreshed
-from vla_rl.runtime.messages.reports import Played
-from vla_rl.runtime.messages.requests import Finished, Mode, Request
+from vla_rl.runtime.messages.reports import TrajectoryResult
+from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.start import start
-from vla_rl.runtime.workers.learner.learner import LearnerRole
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 
@@ -35,14 +35,14 @@ PPO = {"group_size": 1, "episodes": 16}
 SHORT = {"before": False, "episodes_per_task": 1}
 
 
-ACTING = Mode(purpose="action", greedy=False, keep=True)
+ACTING = PolicyMode(purpose="action", greedy=False, keep=True)
 
 
 def request(obs, *, positions, numbers, versions):
     """What a lane asks for, at the first chunk of episodes, that has nothing else to say."""
     asking = np.stack([positions, numbers, numbers, 0 * numbers, 0 * numbers, versions])
     nothing = {"finished": (), "again": (), "steps": 0, "ending": 0, "waiting": 0, "seconds": 0.0, "env_steps": 0}
-    return Request(asking=asking, obs=obs, ended=np.zeros((2, 0), np.int64), final=None, **nothing)
+    return StepRequest(asking=asking, obs=obs, ended=np.zeros((2, 0), np.int64), final=None, **nothing)
 
 
 def learner_of(model, algorithm):
@@ -51,7 +51,7 @@ def learner_of(model, algorithm):
     judge = build("algorithm", algorithm, settings, Context(chunk=2))
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=4)
     about = {"name": "linear", "device": "cpu", "world": 1, "info": synthetic.env_info(), "acting": False}
-    return LearnerRole(model, judge, train, **about, beat=lambda: None)
+    return Learner(model, judge, train, **about, beat=lambda: None)
 
 
 class Alone:
@@ -183,7 +183,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
-    policy = PolicyRole(model, name="linear", seed=0, lag=2)
+    policy = PolicyWorker(model, name="linear", seed=0, lag=2)
     start = [(name, tensor.clone()) for name, tensor in model.weights()]
 
     def at(version):
@@ -205,7 +205,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     assert acting(0)[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
         donor.load_weights(at(version))
-        policy.load(version, Publisher().publish(donor, version, True))
+        policy.load(version, WeightPublisher().publish(donor, version, True))
         acted, tensors = acting(old)
         assert acted == old and policy.version == version
         for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
@@ -264,7 +264,7 @@ def played_under_a_lag(made):
     heavy = heavy_of(made, rollout)
     model = LinearModel(made.info, 2, values="chunk")
     model.load_weights(weights_of(made).items())
-    chunk = Chunk(actions=heavy.actions, log_probs=None, replay=heavy.replay)
+    chunk = Chunk(actions=heavy.actions, log_probs=None, extras=heavy.extras)
     scores = model.chunk_log_probs(heavy.obs, chunk)
     shape = rollout.samples.shape
     return rollout, scores.log_probs.detach().unflatten(0, shape), scores.values.detach().unflatten(0, shape)
@@ -315,7 +315,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     counts = without_scoring(monkeypatch)
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
-    policy = PolicyRole(model, name="linear", seed=0)
+    policy = PolicyWorker(model, name="linear", seed=0)
     obs = synthetic.observation(info, 3)
 
     def act(rows):
@@ -323,14 +323,14 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
         policy.act(ACTING, (0,), request(obs.take(rows), positions=rows, numbers=rows, versions=0 * rows - 1))
 
     act([0, 1, 2])
-    policy.load(1, Publisher().publish(donor, 1, True))
+    policy.load(1, WeightPublisher().publish(donor, 1, True))
     act([0, 2])
     played = []
     for number, length in enumerate([2, 1, 2]):
         flags = {name: np.zeros((length, 2), bool) for name in ("terminated", "truncated")}
         light = {"rewards": np.zeros((length, 2), np.float32), "valid": np.ones((length, 2), bool), **flags}
-        ended = Finished(number=number, light=light, episodes=(), frames=None)
-        played.append((0, Played(finished=ended, chosen=policy.results([ended], False)[0])))
+        ended = EnvTrajectory(number=number, light=light, episodes=(), frames=None)
+        played.append((0, TrajectoryResult(finished=ended, chosen=policy.results([ended], False)[0])))
     gathered = assemble(1, played, 1)
     recorded, nobody = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")
@@ -340,8 +340,8 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     fresh = refreshed(Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None).fresh_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
     assert torch.equal(fresh[1], recorded[1]) and not torch.isclose(fresh[0], recorded[0], atol=1e-4).all()
-    tokens = policy.store[0].heavy.replay["tokens"]
-    wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, replay={"tokens": tokens})).log_probs
+    tokens = policy.store[0].heavy.extras["tokens"]
+    wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, extras={"tokens": tokens})).log_probs
     np.testing.assert_allclose(fresh[0], wanted.detach(), rtol=1e-6)
     policy.release([0, 1])
     assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]

@@ -18,7 +18,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss, Plugin
 from vla_rl.runtime.driver import assembler
 from vla_rl.runtime.start import run
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
+from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 
 
 @attrs.frozen(kw_only=True)
@@ -88,13 +88,13 @@ def test_a_new_number_of_every_sample_is_one_line(tmp_path, monkeypatch):
     table = (*fields.ROLLOUT, Field(name="inference", dims="T N", source="policy", in_batch=True, fill=-1))
     for module in (fields, selection, assembler):
         monkeypatch.setattr(module, "ROLLOUT", table)
-    results = PolicyRole.results
+    results = PolicyWorker.results
 
     def with_inference(self, finished, framed):
         reported = results(self, finished, framed)
         return [light | {"inference": light["sample"] // 1000} for light in reported]
 
-    monkeypatch.setattr(PolicyRole, "results", with_inference)
+    monkeypatch.setattr(PolicyWorker, "results", with_inference)
     rollouts = []
     advantages = WithTarget.advantages
     monkeypatch.setattr(

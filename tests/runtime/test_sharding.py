@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.workers.learner.parallel.fsdp import Shards, shard
+from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel, shard
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 
@@ -166,4 +166,4 @@ def test_weights_of_several_types_in_a_block_are_refused():
     module = DeepModel().module
     module.blocks[1][0].bias.data = module.blocks[1][0].bias.data.bfloat16()
     with pytest.raises(UserError, match=r"has torch.bfloat16, torch.float32 in 'blocks.1'; set train.sharding: repl"):
-        Shards(module, module.blocks, "cpu", 2)
+        FullyShardedParallel(module, module.blocks, "cpu", 2)

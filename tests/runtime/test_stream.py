@@ -27,7 +27,7 @@ from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run, start
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.learner.learner import Learner
 
 LOTTERY = Path(__file__).parents[1] / "plugins" / "test_combinations.py"
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "slots"}}
@@ -48,7 +48,7 @@ class Parts(list):
 def piecemeal(monkeypatch):
     """Tickets come in one by one, about in the order of their numbers. -> samples of each part that learners trained
     on, filled by runs. AdamW gives gradients of 0 that rounding moves no size of their own."""
-    finished, feed, random = Driver.finished, LearnerRole.feed, Random(0)
+    finished, feed, random = Driver.finished, Learner.feed, Random(0)
     parts = Parts()
     held = parts.held
 
@@ -63,7 +63,7 @@ def piecemeal(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, eps=1e-3))
     monkeypatch.setattr(Driver, "finished", one)
-    monkeypatch.setattr(LearnerRole, "feed", counted)
+    monkeypatch.setattr(Learner, "feed", counted)
     return parts
 
 

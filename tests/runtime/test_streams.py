@@ -14,7 +14,7 @@ from scripted_runs import advance, scripted_spec, weights_in
 
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Plugin
-from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, seen
@@ -78,7 +78,8 @@ def segments(mode, count=4, left=()):
     )
     states, shown, finished = env.reset_states("train"), [], []
     tickets = [
-        Start(state=states[row], number=row, row=row, actions=np.zeros((0, 2, 2), np.float32)) for row in (4, 5, 6)
+        EpisodeRequest(state=states[row], number=row, row=row, actions=np.zeros((0, 2, 2), np.float32))
+        for row in (4, 5, 6)
     ]
     for number in range(count):
         episodes.clear()

@@ -7,11 +7,11 @@ from imagined import CHUNK, tabletop
 
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import to_numpy
-from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.env.world_model_recording import Recordings, Tap
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.runtime.workers.env.world_model_recording import WorldModelObserver, WorldModelRecordings
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 
 TICKETS = 9
 
@@ -36,12 +36,12 @@ class Stumbling:
         return {}
 
 
-def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, Finished], dict[tuple[int, int], np.ndarray]]:
+def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, EnvTrajectory], dict[tuple[int, int], np.ndarray]]:
     """Tickets that are played by the disturbed expert: recordings, what came of them, and what was seen."""
     recordings: dict[int, RecordedEpisode] = {}
-    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, watch=Tap(recordings))
+    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, watch=WorldModelObserver(recordings))
     states = env.reset_states("train")
-    request = episodes.step(None, [Start(state=states[n], number=n) for n in range(TICKETS)])
+    request = episodes.step(None, [EpisodeRequest(state=states[n], number=n) for n in range(TICKETS)])
     finished, seen = {}, {}
     while not request.done:
         pictures = request.obs.numpy().images["overhead"]
@@ -77,7 +77,7 @@ def test_every_ticket_is_recorded_as_it_was_played(tmp_path) -> None:
         assert recording.outcomes[-1] == (0 if not ended else 1 + last if won else 1 + CHUNK + last)
         ends.add((bool(ended), won))
     assert {(True, True), (True, False)} <= ends or {(True, True), (False, False)} <= ends
-    Recorder(tmp_path, Shape.of(env.info, CHUNK), capacity=TICKETS, spare=0).add(recordings.values())
+    EpisodeStore(tmp_path, EpisodeShape.of(env.info, CHUNK), capacity=TICKETS, spare=0).add(recordings.values())
 
 
 def test_of_a_row_that_broke_only_the_episode_that_counts_is_recorded() -> None:
@@ -91,7 +91,7 @@ def test_of_a_row_that_broke_only_the_episode_that_counts_is_recorded() -> None:
 
 
 def test_episodes_of_later_steps_wait_for_theirs() -> None:
-    recordings, made = Recordings(), played(tabletop(4))[0]
+    recordings, made = WorldModelRecordings(), played(tabletop(4))[0]
     recordings.ended.update({number: made[number] for number in sorted(made, reverse=True)})
     assert [episode.number for episode in recordings.take(5)] == [0, 1, 2, 3, 4, 5]
     assert [episode.number for episode in recordings.take(TICKETS)] == [6, 7, 8]

@@ -11,7 +11,7 @@ import pytest
 from vla_rl.core.plan import Slot, Window
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import tracing
-from vla_rl.runtime.comm.tracing import Event, Recorder
+from vla_rl.runtime.comm.tracing import CallRecorder, Event
 from vla_rl.runtime.driver import trace as module
 from vla_rl.runtime.driver.trace import Segment, Trace, causes, waits
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
@@ -34,13 +34,13 @@ def trace_of(assignments, monkeypatch, now=(0.0,)):
 
 
 def call(role, start, end, method="step", lane=0):
-    main = method in {"begin", "step", "act", "update", "imitate"}
+    main = method in {"begin", "step", "act", "update", "behaviour_cloning_update"}
     return Event(role, method, lane, float(start), float(end), main)
 
 
 def test_recorder_keeps_lanes_and_counts_what_it_drops(monkeypatch):
     monkeypatch.setattr(tracing, "HELD_EVENTS", 2)
-    recorder = Recorder()
+    recorder = CallRecorder()
     act, step, load = call("policy", 0.5, 0.6, "act", (0, 1)), call("sim", 0.6, 0.7), call("policy", 0.7, 0.8, "load")
     for event in (act, step, load):
         recorder.add(event)

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from vla_rl.runtime.comm import shared_memory as wire
-from vla_rl.runtime.comm.shared_memory import SMALL, Inbox, Outbox
+from vla_rl.runtime.comm.shared_memory import SMALL, SharedMemoryReader, SharedMemoryWriter
 
-pytestmark = pytest.mark.skipif(wire.here() is None, reason="no memory to share on this system")
+pytestmark = pytest.mark.skipif(wire.host_key() is None, reason="no memory to share on this system")
 
 
 def value_of(size: int, seed: int = 0) -> dict:
@@ -33,13 +33,13 @@ def shared_files() -> int:
 
 
 def test_small_values_are_in_the_message():
-    message = Outbox().put(value_of(SMALL // 2), shared=True)
+    message = SharedMemoryWriter().put(value_of(SMALL // 2), shared=True)
     assert isinstance(message, bytes) and len(message) > SMALL // 2
-    assert same(Inbox().take(message), value_of(SMALL // 2))
+    assert same(SharedMemoryReader().take(message), value_of(SMALL // 2))
 
 
 def test_arrays_of_large_values_go_through_shared_memory():
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     first = inbox.take(outbox.put(value_of(10**6), shared=True))
     message = outbox.put(value_of(10**6, seed=1), shared=True)
     assert len(message) < 4096
@@ -51,7 +51,7 @@ def test_arrays_of_large_values_go_through_shared_memory():
 
 def test_the_memory_has_no_name_and_is_given_back():
     before, names = shared_files(), set(Path("/dev/shm").iterdir())
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     for size in (10**6, 10**7):
         assert same(inbox.take(outbox.put(value_of(size), shared=True)), value_of(size))
     assert shared_files() > before and set(Path("/dev/shm").iterdir()) == names
@@ -63,7 +63,7 @@ def test_the_memory_has_no_name_and_is_given_back():
 
 def test_another_memory_is_never_taken_for_the_one_before():
     """As of a simulator that was started again."""
-    inbox, first, second = Inbox(), Outbox(), Outbox()
+    inbox, first, second = SharedMemoryReader(), SharedMemoryWriter(), SharedMemoryWriter()
     inbox.take(first.put(value_of(10**6), shared=True))
     first.close()
     assert same(inbox.take(second.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))
@@ -72,32 +72,32 @@ def test_another_memory_is_never_taken_for_the_one_before():
 
 def test_a_request_that_was_never_read_is_made_again():
     """As after a simulator elsewhere died: the round begins anew."""
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     outbox.put(value_of(10**6), shared=True)
     assert same(inbox.take(outbox.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))
 
 
 def test_without_shared_memory_the_value_itself_travels(monkeypatch):
     value, before = value_of(10**6), shared_files()
-    assert Outbox().put(value, shared=False) is value
+    assert SharedMemoryWriter().put(value, shared=False) is value
 
     def full(handle, offset, size):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert Outbox().put(value, shared=True) is value and shared_files() == before
-    assert Inbox().take(value) is value
+    assert SharedMemoryWriter().put(value, shared=True) is value and shared_files() == before
+    assert SharedMemoryReader().take(value) is value
 
 
 def test_a_message_says_where_its_arrays_are():
-    outbox = Outbox()
+    outbox = SharedMemoryWriter()
     shared = pickle.loads(outbox.put(value_of(10**6), shared=True))
     assert Path(shared.path).exists() and all(offset % wire.ALIGNMENT == 0 for offset, _ in shared.spans)
     outbox.close()
 
 
 def test_memory_of_copies_is_used_again_but_not_while_anybody_refers_to_it():
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     values = [value_of(4 * SMALL, seed) for seed in range(4)]
     kept = [inbox.take(outbox.put(value, shared=True)) for value in values]
     assert all(map(same, kept, values)) and len(inbox.pool.blocks) == 4
@@ -114,7 +114,7 @@ def test_memory_of_copies_is_used_again_but_not_while_anybody_refers_to_it():
 
 
 def test_memory_of_another_size_is_given_back():
-    outbox, inbox = Outbox(), Inbox()
+    outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     for size in (16, 4, 64):
         inbox.take(outbox.put(value_of(size * SMALL), shared=True))
         assert [block.nbytes for block in inbox.pool.blocks] == [size * SMALL]

@@ -71,33 +71,33 @@ RANGES = "the same parts of the ranges where bounds are others"
 @found_by("within the environment's bounds")
 class Unscaled(Changed):
     def sampled(self, chunk):
-        return attrs.evolve(chunk, actions=chunk.replay["raw"])
+        return attrs.evolve(chunk, actions=chunk.extras["raw"])
 
 
 @found_by("actions that fill the ranges of all their numbers about alike")
 class UnscaledButClipped(Changed):
     def sampled(self, chunk):
-        return attrs.evolve(chunk, actions=chunk.replay["raw"].clamp(self.low, self.high))
+        return attrs.evolve(chunk, actions=chunk.extras["raw"].clamp(self.low, self.high))
 
 
 @found_by(RANGES)
 class BoundsOfTheFirstNumber(Changed):
     def sampled(self, chunk):
         low, high = self.low[0], self.high[0]
-        actions = low + (chunk.replay["raw"] + 1) / 2 * (high - low)
+        actions = low + (chunk.extras["raw"] + 1) / 2 * (high - low)
         return attrs.evolve(chunk, actions=actions.clamp(self.low, self.high))
 
 
 @found_by(RANGES)
 class SymmetricBounds(Changed):
     def sampled(self, chunk):
-        return attrs.evolve(chunk, actions=(chunk.replay["raw"] * self.high).clamp(self.low, self.high))
+        return attrs.evolve(chunk, actions=(chunk.extras["raw"] * self.high).clamp(self.low, self.high))
 
 
 @found_by(RANGES)
 class ShiftedByTheLowerBoundAlone(Changed):
     def sampled(self, chunk):
-        return attrs.evolve(chunk, actions=(chunk.replay["raw"] + 1 + self.low).clamp(self.low, self.high))
+        return attrs.evolve(chunk, actions=(chunk.extras["raw"] + 1 + self.low).clamp(self.low, self.high))
 
 
 @found_by("sample_chunk (greedy): actions: expected within the environment's bounds")
@@ -105,7 +105,7 @@ class GreedyUnscaled(Gaussian):
     @torch.no_grad()
     def sample_chunk(self, obs, noise, greedy):
         chunk = super().sample_chunk(obs, noise, greedy)
-        return attrs.evolve(chunk, actions=3 * chunk.replay["raw"]) if greedy else chunk
+        return attrs.evolve(chunk, actions=3 * chunk.extras["raw"]) if greedy else chunk
 
 
 @found_by("about the same loss for the same parts of other ranges")
@@ -241,8 +241,8 @@ class ActionsTurned(Changed):
 @found_by("the log_probs recorded at sampling")
 class ScoresClippedActions(Gaussian):
     def chunk_log_probs(self, obs, chunk):
-        raw = torch.as_tensor(chunk.replay["raw"]).clamp(-1, 1)
-        return super().chunk_log_probs(obs, attrs.evolve(chunk, replay={"raw": raw}))
+        raw = torch.as_tensor(chunk.extras["raw"]).clamp(-1, 1)
+        return super().chunk_log_probs(obs, attrs.evolve(chunk, extras={"raw": raw}))
 
 
 @found_by("an entropy with gradient, as it moves with the weights")
@@ -287,7 +287,7 @@ class DropoutWhileScoring(Gaussian):
     def chunk_log_probs(self, obs, chunk):
         policy, values = self.forward(obs)
         mean = nn.functional.dropout(policy.mean, 0.1)
-        log_probs = Normal(mean, policy.stddev).log_prob(torch.as_tensor(chunk.replay["raw"])).sum(-1, keepdim=True)
+        log_probs = Normal(mean, policy.stddev).log_prob(torch.as_tensor(chunk.extras["raw"])).sum(-1, keepdim=True)
         return page.Scores(log_probs=log_probs, entropy=policy.entropy().sum(-1, keepdim=True), values=values)
 
 

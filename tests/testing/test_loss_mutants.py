@@ -148,7 +148,7 @@ class Grpo(Algorithm):
 class Impala(Reinforce):
     """Old data are weighed by a truncated ratio."""
 
-    corrects = True
+    off_policy = True
 
     def loss(self, scores, batch):
         log_probs = scores.log_probs.sum(-1)
@@ -160,7 +160,7 @@ class Decoupled(Grpo):
     """PPO around the policy before the step, weighed by that policy's ratio to what acted."""
 
     needs = frozenset({"groups", "fresh-log-probs"})
-    corrects = True
+    off_policy = True
     kl_coef = 0.0
 
     def log_ratio(self, scores, batch):
@@ -188,7 +188,7 @@ class Cispo(Grpo):
 class Aged(Reinforce):
     """Old data count less, by their age alone."""
 
-    corrects = True
+    off_policy = True
 
     def loss(self, scores, batch):
         weights = batch.weights * 0.5 ** batch.lag.float()[:, None]
@@ -445,12 +445,12 @@ class MeanMinusReturns(Grpo):
 
 @found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
 class SaysThatItCorrects(Reinforce):
-    corrects = True
+    off_policy = True
 
 
 @found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
 class RatioToItself(Reinforce):
-    corrects = True
+    off_policy = True
 
     def loss(self, scores, batch):
         ratio = (scores.log_probs - scores.log_probs.detach()).sum(-1).exp()
@@ -464,7 +464,7 @@ class FreshLogProbsUnused(Grpo):
 
 @found_by("corrects: expected True where fresh and recorded log_probs are compared, got False")
 class CorrectsInSecret(Decoupled):
-    corrects = False
+    off_policy = False
 
 
 IMPORTANCE = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5"

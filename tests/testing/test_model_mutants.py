@@ -130,8 +130,8 @@ class NextToken(LinearModel):
 
     def sample_chunk(self, obs, noise, greedy):
         chunk = super().sample_chunk(obs, noise, greedy)
-        tokens = (chunk.replay["tokens"] + 3) % self._bins
-        moved = attrs.evolve(chunk, actions=self.decode_actions(tokens), replay={"tokens": tokens})
+        tokens = (chunk.extras["tokens"] + 3) % self._bins
+        moved = attrs.evolve(chunk, actions=self.decode_actions(tokens), extras={"tokens": tokens})
         return attrs.evolve(moved, log_probs=self.chunk_log_probs(obs, moved).log_probs.detach())
 
 
@@ -174,7 +174,7 @@ class GreedyIsTheLeastLikely(LinearModel):
         log_probs = self._log_softmax(self._features(obs))
         tokens = log_probs.argmin(-1)
         return attrs.evolve(
-            chunk, actions=self.decode_actions(tokens), replay={"tokens": tokens}, log_probs=log_probs.amin(-1)
+            chunk, actions=self.decode_actions(tokens), extras={"tokens": tokens}, log_probs=log_probs.amin(-1)
         )
 
 

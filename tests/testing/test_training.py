@@ -11,8 +11,8 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.runtime.messages.model_inputs import Heavy
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.messages.model_inputs import ModelInputs
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import LinearModel, synthetic, train_on
 
 INFO = synthetic.env_info()
@@ -53,8 +53,8 @@ def test_it_does_what_a_learner_does(name):
     values = None if start.values is None else start.values.unflatten(0, shape)
     played = rollout.evolve(log_probs=start.log_probs.unflatten(0, shape), values=values)
     update = update_of(algorithm, played, INFO, micro_batch=1000)
-    update = attrs.evolve(update, heavy=Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay))
-    learner = LearnerRole(
+    update = attrs.evolve(update, heavy=ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras))
+    learner = Learner(
         other,
         algorithm,
         TrainSpec(steps=1, lr=LR, micro_batch=1000, max_grad_norm=None),

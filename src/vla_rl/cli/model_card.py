@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from vla_rl.cli.report.charts import SCREEN, success_chart
-from vla_rl.cli.report.gather import Gathered
+from vla_rl.cli.report.gather import ReportData
 from vla_rl.core.spec.yaml import dump
 
 WHITE = '<rect width="100%" height="100%" fill="white"/>'
@@ -23,7 +23,7 @@ DRAWN = tuple(f".{name} " for name in ("grid", "tick,", "line", "band", "eval", 
 """Beginnings of the rules that a chart needs."""
 
 
-def curve(run: Gathered) -> str:
+def curve(run: ReportData) -> str:
     """Success over training as a picture by itself (SVG)."""
     last = max((point.step for point in (*run.rollouts, *run.evaluations)), default=1)
     style = _text("report/style.css")
@@ -35,7 +35,7 @@ def curve(run: Gathered) -> str:
     return f"{head}><style>{FONT}{rules}</style>{WHITE}{rest}\n"
 
 
-def card(run: Gathered, step: int, title: str) -> str:
+def card(run: ReportData, step: int, title: str) -> str:
     """The README. `step`: of the checkpoint."""
     kinds = {part: _plain(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
     found = evaluation(run, step)
@@ -54,7 +54,7 @@ def card(run: Gathered, step: int, title: str) -> str:
     )
 
 
-def evaluation(run: Gathered, step: int) -> Mapping[str, Any] | None:
+def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
     """That of the checkpoint's step: success, and where the run ended with it, that of each task."""
     if run.results.get("steps") == step and run.results.get("success"):
         return run.results
@@ -77,7 +77,7 @@ def _front(title: str, kinds: Mapping[str, str], found: Mapping[str, Any] | None
     return front
 
 
-def _success(run: Gathered, found: Mapping[str, Any]) -> str:
+def _success(run: ReportData, found: Mapping[str, Any]) -> str:
     tasks = found.get("tasks") or {}
     rates = {
         "before training": run.results.get("before"),
@@ -99,7 +99,7 @@ def _success(run: Gathered, found: Mapping[str, Any]) -> str:
     return "\n".join([*table, "", said])
 
 
-def _command(run: Gathered) -> str:
+def _command(run: ReportData) -> str:
     arguments = run.environment.get("argv") or []
     return shlex.join(["vla-rl", *arguments[1:]]) if len(arguments) > 1 else "vla-rl run vla_rl_spec.yaml"
 

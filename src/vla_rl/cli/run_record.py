@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vla_rl.cli.report.gather import Gathered, gather
+from vla_rl.cli.report.gather import ReportData, gather
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec, load_spec
 from vla_rl.core.types import Array
@@ -26,7 +26,7 @@ class RunRecord:
     def __init__(self, folder: Path | str) -> None:
         """Raises UserError where the folder holds no run."""
         self.folder = Path(folder)
-        self._read: Gathered = gather(self.folder)
+        self._read: ReportData = gather(self.folder)
 
     def reload(self) -> RunRecord:
         """This run as it is by now."""

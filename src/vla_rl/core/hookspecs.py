@@ -169,7 +169,7 @@ class Algorithm(ABC):
 
     needs: frozenset[str] = frozenset()
     """Of "values", "fresh-values", "fresh-log-probs", "groups", "reference", "frames": provided, or refused early."""
-    corrects: bool = False
+    off_policy: bool = False
     """Data count by how old they are, and so may be trained on more than once."""
     scope: str = "step"
     """"group": rewards, filters and advantages of a group need no other. Else "step", or why and what to set."""

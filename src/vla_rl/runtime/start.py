@@ -23,7 +23,7 @@ from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.driver.measure import measure
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
-from vla_rl.runtime.workers.host import Worker
+from vla_rl.runtime.workers.host import WorkerHost
 
 
 def run(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def start(
 def backend_of(spec: Spec) -> Backend:
     """Make what hosts the workers of a spec: this process, or Ray."""
     if spec.runtime.backend == "local":
-        return LocalBackend(Worker)
-    return RayBackend(Worker, spec.runtime.address, spec.runtime.deadline_s)
+        return LocalBackend(WorkerHost)
+    return RayBackend(WorkerHost, spec.runtime.address, spec.runtime.deadline_s)
 
 
 def measure_roles(spec: Spec, cluster: Cluster) -> Profile:

@@ -19,7 +19,7 @@ Frame = str | bytes
 
 
 @frozen(kw_only=True)
-class Asked:
+class ClientRequest:
     """What a frame of a client wants."""
 
     request: Mapping[Any, Any] | None = None
@@ -53,7 +53,7 @@ class Dialect(ABC):
         return pack(self.about)
 
     @abstractmethod
-    def read(self, frame: Frame) -> Asked: ...
+    def read(self, frame: Frame) -> ClientRequest: ...
 
     @abstractmethod
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame: ...
@@ -66,8 +66,8 @@ class Dialect(ABC):
 class OpenPi(Dialect):
     """openpi's own: a map in, a map out."""
 
-    def read(self, frame: Frame) -> Asked:
-        return Asked(request=_map(frame))
+    def read(self, frame: Frame) -> ClientRequest:
+        return ClientRequest(request=_map(frame))
 
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
         policy_timing = {"infer_ms": timing["infer_ms"]}
@@ -104,16 +104,16 @@ class RoboArena(Dialect):
             }
         )
 
-    def read(self, frame: Frame) -> Asked:
+    def read(self, frame: Frame) -> ClientRequest:
         request = _map(frame)
         endpoint = request.pop("endpoint", "infer")
         if not isinstance(endpoint, str):
             raise FrameError("the endpoint is a text: infer or reset")
         if endpoint == "reset":
-            return Asked(reply="reset successful", begins=True)
+            return ClientRequest(reply="reset successful", begins=True)
         if endpoint != "infer":
             raise FrameError(f"there is no endpoint {endpoint!r:.80}; there are infer and reset")
-        return Asked(request=request)
+        return ClientRequest(request=request)
 
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:
         return pack({"actions": actions})
@@ -142,7 +142,7 @@ class VlaEval(Dialect):
     def greeting(self) -> None:
         return None
 
-    def read(self, frame: Frame) -> Asked:
+    def read(self, frame: Frame) -> ClientRequest:
         message = _map(frame)
         if lacking := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
             raise FrameError(f"the message lacks {', '.join(lacking)}")
@@ -151,16 +151,16 @@ class VlaEval(Dialect):
             raise FrameError("the type of a message is a text, its payload a map, and its seq a whole number")
         self.number = number
         if kind == "observation" and self.left:
-            return Asked(reply=self._envelope("action", actions=self.left.pop(0)))
+            return ClientRequest(reply=self._envelope("action", actions=self.left.pop(0)))
         if kind == "observation":
-            return Asked(request=payload)
+            return ClientRequest(request=payload)
         if kind in ("episode_start", "episode_end"):
             self.left = []
-            return Asked(begins=kind == "episode_start")
+            return ClientRequest(begins=kind == "episode_start")
         if kind == "hello":
-            return Asked(reply=self._envelope("hello", **self._hello()))
+            return ClientRequest(reply=self._envelope("hello", **self._hello()))
         if kind == "error":
-            return Asked()
+            return ClientRequest()
         raise FrameError(f"there is no message of type {kind!r:.80}")
 
     def answer(self, actions: Array, timing: Mapping[str, float]) -> Frame:

@@ -45,7 +45,7 @@ from vla_rl.serving.clients import (
     send_away,
     whose_place,
 )
-from vla_rl.serving.dialects import DIALECTS, Asked, Dialect, Frame
+from vla_rl.serving.dialects import DIALECTS, ClientRequest, Dialect, Frame
 from vla_rl.serving.policy import Key, Policy
 from vla_rl.toolkit.models.key_maps import KeyMap, has_encoded, read_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
@@ -77,7 +77,7 @@ Seen = tuple[Observation, Array]
 class _Request:
     """A frame that was read in full: the row to infer, or a reply that needs none."""
 
-    asked: Asked
+    asked: ClientRequest
     obs: Observation | None = None
     rest: Unexecuted | None = None
 
@@ -312,7 +312,7 @@ class PolicyServer:
             return self._row(asked, asked.request)
         return await loop.run_in_executor(self._readers, self._row, asked, asked.request)
 
-    def _row(self, asked: Asked, request: Mapping[Any, Any]) -> _Request:
+    def _row(self, asked: ClientRequest, request: Mapping[Any, Any]) -> _Request:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)

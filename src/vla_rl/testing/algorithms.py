@@ -38,7 +38,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     total and gradient in one piece as in micro-batches. Advantages rise with the rewards, at the right steps, and
     follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
     by its weight, with a gradient in every log-prob where a step has not gone too far yet (`losses.py`); old data count
-    as `corrects` says; metrics have names that are free (`toolkit/algorithms/result_checks.py`).
+    as `off_policy` says; metrics have names that are free (`toolkit/algorithms/result_checks.py`).
     `config`: of the plugin, when a `Plugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
@@ -82,16 +82,16 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
     """What an algorithm says of old data is what it does with them."""
     algorithm, f = loss.algorithm, loss.f
     by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
-    if algorithm.corrects:
+    if algorithm.off_policy:
         remedy = "weigh by exp(log_ratio) to batch.log_probs, by fresh_log_probs or by lag; or leave corrects False"
-        f.expect(by_age, "corrects", "old data that count otherwise than new ones", "the same loss", remedy)
+        f.expect(by_age, "off_policy", "old data that count otherwise than new ones", "the same loss", remedy)
     if "fresh-log-probs" not in algorithm.needs:
         return
     used = _matters(advantages, loss, "fresh_log_probs")
     f.expect(used, "needs", "a use of fresh_log_probs, as it has fresh-log-probs", "none", "leave it out of needs")
-    told = algorithm.corrects or not (used and by_age)
+    told = algorithm.off_policy or not (used and by_age)
     remedy = "say so, or the runtime refuses to train on data more than once"
-    f.expect(told, "corrects", "True where fresh and recorded log_probs are compared", "False", remedy)
+    f.expect(told, "off_policy", "True where fresh and recorded log_probs are compared", "False", remedy)
 
 
 def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:

@@ -10,7 +10,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.traces import Trace
+from vla_rl.testing.env_checks.traces import EnvTrace
 from vla_rl.testing.findings import Findings, built
 
 SECONDS = 60.0
@@ -93,9 +93,9 @@ def _play(
     whole_range: bool,
     another: Callable[[], SimEnv] | None,
 ) -> None:
-    section, starts, reference = player.findings.section, scenes.Starts(), arrangements.Reference()
-    first: dict[int, Trace] = {}
-    ended: list[Trace] = []
+    section, starts, reference = player.findings.section, scenes.StartChecks(), arrangements.Reference()
+    first: dict[int, EnvTrace] = {}
+    ended: list[EnvTrace] = []
     with section("first reset"):
         scenes.first_contact(player)
     with section("states"):

@@ -97,7 +97,7 @@ class LinearModel(VLAModel):
             actions=self.decode_actions(tokens),
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             values=self._critic(features),
-            replay={"tokens": tokens},
+            extras={"tokens": tokens},
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
@@ -105,7 +105,7 @@ class LinearModel(VLAModel):
         self._sample_latency.wait(times=len(obs))
         features = self._features(obs)
         log_probs = self._log_softmax(features)
-        tokens = torch.as_tensor(chunk.replay["tokens"], device=self._device)
+        tokens = torch.as_tensor(chunk.extras["tokens"], device=self._device)
         return Scores(
             log_probs=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
             entropy=-(log_probs.exp() * log_probs).sum(-1),

@@ -130,7 +130,7 @@ def check_behaviour(case: LossCase) -> None:
         _nothing,
         _invalid,
     ]
-    if case.algorithm.corrects:
+    if case.algorithm.off_policy:
         checks.append(_importance)
     if case.batch.values is not None:
         checks.append(_critic)

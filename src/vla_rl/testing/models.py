@@ -116,7 +116,7 @@ def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
         f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
         fine &= _array(case, chunk.values, _value_shape(case), f"{where}: values")
-    for name, array in chunk.replay.items():
+    for name, array in chunk.extras.items():
         fine &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
                          list(array.shape), "one entry for each row")  # fmt: skip
     graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))

@@ -106,7 +106,7 @@ def take(chunk: Chunk, rows: Array) -> Chunk:
         actions=to_numpy(chunk.actions)[rows],
         log_probs=to_numpy(chunk.log_probs)[rows],
         values=None if chunk.values is None else to_numpy(chunk.values)[rows],
-        replay={name: to_numpy(array)[rows] for name, array in chunk.replay.items()},
+        extras={name: to_numpy(array)[rows] for name, array in chunk.extras.items()},
     )
 
 
@@ -398,7 +398,7 @@ def _arguments(case: ModelCase) -> None:
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
     after = take(chunk, np.arange(case.rows))
     pairs = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
-    pairs += [(after.replay[name], kept.replay[name]) for name in after.replay]
+    pairs += [(after.extras[name], kept.extras[name]) for name in after.extras]
     same = all(np.array_equal(now, before) for now, before in pairs)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
 

@@ -44,7 +44,7 @@ class SimulatorFault(RuntimeError):
 
 
 @frozen(kw_only=True, eq=False)
-class Seen:
+class StampedFrame:
     """What a stamped image says, int64 [N] each: the run's row, its resets before this one, steps executed, state."""
 
     row: Array
@@ -53,11 +53,11 @@ class Seen:
     state: Array
 
 
-def seen(obs: Observation) -> Seen:
+def seen(obs: Observation) -> StampedFrame:
     """Read the stamp of a `ScriptedEnv(stamp=True)` observation: where each row was when the image was taken."""
     pixels = to_numpy(obs.images["main"])[:, 0, :4].astype(np.int64)
     numbers = pixels[..., 0] + 256 * pixels[..., 1] + 65536 * pixels[..., 2]
-    return Seen(row=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
+    return StampedFrame(row=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
 
 
 class ScriptedEnv(SimEnv):

@@ -51,7 +51,7 @@ def train_on(
     seen = attrs.evolve(
         batch.chunk,
         actions=pick(chunk.actions, samples),
-        replay={name: pick(tensor, samples) for name, tensor in chunk.replay.items()},
+        extras={name: pick(tensor, samples) for name, tensor in chunk.extras.items()},
     )
     batch = attrs.evolve(batch, obs=obs.take(samples), chunk=seen)
     if "reference" in algorithm.needs:

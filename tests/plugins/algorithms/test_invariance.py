@@ -14,7 +14,7 @@ from vla_rl.plugins.algorithms.grpo import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.algorithms.settings import SuccessFilter
@@ -67,7 +67,7 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
     gradients, results = [], []
     for rank in range(ranks):
         model = LinearModel(INFO, CHUNK, values=values)
-        learner = LearnerRole(
+        learner = Learner(
             model, algorithm, train, name="linear", device="cpu", world=1, info=INFO, acting=True, beat=lambda: None
         )
         learner.version, kept = 3, without_steps(learner)

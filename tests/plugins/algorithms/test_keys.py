@@ -130,14 +130,14 @@ def test_what_a_correction_needs(name):
 
     def asked(**keys):
         algorithm = plugin.build(plugin.config(**keys), Context())
-        return algorithm.corrects, algorithm.needs & {"fresh-values", "fresh-log-probs"}
+        return algorithm.off_policy, algorithm.needs & {"fresh-values", "fresh-log-probs"}
 
     assert asked() == (False, frozenset())
     assert asked(correction="decoupled") == asked(correction="truncated") == (True, {"fresh-log-probs"})
     assert asked(correction="decoupled", proximal="interpolate") == (True, frozenset())
     if name == "ppo":
         assert asked(correction="v-trace") == (True, {"fresh-values", "fresh-log-probs"})
-    assert gipo.plugin.build(gipo.plugin.config(), Context()).corrects  # by its trust weights
+    assert gipo.plugin.build(gipo.plugin.config(), Context()).off_policy  # by its trust weights
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import EnvInfo, Observation, TaskInfo
 from vla_rl.testing import check_data
 from vla_rl.testing.findings import CheckFailed
-from vla_rl.toolkit.data.samples import Windows, check_sample, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_sample, statistics
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
 
 CHUNK, STEPS = 3, 55
@@ -30,7 +30,7 @@ ENV = EnvInfo(
 class Sound(Demonstrations):
     def __init__(self) -> None:
         numbers = np.random.default_rng(0)
-        self.windows = Windows([STEPS], CHUNK)
+        self.windows = StepWindows([STEPS], CHUNK)
         self.images = numbers.integers(0, 256, (STEPS, 4, 4, 3), np.uint8)
         self.state, self.actions = numbers.random((STEPS, 2), np.float32), numbers.random((STEPS, 2), np.float32)
 

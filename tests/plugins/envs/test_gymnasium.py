@@ -19,7 +19,7 @@ from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
-from vla_rl.plugins.envs.gymnasium.settings import Camera, Wrapper
+from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
@@ -92,7 +92,7 @@ DOTS = {
     "id": "tests/Dots-v0",
     "instruction": "walk to the corner",
     "success": "is_success",
-    "camera": Camera(source="pixels", size=(20, 30)),
+    "camera": CameraSettings(source="pixels", size=(20, 30)),
     "state": "position",
     "action_low": (-0.5, -1.0),
     "action_high": (0.5, 1.0),
@@ -168,10 +168,10 @@ def test_pictures_state_and_bounds_of_a_dict_observation() -> None:
     assert np.array_equal(environment_of(env).actions[-1], [0.5, -1.0]), "clipped to the bounds given"
     assert env.info.action_low == (-0.5, -1.0) and env.info.tasks[0].max_steps == LIMIT
     assert env.info.notes == ("success in tests/Dots-v0 means info['is_success']",)
-    turned = make(camera=Camera(source="pixels", name="top", size=(30, 20), turn=90))
+    turned = make(camera=CameraSettings(source="pixels", name="top", size=(30, 20), turn=90))
     image = start(turned).images["top"][0]
     assert (image[:, :10] == 200).all() and (image[:, 11:19] == 0).all()
-    resized = make(camera=Camera(source="pixels", size=10))
+    resized = make(camera=CameraSettings(source="pixels", size=10))
     image = start(resized).images["main"][0]
     assert image.shape == (10, 10, 3) and (image[:4] == 200).all() and (image[6:9] == 0).all()
 
@@ -242,7 +242,7 @@ def test_wrappers_are_put_around_in_order() -> None:
                 kwargs={"render_only": False, "render_key": "seen", "obs_key": "car"},
             ),
         ),
-        "camera": Camera(source="seen", size=32),
+        "camera": CameraSettings(source="seen", size=32),
         "state": "car",
         "action_low": None,
         "action_high": None,
@@ -288,10 +288,10 @@ def test_bad_settings_are_refused(keys: str, message: str) -> None:
         ({"action_low": (0.0,), "action_high": (1.0,)}, "action_low has 1 numbers, and tests/Dots-v0 takes actions of 2"),
         ({"id": "Pendulum-v1", "action_low": (-3.0,), "action_high": (1.0,)}, "reach beyond what Pendulum-v1 takes"),
         ({"id": "tests/Endless-v0"}, "tests/Endless-v0 is registered without a step limit; give max_steps"),
-        ({"camera": Camera()}, "pictures come from render mode 'rgb_array'; tests/Dots-v0 was made with 'rgb_array' and has none\n"),
-        ({"camera": Camera(), "id": "Pendulum-v1", "kwargs": {"render_mode": "human"}}, "was made with 'human' and has human, rgb_array"),
-        ({"camera": Camera(source="pixel")}, r"camera.source: .* observes no 'pixel'; did you mean 'pixels'\?\n  keys: observation, "),
-        ({"camera": Camera(source="observation")}, r"is Box\(0, 255, \(4, 4\), uint8\), not a picture: uint8 .height, width, 3."),
+        ({"camera": CameraSettings()}, "pictures come from render mode 'rgb_array'; tests/Dots-v0 was made with 'rgb_array' and has none\n"),
+        ({"camera": CameraSettings(), "id": "Pendulum-v1", "kwargs": {"render_mode": "human"}}, "was made with 'human' and has human, rgb_array"),
+        ({"camera": CameraSettings(source="pixel")}, r"camera.source: .* observes no 'pixel'; did you mean 'pixels'\?\n  keys: observation, "),
+        ({"camera": CameraSettings(source="observation")}, r"is Box\(0, 255, \(4, 4\), uint8\), not a picture: uint8 .height, width, 3."),
         ({"state": "pixels"}, "state 'pixels' of tests/Dots-v0 is .*; a state is a Box of one dimension"),
         ({"kwargs": {"nois": 1}}, "cannot be made with these arguments: TypeError: .*unexpected keyword argument 'nois'"),
         ({"imports": ("no_such_module",)}, "imports: no module named 'no_such_module'"),
@@ -324,7 +324,12 @@ def test_trying_out_names_a_success_that_is_not_reported() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pygame", None)  # as if it were not installed
     env = make(
-        id="Pendulum-v1", success="terminated", camera=Camera(size=32), state=None, action_low=None, action_high=None
+        id="Pendulum-v1",
+        success="terminated",
+        camera=CameraSettings(size=32),
+        state=None,
+        action_low=None,
+        action_high=None,
     )
     with pytest.raises(UserError, match="Pendulum-v1 needs a package .*pip install .gymnasium.classic_control"):
         start(env)

@@ -33,11 +33,11 @@ class Pair(NamedTuple):
 def build(suite_name: str, index: int, **changes: Any) -> Any:
     """-> scene, suite."""
     os.environ.setdefault("MUJOCO_GL", "egl")
-    from vla_rl.plugins.envs.libero.scene import Scene
+    from vla_rl.plugins.envs.libero.scene import LiberoScene
     from vla_rl.plugins.envs.libero.suites import Suite
 
     suite = Suite(suite_name)
-    return Scene(suite.tasks[index], dict.fromkeys(FILMED, SIZE), **changes), suite
+    return LiberoScene(suite.tasks[index], dict.fromkeys(FILMED, SIZE), **changes), suite
 
 
 def pair_of(suite_name: str, index: int) -> Pair:

@@ -18,7 +18,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-from vla_rl.plugins.envs.maniskill.scene import Place, Scene
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs import vulkan as driver
@@ -327,7 +327,7 @@ class Several:
     """Simulators of one row each, in place of one with several rows, which only a GPU can have."""
 
     def __init__(self, recipe: Any, place: Any, num_envs: int) -> None:
-        self.scenes = [Scene(recipe, place) for _ in range(num_envs)]
+        self.scenes = [ManiSkillScene(recipe, place) for _ in range(num_envs)]
         self.recipe, self.num_envs, self.device = recipe, num_envs, torch.device("cpu")
         self.env = SimpleNamespace(scene=self)
 
@@ -416,7 +416,7 @@ def test_rows_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
 @pytest.mark.sim
 def test_a_batch_has_the_expert_too(env: Any) -> None:
     states = {split: env.reset_states(split) for split in ("train", "eval")}
-    one = BatchEnv(env.info, states, Scene(scene_of(env).recipe, Place()), Place(), CHUNK)
+    one = BatchEnv(env.info, states, ManiSkillScene(scene_of(env).recipe, Place()), Place(), CHUNK)
     result, rewards = demonstrate(one, states["train"][1].id)
     assert result.success.tolist() == [True] and rewards[-1] == 1.0
     assert isinstance(result.obs.images["base_camera"], torch.Tensor)

@@ -25,7 +25,7 @@ contracts = pytest.mark.parametrize(
 def denoised(model: Any, obs: Observation) -> torch.Tensor:
     """The likeliest actions, before they are scaled."""
     rows = len(obs)
-    found: torch.Tensor = model.sample_chunk(obs, noise(rows), True).replay["chain"][:, -1]
+    found: torch.Tensor = model.sample_chunk(obs, noise(rows), True).extras["chain"][:, -1]
     return found
 
 
@@ -43,5 +43,5 @@ def check_narrow(model: Any, full: Any, obs: Observation) -> None:
     assert torch.equal(scores.log_probs, chunk.log_probs)
     (scores.log_probs.sum() + scores.values.sum() + model.imitation_loss(obs, chunk.actions)).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.module.parameters() if p.requires_grad)
-    chain = full.sample_chunk(obs, noise(4), True).replay["chain"]
-    torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).replay["chain"], chain, rtol=0, atol=0.05)
+    chain = full.sample_chunk(obs, noise(4), True).extras["chain"]
+    torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).extras["chain"], chain, rtol=0, atol=0.05)

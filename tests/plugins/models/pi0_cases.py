@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.core.types import Context, EnvInfo, Observation
 from vla_rl.plugins.models.pi0 import Pi0Config, build
-from vla_rl.plugins.models.pi0.architecture import Sizes
+from vla_rl.plugins.models.pi0.architecture import PiSizes
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import prompt_text
 from vla_rl.testing import synthetic
@@ -21,7 +21,7 @@ from vla_rl.toolkit.models.prompts import train_tokenizer
 
 ENV = synthetic.env_info(bounds=((-1.0, 1.0),))
 CHUNK = 4
-REFERENCE_SIZES = Sizes(
+REFERENCE_SIZES = PiSizes(
     text_width=64, text_mlp=128, expert_width=32, expert_mlp=64, depth=3, heads=8, kv_heads=1, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=28, patch_size=14,
 )  # fmt: skip

@@ -31,7 +31,7 @@ def test_the_mean_over_denoising_steps(name: str) -> None:
     plugin, config, head = FLOW[name]
     given = config(preset="tiny", denoise_steps=3, value_head=head(reads="denoising"))
     model, obs = plugin.build(given, Context(env=ENV, chunk=CHUNK, values="chunk")), observation(3)
-    chain = model.sample_chunk(obs, noise(3), True).replay["chain"]
+    chain = model.sample_chunk(obs, noise(3), True).extras["chain"]
     with torch.no_grad():
         prefix, state = model._see(obs)
         each = [

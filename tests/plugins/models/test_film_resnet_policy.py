@@ -22,7 +22,7 @@ from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
 from vla_rl.plugins.models.film_resnet.network import places, waves
 from vla_rl.testing import check_model
-from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.lerobot import FeatureScale
 
 CPU = torch.device("cpu")
 
@@ -46,7 +46,7 @@ def test_scores_repeat_the_sampled_log_probs_exactly() -> None:
     scores = model.chunk_log_probs(obs, chunk)
     assert torch.equal(scores.log_probs, chunk.log_probs)
     assert torch.equal(scores.values, chunk.values)
-    assert torch.equal(model.decode_actions(chunk.replay["tokens"]), chunk.actions)
+    assert torch.equal(model.decode_actions(chunk.extras["tokens"]), chunk.actions)
 
 
 def test_other_batch_sizes_score_within_tolerance() -> None:
@@ -56,7 +56,7 @@ def test_other_batch_sizes_score_within_tolerance() -> None:
         part = Chunk(
             actions=chunk.actions[rows],
             log_probs=chunk.log_probs[rows],
-            replay={"tokens": chunk.replay["tokens"][rows]},
+            extras={"tokens": chunk.extras["tokens"][rows]},
         )
         scores = model.chunk_log_probs(obs.take(rows), part)
         torch.testing.assert_close(scores.log_probs, chunk.log_probs[rows], rtol=0, atol=1e-5)
@@ -64,13 +64,13 @@ def test_other_batch_sizes_score_within_tolerance() -> None:
 
 def test_greedy_takes_the_most_likely_bin() -> None:
     model, obs = policy(), observation(3)
-    tokens = model.sample_chunk(obs, noise(3), True).replay["tokens"]
+    tokens = model.sample_chunk(obs, noise(3), True).extras["tokens"]
     assert torch.equal(tokens, model._act(model.module, obs)[0].argmax(-1))
 
 
 def test_or_the_middle_of_the_probability() -> None:
     model, obs = policy(greedy="median"), observation(3)
-    tokens = model.sample_chunk(obs, noise(3), True).replay["tokens"]
+    tokens = model.sample_chunk(obs, noise(3), True).extras["tokens"]
     shares = model._act(model.module, obs)[0].exp().cumsum(-1)
     upto = shares.gather(-1, tokens[..., None])[..., 0]
     below = torch.where(tokens > 0, shares.gather(-1, (tokens[..., None] - 1).clamp(min=0))[..., 0], 0)
@@ -150,7 +150,7 @@ def test_waves_by_hand() -> None:
 
 
 def test_bins_reach_both_ends_and_the_middle() -> None:
-    codec = BinCodec(Scale(mode="MIN_MAX", values=((-2.0, 0.0), (2.0, 10.0)), dim=2), 5, CPU)
+    codec = BinCodec(FeatureScale(mode="MIN_MAX", values=((-2.0, 0.0), (2.0, 10.0)), dim=2), 5, CPU)
     bins = torch.tensor([[0, 0], [1, 1], [2, 2], [4, 4]])
     actions = torch.tensor([[-2.0, 0.0], [-1.0, 2.5], [0.0, 5.0], [2.0, 10.0]])
     torch.testing.assert_close(codec.decode(bins), actions)

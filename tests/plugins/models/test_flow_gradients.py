@@ -89,14 +89,14 @@ def plain_scores(
     """The plain network's weights, and what it says of the chunk: log-probs [B, C] and values [B]."""
     weights = {name: p.detach().double().requires_grad_() for name, p in public_parameters(model).items()}
     net = PLAIN[model.name](weights, *plain_inputs(model, obs))
-    chain = chunk.replay["chain"].double()
+    chain = chunk.extras["chain"].double()
     each = []
     for i in range(STEPS):
         said, hidden, velocity = net.run(chain[:, i], torch.full((len(obs),), 1 - i / STEPS))
         mean, std = transition(weights, method, LEVEL, STEPS, i, chain[:, i], hidden, velocity)
         each.append(density(chain[:, i + 1], mean, std)[:, :CHUNK, : ENV.action_dim].sum(-1))
     steps = torch.stack(each, 1)
-    log_probs = steps.sum(1) if every else steps[torch.arange(len(obs)), chunk.replay["step"]]
+    log_probs = steps.sum(1) if every else steps[torch.arange(len(obs)), chunk.extras["step"]]
     return weights, log_probs, value(weights, net, said)
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from reference_files import reference
 from vla_rl.plugins.models.gr00t.folder import QwenSizes
 from vla_rl.plugins.models.gr00t.head import bucket_of
-from vla_rl.plugins.models.gr00t.network import TIED, Prefix, QwenModule, empty_network, open_names, public_name
+from vla_rl.plugins.models.gr00t.network import TIED, GrootPrefix, QwenModule, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import Shape
-from vla_rl.toolkit.models.flow_matching import Schedule
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill
 
@@ -43,7 +43,7 @@ def data() -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def modules(data: dict[str, Tensor]) -> list[QwenModule]:
     """One for each row of the data, whose robots are different ones."""
-    network = empty_network(SIZES, Shape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
+    network = empty_network(SIZES, FlowShape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
     folder = reference("gr00t", "n1_7", "model.safetensors").parent
     fill(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
     rows = data["embodiment_id"].tolist()
@@ -72,7 +72,7 @@ class Rows:
         self.seen = first.network.backbone.read(frames, data["input_ids"], first._starts, first._images)
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
-        self.prefixes: list[Prefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
+        self.prefixes: list[GrootPrefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:
         parts = enumerate(zip(self.modules, self.prefixes, strict=True))
@@ -115,7 +115,7 @@ def test_velocity(data: dict[str, Tensor], rows: Rows) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("steps", [1, 4, 16])
 def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
-    schedule, x = Schedule(steps, 0.5, CPU, exact=True), data["noise"]
+    schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
         x = schedule.mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
@@ -126,7 +126,7 @@ def test_public_key_layout() -> None:
     wanted = json.loads(reference("gr00t", "n1_7", "keys_gr00t_n1_7_full.json").read_text())
     assert len(wanted) == 1031
     with torch.device("meta"):
-        network = empty_network(QwenSizes(), Shape(horizon=40, action_dim=132, state_dim=132))
+        network = empty_network(QwenSizes(), FlowShape(horizon=40, action_dim=132, state_dim=132))
     own = {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()}
     assert own == {name: shape for name, shape in wanted.items() if name not in TIED}
     assert sum(p.numel() for p in network.parameters()) == 3_144_016_000

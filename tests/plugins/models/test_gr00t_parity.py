@@ -11,19 +11,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.plugins.models.gr00t.folder import Sizes
+from vla_rl.plugins.models.gr00t.folder import GrootSizes
 from vla_rl.plugins.models.gr00t.head import bucket_of
-from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, Prefix, empty_network, open_names, public_name
+from vla_rl.plugins.models.gr00t.network import TIED, EagleModule, GrootPrefix, empty_network, open_names, public_name
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import Shape
-from vla_rl.toolkit.models.flow_matching import Schedule, log_density
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.flow_matching import FlowSchedule, log_density
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")
 HORIZON, ACTION = 6, 8
 UNEMBEDDINGS, EMBEDDINGS = next(iter(TIED.items()))
-SIZES = Sizes(
+SIZES = GrootSizes(
     text_width=64, text_mlp=128, text_depth=3, heads=4, kv_heads=2, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=28, patch_size=14,
     mixer_depth=2, mixer_heads=4, dit_depth=4, dit_heads=4, dit_head_dim=12, hidden=32, output=32,
@@ -35,7 +35,7 @@ SIZES = Sizes(
 @pytest.fixture(scope="module")
 def modules() -> list[EagleModule]:
     """One for each row of the data, whose robots are different ones."""
-    network = empty_network(SIZES, Shape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
+    network = empty_network(SIZES, FlowShape(horizon=HORIZON, action_dim=ACTION, state_dim=12))
     folder = reference("gr00t", "model.safetensors").parent
     fill(network, find_weights(folder, open_names), CPU, torch.float32, public_name=public_name)
     rows = load_file(reference("gr00t", "io.safetensors"))["embodiment_id"].tolist()
@@ -58,7 +58,7 @@ class Rows:
         self.seen = modules[0].look(pixels, data["input_ids"])
         mask = data["attention_mask"].bool()
         told = enumerate(modules)
-        self.prefixes: list[Prefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
+        self.prefixes: list[GrootPrefix] = [m.tell(self.seen[[i]], mask[[i]], data["state"][i]) for i, m in told]
 
     def hidden(self, x: Tensor, time: Tensor) -> Tensor:
         parts = enumerate(zip(self.modules, self.prefixes, strict=True))
@@ -114,7 +114,7 @@ def test_velocity_and_loss(modules: list[EagleModule], data: dict[str, Tensor], 
 @torch.no_grad()
 @pytest.mark.parametrize("steps", [1, 4, 16])
 def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
-    schedule, x = Schedule(steps, 0.5, CPU, exact=True), data["noise"]
+    schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
         x = schedule.mean(x, rows.velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
@@ -123,11 +123,11 @@ def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
 def test_the_original_counts_times_the_other_way() -> None:
     """Its steps are int(i / K * 1000); what RLinf writes in its time is what the toolkit does in ours."""
     for steps in range(1, 33):
-        told = bucket_of(Schedule(steps, 0.5, CPU, exact=True).time)
+        told = bucket_of(FlowSchedule(steps, 0.5, CPU, exact=True).time)
         assert told.tolist() == [int(i / steps * 1000) for i in range(steps)]
     steps, level, rng = 4, 0.7, torch.Generator().manual_seed(0)
     x, v, after = (torch.randn(2, 3, 5, generator=rng, dtype=torch.float64) for _ in range(3))
-    schedule, d = Schedule(steps, level, CPU, exact=True), 1 / steps
+    schedule, d = FlowSchedule(steps, level, CPU, exact=True), 1 / steps
     for i in range(steps):
         t = i * d
         s = level * ((1 - t) / (t or d)) ** 0.5
@@ -147,7 +147,7 @@ def test_public_key_layout() -> None:
     wanted = json.loads(reference("gr00t", "keys_gr00t_n1_5_full.json").read_text())
     assert len(wanted) == 899
     with torch.device("meta"):
-        network = empty_network(Sizes(), Shape(horizon=16, state_dim=64))
+        network = empty_network(GrootSizes(), FlowShape(horizon=16, state_dim=64))
     own = {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()}
     assert own == {name: shape for name, shape in wanted.items() if name != UNEMBEDDINGS}
     assert sum(p.numel() for p in network.parameters()) == 2_413_522_880

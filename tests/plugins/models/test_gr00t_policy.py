@@ -68,7 +68,7 @@ def test_nothing_is_made_on_another_device() -> None:
     is made elsewhere, or a look at a number, would be refused."""
     model, obs = policy(context={"values": "chunk", "device": "meta"}), observation(3)
     chunk = model.sample_chunk(obs, noise(3), False)
-    assert chunk.actions.is_meta and chunk.log_probs.is_meta and chunk.replay["chain"].is_meta
+    assert chunk.actions.is_meta and chunk.log_probs.is_meta and chunk.extras["chain"].is_meta
     trained = [p for p in model.module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     scores = model.chunk_log_probs(obs, chunk)
@@ -197,7 +197,7 @@ def test_a_robot_has_layers_of_its_own(official: Path, tmp_path: Path) -> None:
     one, two = (policy(checkpoint=str(folder), embodiment=tag) for tag in both)
     assert (one.module.row, two.module.row) == (31, 2)
     assert two.checkpoint.statistics.action.values[1] == (1.0, 1.0, 1.0)
-    a, b = (m.sample_chunk(observation(2), noise(2), True).replay["chain"][:, -1] for m in (one, two))
+    a, b = (m.sample_chunk(observation(2), noise(2), True).extras["chain"][:, -1] for m in (one, two))
     assert (a - b).abs().max() > 1e-4
     refused("has 2 embodiments; set model.embodiment: new_embodiment, libero", checkpoint=str(folder))
     refused("no embodiment 'libero_pand' in .*did you mean", checkpoint=str(folder), embodiment="libero_pand")

@@ -18,7 +18,7 @@ from reference_files import reference
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
-from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale
+from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -55,7 +55,7 @@ def test_greedy_tokens_and_actions_are_the_originals(
     tokens = index + original.first
     wanted = torch.stack([data["gen_tokens_0"], data["gen_tokens_1"]])
     assert torch.equal(tokens, wanted)
-    stats = Scale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
+    stats = ActionScale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
     codec = ActionCodec(stats, vocab_end=32000, bins=256, device=CPU, epsilon=0.0)
     actions = torch.stack([data["actions_0"], data["actions_1"]])
     assert torch.equal(codec.decode(tokens), actions.float())
@@ -131,7 +131,7 @@ def test_scores_are_the_sampled_log_probs(support: str, chunk: int) -> None:
     torch.testing.assert_close(scores.log_probs, sampled.log_probs, rtol=0, atol=1e-5)
     torch.testing.assert_close(scores.values, sampled.values, rtol=0, atol=1e-5)
     torch.testing.assert_close(model.values(obs), sampled.values, rtol=0, atol=1e-5)
-    assert sampled.replay["tokens"].shape == (5, chunk, 3)
+    assert sampled.extras["tokens"].shape == (5, chunk, 3)
 
 
 def test_rows_score_alike_in_any_batch() -> None:
@@ -142,7 +142,7 @@ def test_rows_score_alike_in_any_batch() -> None:
         one = Chunk(
             actions=sampled.actions[at],
             log_probs=sampled.log_probs[at],
-            replay={"tokens": sampled.replay["tokens"][at]},
+            extras={"tokens": sampled.extras["tokens"][at]},
         )
         scores = model.chunk_log_probs(obs.take(at), one)
         torch.testing.assert_close(scores.log_probs, sampled.log_probs[at], rtol=0, atol=1e-5)
@@ -150,7 +150,7 @@ def test_rows_score_alike_in_any_batch() -> None:
 
 def test_a_token_depends_on_those_before_it_only() -> None:
     model, obs = policy({"chunk": 2}), observation(3)
-    tokens = model.sample_chunk(obs, noise(3), False).replay["tokens"]
+    tokens = model.sample_chunk(obs, noise(3), False).extras["tokens"]
     base, _ = model._score(obs, tokens, model._see(obs))
     changed = tokens.clone()
     changed[:, 0, 2] = torch.where(changed[:, 0, 2] == 600, 700, 600)
@@ -164,7 +164,7 @@ def test_text_tokens_mean_the_nearest_action_and_are_scored_among_all_tokens() -
     narrow, wide = policy(), policy(log_prob_over="full_vocabulary")
     obs = observation(4)
     sampled = wide.sample_chunk(obs, noise(4), False)
-    tokens = sampled.replay["tokens"]
+    tokens = sampled.extras["tokens"]
     assert (tokens < 512).any()
     assert torch.equal(wide.decode_actions(torch.full((1, 1, 3), 5)), wide.decode_actions(torch.full((1, 1, 3), 512)))
     assert (

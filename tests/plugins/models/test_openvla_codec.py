@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale
-from vla_rl.plugins.models.openvla.prompts import Prompts, train_tokenizer
+from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
+from vla_rl.plugins.models.openvla.prompts import DecodingPrompts, train_tokenizer
 
 CPU = torch.device("cpu")
-UNIT = ActionCodec(Scale.between([-1.0], [1.0]), vocab_end=32000, bins=256, device=CPU)
+UNIT = ActionCodec(ActionScale.between([-1.0], [1.0]), vocab_end=32000, bins=256, device=CPU)
 
 
 def test_tokens_by_hand() -> None:
@@ -28,7 +28,7 @@ def test_tokens_by_hand() -> None:
 
 
 def test_dimensions_outside_the_mask_pass_unscaled() -> None:
-    codec = ActionCodec(Scale(q01=(0.0, 0.0), q99=(10.0, 10.0), mask=(True, False)), 32000, 256, CPU)
+    codec = ActionCodec(ActionScale(q01=(0.0, 0.0), q99=(10.0, 10.0), mask=(True, False)), 32000, 256, CPU)
     actions = torch.tensor([[7.5, 0.5]])
     tokens = codec.encode(actions)
     assert tokens[0, 0] == tokens[0, 1]
@@ -36,12 +36,14 @@ def test_dimensions_outside_the_mask_pass_unscaled() -> None:
 
 
 def test_statistics_without_a_mask_scale_everything() -> None:
-    assert Scale.read({"q01": [0, 0], "q99": [1, 1]}).mask == (True, True)
+    assert ActionScale.read({"q01": [0, 0], "q99": [1, 1]}).mask == (True, True)
 
 
 def test_gripper_of_rlds_data_sets() -> None:
     """0 closed, 1 open there; -1 open, +1 closed in the simulator."""
-    codec = ActionCodec(Scale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="rlds")
+    codec = ActionCodec(
+        ActionScale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="rlds"
+    )
     said = torch.tensor([[0.0, -0.4], [0.0, 0.3], [0.0, 0.9]], dtype=torch.float64)
     assert codec.restore(said).tolist() == [[0.5, 1.0], [0.5, 1.0], [0.5, -1.0]]
     actions = torch.tensor([[0.25, 1.0], [0.25, -1.0]])
@@ -52,7 +54,7 @@ def test_gripper_of_rlds_data_sets() -> None:
 
 def test_plain_openvla_restores_without_the_1e_8() -> None:
     unit = torch.tensor([[1.0]], dtype=torch.float64)
-    scale = Scale.between([0.0], [1e-7])
+    scale = ActionScale.between([0.0], [1e-7])
     plain, oft = (ActionCodec(scale, 32000, 256, CPU, epsilon=epsilon).restore(unit).item() for epsilon in (0.0, 1e-8))
     assert plain == pytest.approx(1e-7, rel=1e-6)
     assert oft == pytest.approx(1.1e-7, rel=1e-6)
@@ -65,7 +67,7 @@ def test_plain_openvla_restores_without_the_1e_8() -> None:
     at=st.lists(st.floats(0, 1), min_size=1, max_size=20),
 )
 def test_round_trip(low: float, span: float, at: list[float]) -> None:
-    codec = ActionCodec(Scale.between([low], [low + span]), vocab_end=768, bins=256, device=CPU)
+    codec = ActionCodec(ActionScale.between([low], [low + span]), vocab_end=768, bins=256, device=CPU)
     actions = torch.tensor([[low + span * x] for x in at], dtype=torch.float64)
     tokens = codec.encode(actions)
     assert int(tokens.min()) >= 512 and int(tokens.max()) < 768
@@ -84,9 +86,9 @@ def test_every_token_survives_but_the_one_that_shares_its_centre() -> None:
 TEXTS = ["push the red block", "Pick up the BLUE bowl, then stop"]
 
 
-def prompts(stop: bool = True) -> Prompts:
+def prompts(stop: bool = True) -> DecodingPrompts:
     sizes = preset_config("fast")
-    return Prompts(
+    return DecodingPrompts(
         train_tokenizer(TEXTS, sizes),
         placeholders=6,
         append_stop_token=stop,

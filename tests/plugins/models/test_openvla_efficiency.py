@@ -71,7 +71,7 @@ def test_features_of_acting_serve_training(plugin: Any, config: Any, dtype: str)
     chunk = model.sample_chunk(obs, noise(3), False)
     seen = calls(model.module.vla.vision_backbone)
     wanted = plain.chunk_log_probs(obs, plain.sample_chunk(obs, noise(3), False))
-    travelled = attrs.evolve(chunk, replay={name: to_numpy(t).copy() for name, t in chunk.replay.items()})
+    travelled = attrs.evolve(chunk, extras={name: to_numpy(t).copy() for name, t in chunk.extras.items()})
     got = model.chunk_log_probs(obs, travelled)
     assert not seen
     assert torch.equal(got.log_probs, wanted.log_probs)
@@ -87,7 +87,7 @@ def test_features_of_acting_serve_training(plugin: Any, config: Any, dtype: str)
 def test_features_of_a_trained_part_are_not_kept() -> None:
     with pytest.raises(ValueError, match="reuse_vision_features needs freeze_vision"):
         OpenVLAOFTConfig(preset="fast", reuse_vision_features=True)
-    assert set(policy(freeze_vision=True).sample_chunk(observation(1), noise(1), False).replay) == {"tokens"}
+    assert set(policy(freeze_vision=True).sample_chunk(observation(1), noise(1), False).extras) == {"tokens"}
 
 
 # ---------------------------------------------------------------------------------------------------------- the head
@@ -323,6 +323,6 @@ def test_reference_is_the_policy_before_training(plugin: Any, config: Any) -> No
 
 def test_reference_needs_adapters() -> None:
     model, obs = policy(), observation(1)
-    chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), replay={"tokens": np.full((1, CHUNK, 3), 600)})
+    chunk = Chunk(actions=expert(1), log_probs=np.zeros((1, CHUNK, 3)), extras={"tokens": np.full((1, CHUNK, 3), 600)})
     with pytest.raises(NotOffered, match="needs `lora`"):
         model.reference_log_probs(obs, chunk)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.images import ImageProcessor, resample, resize
+from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor, resample, resize
 
 CPU = torch.device("cpu")
 SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65, 64), (300, 41)]
@@ -49,7 +49,7 @@ def test_strategies_are_pillows(strategy: str, height: int, width: int) -> None:
     sizes = preset_config("fast")
     sizes.image_resize_strategy = strategy
     images = frames(height, width)
-    got = ImageProcessor(sizes, CPU, torch.float32, center_crop=False)([images])
+    got = OpenVLAImageProcessor(sizes, CPU, torch.float32, center_crop=False)([images])
     for image, ours in zip(images, got, strict=True):
         picture = Image.fromarray(image)
         if strategy == "resize-naive":

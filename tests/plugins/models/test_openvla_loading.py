@@ -20,7 +20,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
-from vla_rl.plugins.models.openvla.lora import MergedState
+from vla_rl.plugins.models.openvla.lora import MergedLoRAState
 from vla_rl.plugins.models.openvla.modeling import hollow_model
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models import networks
@@ -100,8 +100,8 @@ def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
 def test_saving_makes_one_shard_at_a_time(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At full size the merged weights do not fit a second time."""
     model, events = policy(checkpoint=str(saved), lora=LORA), []
-    read, write = MergedState.read, weights.save_file
-    monkeypatch.setattr(MergedState, "read", lambda self, name: (events.append("read"), read(self, name))[1])
+    read, write = MergedLoRAState.read, weights.save_file
+    monkeypatch.setattr(MergedLoRAState, "read", lambda self, name: (events.append("read"), read(self, name))[1])
     monkeypatch.setattr(weights, "save_file", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
     save_checkpoint(model.module, model.config, model.prompts.tokenizer, tmp_path, shard_bytes=200_000)
     assert events.count("write") > 3

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.openvla.architecture import preset_config
-from vla_rl.plugins.models.openvla.codec import ActionCodec, Scale, Scaler
-from vla_rl.plugins.models.openvla.images import ImageProcessor, center_crop
+from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale, ActionScaler
+from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor, center_crop
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_right_padded_batch_with_attention_to_everything(
 @pytest.mark.parametrize("name", ["same", "square", "wide"])
 def test_image_processor(strategy: str, name: str) -> None:
     images = load_file(reference("openvla", "image_processing.safetensors"))
-    process = ImageProcessor(tiny_config(image_resize_strategy=strategy), CPU, torch.float32, center_crop=False)
+    process = OpenVLAImageProcessor(tiny_config(image_resize_strategy=strategy), CPU, torch.float32, center_crop=False)
     got = process([images[f"img_{name}"][None].numpy()])[0]
     wanted = images[f"pv_{strategy}_{name}"]
     assert torch.equal(got, wanted)
@@ -97,13 +97,13 @@ def test_action_codec() -> None:
     def array(entry: Any) -> Tensor:
         return torch.tensor(entry["data"], dtype=torch.float64).view(entry["shape"])
 
-    restored = Scaler(Scale.read(bounds["stats"]), CPU).restore(array(bounds["normalized"]))
+    restored = ActionScaler(ActionScale.read(bounds["stats"]), CPU).restore(array(bounds["normalized"]))
     torch.testing.assert_close(restored, array(bounds["actions"]), rtol=0, atol=1e-7)
 
 
 def test_greedy_tokens_decode_to_the_original_actions(data: dict[str, Tensor]) -> None:
     stats = tiny_config().norm_stats["libero_tiny_no_noops"]["action"]
-    codec = ActionCodec(Scale.read(stats), vocab_end=32000, bins=256, device=CPU)
+    codec = ActionCodec(ActionScale.read(stats), vocab_end=32000, bins=256, device=CPU)
     for row in (0, 1):
         got = codec.decode(data[f"gen_tokens_{row}"])
         torch.testing.assert_close(got, data[f"actions_{row}"].float(), rtol=0, atol=1e-6)

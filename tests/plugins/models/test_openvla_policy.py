@@ -15,7 +15,7 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
-from vla_rl.plugins.models.openvla.prompts import Prompts
+from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.testing import check_model
 
 
@@ -43,8 +43,8 @@ def test_scores_repeat_the_sampled_log_probs_exactly() -> None:
     scores = model.chunk_log_probs(obs, chunk)
     assert torch.equal(scores.log_probs, chunk.log_probs)
     assert torch.equal(scores.values, chunk.values)
-    assert chunk.replay["tokens"].shape == (5, CHUNK, 3)
-    assert torch.equal(model.decode_actions(chunk.replay["tokens"]), chunk.actions)
+    assert chunk.extras["tokens"].shape == (5, CHUNK, 3)
+    assert torch.equal(model.decode_actions(chunk.extras["tokens"]), chunk.actions)
 
 
 def test_other_batch_sizes_score_within_tolerance() -> None:
@@ -53,7 +53,7 @@ def test_other_batch_sizes_score_within_tolerance() -> None:
     for row in range(6):
         at = np.array([row])
         one = Chunk(
-            actions=chunk.actions[at], log_probs=chunk.log_probs[at], replay={"tokens": chunk.replay["tokens"][at]}
+            actions=chunk.actions[at], log_probs=chunk.log_probs[at], extras={"tokens": chunk.extras["tokens"][at]}
         )
         scores = model.chunk_log_probs(obs.take(at), one)
         torch.testing.assert_close(scores.log_probs, chunk.log_probs[at], rtol=0, atol=1e-5)
@@ -64,7 +64,7 @@ def test_padding_changes_nothing() -> None:
     model, obs = policy(), observation(4).take(np.array([0, 2]))
     tokenizer, pad = model.prompts.tokenizer, model.config.pad_token_id
     common: dict[str, Any] = {"placeholders": CHUNK * 3, "append_stop_token": True, "pad_id": pad}
-    model.prompts = Prompts(tokenizer, device=torch.device("cpu"), **common)
+    model.prompts = DecodingPrompts(tokenizer, device=torch.device("cpu"), **common)
     assert model.prompts.rows(obs.instructions).mask is None
     chunk = model.sample_chunk(obs, noise(2), False)
     model.prompts.rows(["pick up the red block " * 5])
@@ -108,7 +108,7 @@ def test_read_only_and_device_arrays_are_taken() -> None:
 
 def test_greedy_takes_the_most_likely_token() -> None:
     model, obs = policy(), observation(3)
-    tokens = model.sample_chunk(obs, noise(3), True).replay["tokens"]
+    tokens = model.sample_chunk(obs, noise(3), True).extras["tokens"]
     assert torch.equal(tokens, model._act(obs)[0].argmax(-1) + model.codec.first)
 
 

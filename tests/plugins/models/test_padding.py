@@ -132,8 +132,8 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours(name: str) -> None:
     one = model.chunk_log_probs(alone, played)  # before the model knows the other instructions
     beside = _with_first(observation(3), alone)
     beside = attrs.evolve(beside, instructions=(beside.instructions[0], LONG, "push"))
-    replay = {key: torch.cat([torch.as_tensor(part)] * 3) for key, part in played.replay.items()}
-    three = model.chunk_log_probs(beside, attrs.evolve(played, replay=replay))
+    replay = {key: torch.cat([torch.as_tensor(part)] * 3) for key, part in played.extras.items()}
+    three = model.chunk_log_probs(beside, attrs.evolve(played, extras=replay))
     for found, wanted in (
         (three.log_probs, one.log_probs),
         (three.entropy, one.entropy),

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive
-from vla_rl.plugins.models.pi0.architecture import Sizes, network_config
+from vla_rl.plugins.models.pi0.architecture import PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
-from vla_rl.plugins.models.pi0.network import Prefix
+from vla_rl.plugins.models.pi0.network import PiPrefix
 from vla_rl.plugins.models.pi0.prompts import bins_of, prompt_text, state_text
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import Shape
-from vla_rl.toolkit.models.flow_matching import Schedule
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
-from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.lerobot import FeatureScale
 from vla_rl.toolkit.models.networks import fill
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.scaling import FeatureScaler
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def module() -> Pi05Module:
-    network = empty_adaptive(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
+    network = empty_adaptive(network_config(REFERENCE_SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8)))
     weights = find_weights(reference("pi05", "model.safetensors").parent, open_names)
     fill(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi05Module(network, PrefixValueHead(64, (16,), None, False, 0)).eval()
@@ -50,7 +50,7 @@ def inputs(data: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def prefix(module: Pi05Module, data: dict[str, Tensor]) -> Prefix:
+def prefix(module: Pi05Module, data: dict[str, Tensor]) -> PiPrefix:
     with torch.no_grad():
         return module.see(*inputs(data))
 
@@ -82,7 +82,7 @@ def test_what_the_critic_reads(module: Pi05Module, data: dict[str, Tensor], pads
 
 
 @torch.no_grad()
-def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: Prefix) -> None:
+def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix) -> None:
     hidden = module.denoise(prefix, data["state"], data["x_t"], data["time"])
     assert_same_up_to(16, hidden, data["suffix_out"])
     assert_same_up_to(16, module.velocity(hidden), data["velocity"])
@@ -92,8 +92,8 @@ def test_velocity_and_loss(module: Pi05Module, data: dict[str, Tensor], prefix: 
 
 @torch.no_grad()
 @pytest.mark.parametrize("steps", [1, 3, 4, 10])
-def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: Prefix, steps: int) -> None:
-    schedule, x = Schedule(steps, 0.5, CPU), data["noise"]
+def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix, steps: int) -> None:
+    schedule, x = FlowSchedule(steps, 0.5, CPU), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
         velocity = module.velocity(module.denoise(prefix, data["state"], x, schedule.time[index]))
         x = schedule.mean(x, velocity, index, None)
@@ -101,7 +101,9 @@ def test_samples(module: Pi05Module, data: dict[str, Tensor], prefix: Prefix, st
 
 
 @torch.no_grad()
-def test_a_camera_that_is_left_out_is_a_masked_one(module: Pi05Module, data: dict[str, Tensor], prefix: Prefix) -> None:
+def test_a_camera_that_is_left_out_is_a_masked_one(
+    module: Pi05Module, data: dict[str, Tensor], prefix: PiPrefix
+) -> None:
     pixels, ids, mask, shown = inputs(data)
     for row in range(2):
         alone = module.see(pixels[[row]][:, shown[row]], ids[[row]], mask[[row]])
@@ -136,7 +138,9 @@ def test_quantiles_are_openpis() -> None:
     """Also of a dimension that never moves, with 1e-6 for its width."""
     case = json.loads(reference("pi05", "prompts_norm.json").read_text())["quantile"]
     values = tuple(map(tuple, (case["q01"], case["q99"])))
-    scaler = Scaler(Scale(mode="QUANTILES", values=values, dim=8, eps=0.0, margin=1e-6), CPU, torch.float64)
+    scaler = FeatureScaler(
+        FeatureScale(mode="QUANTILES", values=values, dim=8, eps=0.0, margin=1e-6), CPU, torch.float64
+    )
     x, normalised = (torch.tensor(case[name], dtype=torch.float64) for name in ("x", "normalized"))
     torch.testing.assert_close(scaler.normalise(x, 8), normalised, rtol=1e-12, atol=1e-12)
     y, physical = (torch.tensor(case[name], dtype=torch.float64) for name in ("y", "unnormalized"))
@@ -149,6 +153,6 @@ def test_public_key_layout() -> None:
     assert len(wanted) == 813
     assert wanted.pop(TIED) == wanted[HEAD]
     with torch.device("meta"):
-        network = empty_adaptive(network_config(Sizes(), Shape(horizon=50)))
+        network = empty_adaptive(network_config(PiSizes(), FlowShape(horizon=50)))
     assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
     assert sum(p.numel() for p in network.parameters()) == 3_616_757_520

@@ -167,7 +167,7 @@ def test_lerobots_scale_is_the_files(openpi: Path, tmp_path: Path) -> None:
     save_file(moments, out / step["state_file"])
     wide = attrs.evolve(ENV, action_low=(-9.0,) * 3, action_high=(9.0,) * 3)
     chunk = policy(checkpoint=str(out), env=wide).sample_chunk(observation(2), noise(2), False)
-    torch.testing.assert_close(chunk.actions, chunk.replay["chain"][:, -1, :CHUNK, :3] * 2 + 1)
+    torch.testing.assert_close(chunk.actions, chunk.extras["chain"][:, -1, :CHUNK, :3] * 2 + 1)
 
 
 def test_the_demonstrations_scale_is_saved(openpi: Path, tmp_path: Path) -> None:

@@ -22,13 +22,13 @@ from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
-from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text
+from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
-from vla_rl.toolkit.models.lerobot import Scale
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.scaling import FeatureScaler
 
 CPU = torch.device("cpu")
 NORMALIZER = "policy_preprocessor_step_5_normalizer_processor.safetensors"
@@ -86,7 +86,7 @@ def test_openpi_is_read_and_written_as_lerobot(openpi: Path, tmp_path: Path) -> 
     one, two = (m.sample_chunk(obs, noise(3), False) for m in (model, again))
     assert torch.equal(one.actions, two.actions)
     assert torch.equal(one.log_probs, two.log_probs)
-    assert one.replay["chain"].shape == (3, 5, 10, 8), "the whole horizon and all dimensions are denoised"
+    assert one.extras["chain"].shape == (3, 5, 10, 8), "the whole horizon and all dimensions are denoised"
     assert one.actions.shape == (3, CHUNK, 3)
 
 
@@ -94,7 +94,7 @@ def test_openpi_statistics_scale_actions_and_state(openpi: Path) -> None:
     wide = attrs.evolve(ENV, action_low=(-9.0,) * 3, action_high=(9.0,) * 3)
     model, obs = policy(checkpoint=str(openpi), env=wide), observation(2)
     chunk = model.sample_chunk(obs, noise(2), False)
-    raw = chunk.replay["chain"][:, -1, :CHUNK, :3]
+    raw = chunk.extras["chain"][:, -1, :CHUNK, :3]
     wanted = raw * (torch.tensor([0.5, 0.4, 0.2]) + 1e-6) + torch.tensor([0.1, -0.2, 0.3])
     torch.testing.assert_close(chunk.actions, wanted, rtol=0, atol=1e-6)
     state = model._state(obs)
@@ -108,13 +108,13 @@ def test_log_probs_count_the_actions_that_the_simulator_takes(openpi: Path) -> N
     model, obs = policy(checkpoint=str(openpi)), observation(2)
     chunk = model.sample_chunk(obs, noise(2), False)
     base = model.chunk_log_probs(obs, chunk).log_probs
-    at = torch.arange(2), chunk.replay["step"] + 1
+    at = torch.arange(2), chunk.extras["step"] + 1
     for change, counts in (((slice(None), CHUNK, 0), False), ((slice(None), 0, 3), False), ((slice(None), 0, 2), True)):
-        chain = chunk.replay["chain"].clone()
+        chain = chunk.extras["chain"].clone()
         landed = chain[at]
         landed[change] += 0.5
         chain[at] = landed
-        other = attrs.evolve(chunk, replay={**chunk.replay, "chain": chain})
+        other = attrs.evolve(chunk, extras={**chunk.extras, "chain": chain})
         assert torch.equal(model.chunk_log_probs(obs, other).log_probs, base) != counts
 
 
@@ -174,16 +174,16 @@ def test_names_of_either_layout_are_opened() -> None:
     ],
 )
 def test_lerobots_normalisations(mode: str, values: Any, physical: float, scaled: float) -> None:
-    scaler = Scaler(Scale(mode=mode, values=values, dim=1), CPU)
+    scaler = FeatureScaler(FeatureScale(mode=mode, values=values, dim=1), CPU)
     got = scaler.normalise(torch.tensor([physical]), 3)
     torch.testing.assert_close(got, torch.tensor([scaled, 0, 0]))
     torch.testing.assert_close(scaler.restore(got), torch.tensor([physical]))
 
 
 def test_a_dimension_that_never_moves_stays_finite() -> None:
-    flat = Scaler(Scale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
+    flat = FeatureScaler(FeatureScale(mode="MIN_MAX", values=((2.0,), (2.0,)), dim=1), CPU)
     assert flat.normalise(torch.tensor([2.0]), 1).item() == -1
-    z = Scaler(Scale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
+    z = FeatureScaler(FeatureScale(mode="MEAN_STD", values=((2.0,), (0.0,)), dim=1), CPU)
     assert z.normalise(torch.tensor([2.0]), 1).item() == 0
 
 
@@ -331,7 +331,7 @@ def test_a_tokenizer_that_does_not_fit(openpi: Path, tmp_path: Path) -> None:
     Tokenizer(models.BPE()).save(str(tmp_path / "empty.json"))
     refused("no '<bos>'", checkpoint=str(openpi), tokenizer=str(tmp_path / "empty.json"))
     with pytest.raises(CheckpointError, match="another model's tokenizer"):
-        Prompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
+        PiPrompts(Tokenizer.from_file(str(file)), vocab=100, max_length=48, device=CPU, instructions=["push"])
 
 
 def test_half_precision_on_the_cpu() -> None:

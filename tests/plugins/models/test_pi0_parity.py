@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.plugins.models.pi0.architecture import Shape, Sizes, network_config
+from vla_rl.plugins.models.pi0.architecture import PiSizes, Shape, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
-from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
+from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density
+from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density
 from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ class Rows:
         self.module, self.data = module, data
         self.prefixes = [self._see(row) for row in range(2)]
 
-    def _see(self, row: int) -> Prefix:
+    def _see(self, row: int) -> PiPrefix:
         pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(3) if self.data[f"image_mask_{i}"][row]])
         return self.module.see(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
 
@@ -81,7 +81,7 @@ def test_flow_matching_loss(data: dict[str, Tensor], rows: Rows) -> None:
 @pytest.mark.parametrize("steps", [1, 4, 10])
 def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
     """The times are openpi's, added up in float32."""
-    schedule, x = Schedule(steps, 0.5, CPU), data["noise"]
+    schedule, x = FlowSchedule(steps, 0.5, CPU), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
         x = schedule.mean(x, rows.velocity(x, schedule.time[index]), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
@@ -112,7 +112,7 @@ def test_flow_sde_is_rlinfs(level: float) -> None:
     """Means and deviations as RLinf writes them: from the clean and the noise end of the velocity."""
     K, rng = 4, torch.Generator().manual_seed(0)
     x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
-    schedule, index = Schedule(K, level, CPU), torch.arange(K)
+    schedule, index = FlowSchedule(K, level, CPU), torch.arange(K)
     got = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool))
     grid = [1.0, 0.75, 0.5, 0.25, 0.0]
     for i, (t, d) in enumerate((t, 0.25) for t in grid[:-1]):
@@ -132,7 +132,7 @@ def test_flow_cps_exchanges_noise_for_as_much_new_noise(level: float) -> None:
     """Means and deviations as RLinf writes them; what is noise after a step is as much as at that time in training."""
     K, rng = 4, torch.Generator().manual_seed(0)
     x, v = torch.randn(K, 5, 3, generator=rng), torch.randn(K, 5, 3, generator=rng)
-    schedule, index = Schedule(K, level, CPU, method="flow_cps"), torch.arange(K)
+    schedule, index = FlowSchedule(K, level, CPU, method="flow_cps"), torch.arange(K)
     got, size = schedule.mean(x, v, index, torch.ones(K, dtype=torch.bool)), math.cos(math.pi * level / 2)
     for i, t in enumerate((1.0, 0.75, 0.5, 0.25)):
         clean, noisy, left = x[i] - v[i] * t, x[i] + v[i] * (1 - t), t - 0.25
@@ -143,7 +143,7 @@ def test_flow_cps_exchanges_noise_for_as_much_new_noise(level: float) -> None:
 
 
 def test_rows_that_are_not_noisy_follow_the_ode() -> None:
-    schedule, index = Schedule(4, 0.5, CPU), torch.tensor([1, 1])
+    schedule, index = FlowSchedule(4, 0.5, CPU), torch.tensor([1, 1])
     x, v = torch.randn(2, 3, 2), torch.randn(2, 3, 2)
     mean = schedule.mean(x, v, index, torch.tensor([True, False]))
     assert torch.equal(mean[1], schedule.mean(x, v, index, None)[1])
@@ -163,6 +163,6 @@ def test_public_key_layout() -> None:
     wanted = json.loads(reference("pi0", "keys_pi0_full.json").read_text())
     assert wanted.pop(TIED) == wanted[HEAD]
     with torch.device("meta"):
-        network = empty_network(network_config(Sizes(), Shape(horizon=50)))
+        network = empty_network(network_config(PiSizes(), Shape(horizon=50)))
     assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
-    assert Sizes.of_variants({}) == Sizes()
+    assert PiSizes.of_variants({}) == PiSizes()

@@ -19,7 +19,7 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config, ValueHeadConfig, plugin
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
-from vla_rl.plugins.models.pi0.prompts import Prompts
+from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
 
 FLOW_NOISE = NoiseConfig(method="flow_noise")
@@ -54,7 +54,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     chunk = model.sample_chunk(obs, noise(4), False)
     scores = model.chunk_log_probs(obs, chunk)
     assert torch.equal(scores.log_probs, chunk.log_probs)
-    assert {t.dtype for t in (chunk.actions, chunk.log_probs, chunk.values, *chunk.replay.values())} == {
+    assert {t.dtype for t in (chunk.actions, chunk.log_probs, chunk.values, *chunk.extras.values())} == {
         torch.float32, torch.int64,
     }  # fmt: skip
     (scores.log_probs.sum() + scores.values.sum() + model.imitation_loss(obs, chunk.actions)).backward()
@@ -67,8 +67,8 @@ def test_bfloat16(tmp_path: Path) -> None:
     model.save(tmp_path)
     again = policy(checkpoint=str(tmp_path), dtype="bfloat16")
     assert torch.equal(again.sample_chunk(obs, noise(4), False).actions, chunk.actions)
-    full = policy().sample_chunk(obs, noise(4), True).replay["chain"]
-    torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).replay["chain"], full, rtol=0, atol=0.03)
+    full = policy().sample_chunk(obs, noise(4), True).extras["chain"]
+    torch.testing.assert_close(model.sample_chunk(obs, noise(4), True).extras["chain"], full, rtol=0, atol=0.03)
 
 
 @pytest.mark.parametrize("method", [NoiseConfig(), EVERY_STEP, FLOW_NOISE, FLOW_CPS])
@@ -78,9 +78,9 @@ def test_scores_repeat_the_sampled_log_probs_exactly(method: NoiseConfig) -> Non
     scores = model.chunk_log_probs(obs, chunk)
     assert torch.equal(scores.log_probs, chunk.log_probs)
     assert torch.equal(scores.values, chunk.values)
-    assert chunk.replay["chain"].shape == (5, 5, CHUNK, 3)
+    assert chunk.extras["chain"].shape == (5, 5, CHUNK, 3)
     assert chunk.log_probs.shape == (5, CHUNK, 1)
-    stored = attrs.evolve(chunk, replay={name: t.numpy() for name, t in chunk.replay.items()})
+    stored = attrs.evolve(chunk, extras={name: t.numpy() for name, t in chunk.extras.items()})
     assert torch.equal(model.chunk_log_probs(obs, stored).log_probs, chunk.log_probs)
 
 
@@ -90,8 +90,8 @@ def test_other_batch_sizes_score_within_tolerance(method: NoiseConfig) -> None:
     chunk = model.sample_chunk(obs, noise(6), False)
     for row in range(6):
         at = np.array([row])
-        replay = {name: t[at] for name, t in chunk.replay.items()}
-        one = Chunk(actions=chunk.actions[at], log_probs=chunk.log_probs[at], replay=replay)
+        replay = {name: t[at] for name, t in chunk.extras.items()}
+        one = Chunk(actions=chunk.actions[at], log_probs=chunk.log_probs[at], extras=replay)
         scores = model.chunk_log_probs(obs.take(at), one)
         torch.testing.assert_close(scores.log_probs, chunk.log_probs[at], rtol=0, atol=2e-5)
 
@@ -110,7 +110,7 @@ def steps_of(model: Pi0Policy, obs: Any, chain: torch.Tensor) -> list[tuple[torc
 def test_one_step_is_stochastic_and_the_others_follow_the_ode() -> None:
     model, obs = policy(), observation(48)
     chunk = model.sample_chunk(obs, noise(48), False)
-    chain, step = chunk.replay["chain"], chunk.replay["step"]
+    chain, step = chunk.extras["chain"], chunk.extras["step"]
     assert set(step.tolist()) == {0, 1, 2, 3}
     for i, (velocity, _) in enumerate(steps_of(model, obs, chain)):
         euler = chain[:, i] - 0.25 * velocity
@@ -128,7 +128,7 @@ def test_the_last_step_of_flow_cps_is_never_stochastic() -> None:
     """Every chunk has a density: the stochastic step is one of the others."""
     model, obs = policy(noise=FLOW_CPS), observation(48)
     chunk = model.sample_chunk(obs, noise(48), False)
-    chain, step = chunk.replay["chain"], chunk.replay["step"]
+    chain, step = chunk.extras["chain"], chunk.extras["step"]
     assert set(step.tolist()) == {0, 1, 2}
     for i, (velocity, _) in enumerate(steps_of(model, obs, chain)):
         t, left, angle = 1 - i / 4, 0.75 - i / 4, math.pi * 0.7 / 2
@@ -149,7 +149,7 @@ def test_flow_noise_adds_up_every_step() -> None:
     model, obs = policy(noise=NoiseConfig(method="flow_noise", std_range=(0.05, 0.5))), observation(3)
     model.module.noise_head.layers[-1].bias.copy_(torch.tensor([-2.0, 0.0, 2.0]))
     chunk = model.sample_chunk(obs, noise(3), False)
-    chain = chunk.replay["chain"]
+    chain = chunk.extras["chain"]
     log_probs, entropy, seen = torch.zeros(3, CHUNK, 1), torch.zeros(3, CHUNK, 1), []
     for i, (velocity, hidden) in enumerate(steps_of(model, obs, chain)):
         std = model.module.noise_head(hidden)
@@ -179,7 +179,7 @@ def test_temperature_is_the_density_to_a_power() -> None:
 def test_greedy_follows_the_ode(start: str) -> None:
     model, obs = policy(greedy_start=start), observation(3)
     chunk = model.sample_chunk(obs, noise(3), True)
-    chain = chunk.replay["chain"]
+    chain = chunk.extras["chain"]
     assert bool((chain[:, 0] == 0).all()) == (start == "zeros")
     assert torch.equal(chain[0, 0], chain[2, 0])
     for i, (velocity, _) in enumerate(steps_of(model, obs, chain)):
@@ -242,10 +242,10 @@ def test_critic_reads_the_observation_alone() -> None:
 
 def test_all_inputs_matter() -> None:
     model, obs = policy(), observation(2)
-    base = model.sample_chunk(obs, noise(2), True).replay["chain"][:, -1]
+    base = model.sample_chunk(obs, noise(2), True).extras["chain"][:, -1]
     others = changed(obs)
     for other in others:
-        assert (model.sample_chunk(other, noise(2), True).replay["chain"][:, -1] - base).abs().max() > 1e-5
+        assert (model.sample_chunk(other, noise(2), True).extras["chain"][:, -1] - base).abs().max() > 1e-5
     blind = policy(use_state=False)
     assert torch.equal(*(blind.sample_chunk(o, noise(2), True).actions for o in (obs, others[2])))
 
@@ -255,7 +255,7 @@ def test_padding_changes_nothing() -> None:
     chunk = model.sample_chunk(obs, noise(4), False)
     common: dict[str, Any] = {"vocab": 512, "max_length": 48, "device": torch.device("cpu")}
     width = model.prompts.rows(obs.instructions)[0].shape[1]
-    model.prompts = Prompts(model.prompts.tokenizer, full_width=True, **common)
+    model.prompts = PiPrompts(model.prompts.tokenizer, full_width=True, **common)
     assert model.prompts.rows(obs.instructions)[0].shape[1] == 48 > width
     torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs, chunk.log_probs, rtol=0, atol=2e-5)
 

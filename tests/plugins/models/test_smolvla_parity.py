@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.plugins.models.smolvla.folder import Sizes, mlp_width
-from vla_rl.plugins.models.smolvla.network import Prefix, SmolVLAModule, empty_network
+from vla_rl.plugins.models.smolvla.folder import SmolVLASizes, mlp_width
+from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix, empty_network
 from vla_rl.toolkit.models.checkpoints import find_weights
-from vla_rl.toolkit.models.flow_checkpoint import Shape
-from vla_rl.toolkit.models.flow_matching import Schedule
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
+from vla_rl.toolkit.models.flow_matching import FlowSchedule
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.networks import fill
 
 CPU = torch.device("cpu")
-SIZES = Sizes(
+SIZES = SmolVLASizes(
     text_width=64, text_mlp=128, expert_width=48, expert_mlp=256, depth=4, heads=4, kv_heads=2, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=32, patch_size=8, shuffle=2,
 )  # fmt: skip
@@ -29,7 +29,7 @@ SIZES = Sizes(
 
 @pytest.fixture(scope="module")
 def module() -> SmolVLAModule:
-    network = empty_network(SIZES, Shape(horizon=10, action_dim=8, state_dim=8))
+    network = empty_network(SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8))
     folder = reference("smolvla", "model.safetensors").parent
     fill(network, find_weights(folder, lambda names: {n: n.removeprefix("model.") for n in names}), CPU, torch.float32)
     return SmolVLAModule(network, (10, 8), PrefixValueHead(64, (16,), None, False, 0)).eval()
@@ -47,7 +47,7 @@ class Rows:
         self.module, self.data = module, data
         self.prefixes = [self._see(row) for row in range(2)]
 
-    def _see(self, row: int) -> Prefix:
+    def _see(self, row: int) -> SmolVLAPrefix:
         pixels = torch.stack([self.data[f"image_{i}"][row] for i in range(2) if self.data[f"image_mask_{i}"][row]])
         seen = self.module.look(pixels[None], self.data["tokens"][[row]], self.data["token_mask"][[row]])
         return self.module.tell(seen, self.data["state"][[row]])
@@ -101,7 +101,7 @@ def test_velocity_and_loss(module: SmolVLAModule, data: dict[str, Tensor], rows:
 @torch.no_grad()
 @pytest.mark.parametrize("steps", [1, 4, 10])
 def test_samples(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows, steps: int) -> None:
-    schedule, x = Schedule(steps, 0.5, CPU, exact=True), data["noise"]
+    schedule, x = FlowSchedule(steps, 0.5, CPU, exact=True), data["noise"]
     for index in torch.arange(steps)[:, None].expand(-1, 2):
         x = schedule.mean(x, module.velocity(rows.hidden(x, schedule.time[index])), index, None)
     assert_same_up_to(32, x, data[f"sampled_{steps}"])
@@ -111,8 +111,8 @@ def test_public_key_layout() -> None:
     wanted = json.loads(reference("smolvla", "keys_smolvla_full.json").read_text())
     assert len(wanted) == 500
     with torch.device("meta"):
-        network = empty_network(Sizes(), Shape(horizon=50))
+        network = empty_network(SmolVLASizes(), FlowShape(horizon=50))
     assert {name: list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
     assert sum(p.numel() for p in network.parameters()) == 450_046_176
-    assert Sizes.of_config({}) == Sizes()
+    assert SmolVLASizes.of_config({}) == SmolVLASizes()
     assert (mlp_width(720), mlp_width(48)) == (2048, 256)

@@ -75,7 +75,7 @@ def play(policy: Any, obs: Observation) -> list[torch.Tensor]:
     """Act, score, clone, take a step of the optimiser. -> what came out."""
     chunk = policy.sample_chunk(obs, noise(ROWS), False)
     greedy = policy.sample_chunk(obs, noise(ROWS), True)
-    carried = attrs.evolve(chunk, replay={name: t.cpu().numpy() for name, t in chunk.replay.items()})
+    carried = attrs.evolve(chunk, extras={name: t.cpu().numpy() for name, t in chunk.extras.items()})
     scores, values = policy.chunk_log_probs(obs, carried), policy.values(obs)
     demonstrated = greedy.actions.cpu().numpy()
     loss = scores.log_probs.mean() + scores.entropy.mean() + (scores.values**2).mean()

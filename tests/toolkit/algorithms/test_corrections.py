@@ -17,7 +17,7 @@ from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import NotFiniteError, ShapeError
-from vla_rl.toolkit.algorithms.corrections import interpolated, step_log_weights, v_trace, without_dropped
+from vla_rl.toolkit.algorithms.corrections import interpolated, renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import by_action, steps_of
 from vla_rl.toolkit.algorithms.statistics import read_all
 
@@ -149,7 +149,7 @@ def test_the_divisor_counts_what_the_threshold_leaves(level):
         assert 0 < float(wanted.sum()) < float(plain.counts.sum())
     for config in (PPOConfig(**keys, aggregation="rlinf"), PPOConfig(**keys, proximal="interpolate")):
         plain = PPO(PPOConfig(log_prob=level, aggregation=config.aggregation)).advantages(rollout)
-        assert without_dropped(plain, rollout, config, config.aggregation) is plain
+        assert renormalise_masked(plain, rollout, config, config.aggregation) is plain
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -33,7 +33,7 @@ Keys = dict[str, Any]
 
 
 @frozen(kw_only=True)
-class Published:
+class PublishedFigures:
     """Figures of a policy, in percent, as its authors or others report them."""
 
     policy: str
@@ -52,7 +52,7 @@ class Benchmark:
     about: str = ""
     change: Keys = field(factory=dict)
     mean: tuple[str, ...] = ()
-    published: tuple[Published, ...] = ()
+    published: tuple[PublishedFigures, ...] = ()
 
     def overrides(self, suite: str) -> list[str]:
         """Of a spec, as the command line takes them."""
@@ -92,7 +92,7 @@ def _folder() -> Any:
 
 def _read(text: str, where: str) -> Benchmark:
     converter = cattrs.Converter(forbid_extra_keys=True)
-    converter.register_structure_hook(Published, make_dict_structure_fn(Published, converter))
+    converter.register_structure_hook(PublishedFigures, make_dict_structure_fn(PublishedFigures, converter))
     try:
         benchmark = converter.structure(yaml.safe_load(text), Benchmark)
     except yaml.YAMLError as exc:

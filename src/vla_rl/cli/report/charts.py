@@ -17,14 +17,14 @@ Pairs = Sequence[tuple[float, float]]
 
 
 @frozen
-class Shape:
+class ChartShape:
     """For which windows a wide chart is drawn; the page shows one of the two."""
 
     css: str
     width: float
 
 
-SCREEN, PHONE = Shape("screen", 960.0), Shape("phone", 340.0)
+SCREEN, PHONE = ChartShape("screen", 960.0), ChartShape("phone", 340.0)
 
 
 @frozen(kw_only=True)
@@ -52,7 +52,7 @@ class Frame:
         return self.height - self.bottom - (y - low) / ((high - low) or 1.0) * (self.height - self.top - self.bottom)
 
 
-def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int, shape: Shape) -> str:
+def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int, shape: ChartShape) -> str:
     """Rollout success as a line in its band, evaluations as dots with their intervals."""
     width, height = shape.width, 340 if shape is SCREEN else 220
     frame = Frame(width=width, height=height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0))

@@ -28,7 +28,7 @@ class Point:
 
 
 @frozen(kw_only=True, eq=False)
-class Gathered:
+class ReportData:
     """All of it; what is not there is empty."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Gathered:
         return [(m["step"], m[name]) for m in self.steps if name in m]
 
 
-def gather(folder: Path) -> Gathered:
+def gather(folder: Path) -> ReportData:
     """Read a run folder. Raises UserError when it is none."""
     spec_file = folder / "spec.yaml"
     if not spec_file.is_file():
@@ -82,7 +82,7 @@ def gather(folder: Path) -> Gathered:
         if all(name in m for name in EVALUATED)
     }
     steps = {int(m["step"]): m for m in lines if "time/step" in m}  # a resumed run may have written a step twice
-    return Gathered(
+    return ReportData(
         folder=folder,
         spec=spec if isinstance(spec, dict) else {},
         spec_text=text,

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from vla_rl.cli.report.charts import number, small_chart
-from vla_rl.cli.report.gather import Gathered
+from vla_rl.cli.report.gather import ReportData
 from vla_rl.cli.report.html import section
 
 INFLATION = "imagination/inflation"
@@ -26,14 +26,14 @@ PICTURE_BYTES = 4_000_000
 """A picture that is larger is not put into the page."""
 
 
-def imagination(run: Gathered) -> str:
+def imagination(run: ReportData) -> str:
     """The section; nothing of a run without a world model."""
     if not run.series("world_model/updates"):
         return ""
     return section("Imagination", _sums(run) + _charts(run) + _picture(run))
 
 
-def _sums(run: Gathered) -> str:
+def _sums(run: ReportData) -> str:
     practice: Mapping[str, Any] = run.results.get("practice") or {}
     real = sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     imagined = sum(int(m.get("imagination/env_steps", 0)) for m in run.steps)
@@ -53,7 +53,7 @@ def _sums(run: Gathered) -> str:
     return f'<div class="card scroll"><table>{body}</table></div>'
 
 
-def _charts(run: Gathered) -> str:
+def _charts(run: ReportData) -> str:
     figures = ""
     for name, label in METRICS.items():
         pairs = run.series(name)
@@ -73,7 +73,7 @@ def _charts(run: Gathered) -> str:
     return f'<div class="multiples">{figures}</div>{note}' if figures else ""
 
 
-def _picture(run: Gathered) -> str:
+def _picture(run: ReportData) -> str:
     pictures = [p for p in sorted((run.folder / "imagined").glob("update_*.png")) if UPDATE.fullmatch(p.stem)]
     if not pictures or pictures[-1].stat().st_size > PICTURE_BYTES:
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.cli.report.charts import PHONE, SCREEN, number, small_chart, success_chart
-from vla_rl.cli.report.gather import Gathered, Point
+from vla_rl.cli.report.gather import Point, ReportData
 from vla_rl.cli.report.html import document, interval_table, section
 from vla_rl.cli.report.imagination import imagination
 from vla_rl.cli.report.timeline import timelines
@@ -36,14 +36,14 @@ MIN_STEPS = 3
 """A curve of fewer says nothing."""
 
 
-def page(run: Gathered, video_bytes: int) -> str:
+def page(run: ReportData, video_bytes: int) -> str:
     """The whole page. `video_bytes`: of the episode videos in it, at most; the newest come first."""
     name = escape(str(run.spec.get("name", run.folder.name)))
     sections = [_head(run, name), _success(run), _tasks(run), _learning(run), imagination(run), _time(run)]
     return document(name, "".join([*sections, _videos(run, video_bytes), _setup(run), _foot(run)]))
 
 
-def _head(run: Gathered, name: str) -> str:
+def _head(run: ReportData, name: str) -> str:
     results = run.results
     parts = {part: str(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm", "placement")}
     done = int(results.get("steps") or (run.steps[-1]["step"] if run.steps else 0))
@@ -57,7 +57,7 @@ def _head(run: Gathered, name: str) -> str:
     return f'<header><h1>{name}</h1><p>{escape(line)}</p></header><div class="tiles">{tiles}</div>'
 
 
-def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
+def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     """(title, value, note, class)."""
     results = run.results
     after, before = results.get("success"), results.get("before")
@@ -82,7 +82,7 @@ def _tiles(run: Gathered) -> Iterator[tuple[str, str, str, str]]:
         yield "faults", str(results["faults"]), "simulator rows that broke", ""
 
 
-def _success(run: Gathered) -> str:
+def _success(run: ReportData) -> str:
     rollouts = run.rollouts
     if not rollouts and not run.evaluations:
         return section("Success", '<p class="note">No metrics.jsonl: the run had no jsonl hook, or no step yet.</p>')
@@ -95,7 +95,7 @@ def _success(run: Gathered) -> str:
     return section("Success", f'<div class="card">{chart}{legend}</div>')
 
 
-def _tasks(run: Gathered) -> str:
+def _tasks(run: ReportData) -> str:
     tasks: Mapping[str, Any] = run.results.get("tasks") or {}
     if not tasks:
         return ""
@@ -107,7 +107,7 @@ def _tasks(run: Gathered) -> str:
     return section("Tasks", interval_table("task", rows, before))
 
 
-def _learning(run: Gathered) -> str:
+def _learning(run: ReportData) -> str:
     figures = ""
     for name, label in (METRICS | AHEAD if run.series("rollout/ready_tickets") else METRICS).items():
         pairs = run.series(name)
@@ -119,7 +119,7 @@ def _learning(run: Gathered) -> str:
     return section("Learning, over training steps", f'<div class="multiples">{figures}</div>') if figures else ""
 
 
-def _time(run: Gathered) -> str:
+def _time(run: ReportData) -> str:
     roles: Mapping[str, Any] = run.results.get("roles") or run.trace.get("otherData", {}).get("roles") or {}
     pictures = timelines(run.trace)
     if not roles and not pictures:
@@ -158,7 +158,7 @@ def _bar(role: str, usage: Mapping[str, Any]) -> str:
     return f'<div class="bar">{spans}</div>'
 
 
-def _videos(run: Gathered, limit: int) -> str:
+def _videos(run: ReportData, limit: int) -> str:
     figures, left = "", limit
     shown = 0
     for video in run.videos:
@@ -188,7 +188,7 @@ def _film(video: Path) -> tuple[str, str, str]:
     return f"step {escape(step)}", f", episode {escape(episode)}" if episode else "", escape(outcome)
 
 
-def _setup(run: Gathered) -> str:
+def _setup(run: ReportData) -> str:
     environment = run.environment
     rows = ""
     for title, value in (
@@ -208,7 +208,7 @@ def _setup(run: Gathered) -> str:
     return section("Set-up", machine + spec)
 
 
-def _foot(run: Gathered) -> str:
+def _foot(run: ReportData) -> str:
     return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.cli.report.charts import PHONE, SCREEN, Shape, number, ticks
+from vla_rl.cli.report.charts import PHONE, SCREEN, ChartShape, number, ticks
 
 Event = Mapping[str, Any]
 ROW, GAP = 22.0, 6.0
@@ -71,7 +71,7 @@ def _draw(tracks: Sequence[Track], begin: float, end: float) -> str:
     return "".join(_draw_in(shape, tracks, begin, end) for shape in (SCREEN, PHONE))
 
 
-def _draw_in(shape: Shape, tracks: Sequence[Track], begin: float, end: float) -> str:
+def _draw_in(shape: ChartShape, tracks: Sequence[Track], begin: float, end: float) -> str:
     width = shape.width
     left = 150.0 if shape is SCREEN else 124.0
     height = len(tracks) * (ROW + GAP) + 34

@@ -246,7 +246,7 @@ class RuntimeSpec:
 
 
 @frozen(kw_only=True)
-class Schedule:
+class RateSchedule:
     """A learning rate over the steps of a run."""
 
     steps: int = field(validator=between(0, UPDATES))
@@ -268,7 +268,7 @@ class Schedule:
 
 
 @frozen(kw_only=True)
-class TrainSpec(Schedule):
+class TrainSpec(RateSchedule):
     """The optimiser (AdamW) and its schedule."""
 
     value_lr: float | None = field(default=None, validator=v.optional(positive(1e-12, 10)))
@@ -346,7 +346,7 @@ class WarmupSpec(ExpertSpec):
 
 
 @frozen(kw_only=True)
-class ImitationSpec(Schedule):
+class ImitationSpec(RateSchedule):
     """`vla-rl sft`: cloning of demonstrations. The optimiser's other settings are those of `train`."""
 
     expert: ExpertSpec | None = None

@@ -8,7 +8,7 @@ from types import FunctionType
 
 from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.sections import Schedule
+from vla_rl.core.spec.sections import RateSchedule
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec
 from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
@@ -46,7 +46,7 @@ def _of_runtime(spec: Spec) -> Iterator[Item]:
             yield ("runtime", key), "has no effect with backend: local, where everything is in this process"
 
 
-def _of_schedule(section: str, schedule: Schedule) -> Iterator[Item]:
+def _of_schedule(section: str, schedule: RateSchedule) -> Iterator[Item]:
     warmup, steps = schedule.lr_warmup_steps, schedule.steps
     if steps and warmup >= steps:
         text = (

@@ -102,9 +102,9 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     """Let the model score one chunk for a black picture. Raises UserError where it has no reference policy."""
     import torch
 
-    from vla_rl.runtime.messages.model_inputs import blank
+    from vla_rl.runtime.messages.model_inputs import dummy_sample
 
-    obs, chunk = blank(model, info)
+    obs, chunk = dummy_sample(model, info)
     try:
         with torch.no_grad():
             model.reference_log_probs(obs, chunk)
@@ -361,7 +361,7 @@ def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.uses == 1:
         return
     section = ("asynchrony", "replay")
-    if not algorithm.corrects:
+    if not algorithm.off_policy:
         text = (
             f"algorithm {spec.algorithm.type!r}, as it is set, takes old data for new, so nothing can be trained on "
             f"{replay.uses} times; use gipo, or a `correction` (decoupled, truncated, v-trace) where the algorithm has "

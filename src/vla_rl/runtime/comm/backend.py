@@ -12,7 +12,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.remote import Door
 from vla_rl.runtime.comm.status_line import StatusLine
-from vla_rl.runtime.messages.reports import Count
+from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import Work, summed
 
@@ -90,7 +90,7 @@ class Backend(ABC):
         """Wait until at least one is there, -> those that are."""
 
     @abstractmethod
-    def played(self, workers: Sequence[int]) -> Count:
+    def played(self, workers: Sequence[int]) -> RolloutProgress:
         """How far these are with what they play, as far as they have said; does not wait."""
 
     def dead(self) -> list[int]:

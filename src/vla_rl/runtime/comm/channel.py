@@ -23,7 +23,7 @@ from typing import Any
 from attrs import define
 
 from vla_rl.runtime.comm.remote import IMAGINED, Door
-from vla_rl.runtime.comm.shared_memory import here
+from vla_rl.runtime.comm.shared_memory import host_key
 
 LENGTH = NUMBER = struct.Struct("!Q")
 END, GOOD, FAILED = b"e", b"g", b"f"
@@ -41,7 +41,7 @@ class RemoteTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class Line:
+class Channel:
     """One end of a stream socket between two workers; messages of bytes, in order. Any thread may send."""
 
     def __init__(self, connection: socket.socket):
@@ -98,12 +98,12 @@ def readable(lines: Iterable[Any], seconds: float | None) -> list[Any]:
     return [of_file[file] for file, _ in polling.poll(None if seconds is None else 1e3 * seconds)]
 
 
-class Answering:
+class RpcServer:
     """The simulators' end of the lines to the policies that act for them, by the policies' workers."""
 
     def __init__(self, threads: int = 0) -> None:
         """`threads`: calls that go on at the same time; 0: one after another, by whoever serves."""
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, Channel] = {}
         self.ended: set[int] = set()
         """Policies whose rollout has ended before their `serve` has begun."""
         self.pool = ThreadPoolExecutor(threads, "lane") if threads else None
@@ -113,8 +113,8 @@ class Answering:
         """What a thread could not tell anybody."""
 
     def connect(self, policy: int, reader: Any, address: str) -> bool:
-        """Open a line to a policy's worker, which is `here()` as `reader` says. -> whether that can be."""
-        if reader is None or reader != here():
+        """Open a line to a policy's worker, which is `host_key()` as `reader` says. -> whether that can be."""
+        if reader is None or reader != host_key():
             return False
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -124,7 +124,7 @@ class Answering:
             return False
         if policy in self.lines:
             self.lines[policy].close()
-        self.lines[policy] = Line(connection)
+        self.lines[policy] = Channel(connection)
         self.ended.discard(policy)
         return True
 
@@ -144,7 +144,7 @@ class Answering:
             broken, self.broken = self.broken, None
             raise broken
 
-    def _answer(self, policy: int, line: Line, call: Callable[..., Any]) -> None:
+    def _answer(self, policy: int, line: Channel, call: Callable[..., Any]) -> None:
         try:
             order = line.receive()
             if order != END and self.pool is None:
@@ -161,7 +161,7 @@ class Answering:
             del self.lines[policy]
         self.ended.add(policy)
 
-    def _beside(self, line: Line, order: bytearray, call: Callable[..., Any]) -> None:
+    def _beside(self, line: Channel, order: bytearray, call: Callable[..., Any]) -> None:
         """In a thread of its own."""
         try:
             line.send(_result(order, call))
@@ -200,7 +200,7 @@ class _Ticket:
 class Caller:
     """The policy's end of a line, for one rollout: answers come in any order."""
 
-    def __init__(self, line: Line, check: Callable[[bool], None]):
+    def __init__(self, line: Channel, check: Callable[[bool], None]):
         """`check` raises what has ended the other worker's `serve`; if told so, it waits for the end."""
         self.line, self.check = line, check
         self.count = 0
@@ -255,7 +255,7 @@ class RayPeers:
         import ray
 
         self.ray, self.own, self.actors, self.side_by_side = ray, own, actors, side_by_side
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, Channel] = {}
         self.callers: dict[int, Caller] = {}
 
     def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
@@ -271,9 +271,9 @@ class RayPeers:
                 return
             door.listen()
             for worker in [worker for worker in self.actors if worker in lanes]:
-                opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], here(), address)
+                opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], host_key(), address)
                 if self.value_of(opening):
-                    self.lines[worker] = Line(door.accept()[0])
+                    self.lines[worker] = Channel(door.accept()[0])
 
     def close(self) -> None:
         """Close the lines; whoever serves one hears of it."""
@@ -343,7 +343,7 @@ class RayPeers:
                 for caller in callers:
                     caller.check(False)
 
-    def _caller(self, worker: int, line: Line) -> Caller:
+    def _caller(self, worker: int, line: Channel) -> Caller:
         serving = self.call(worker, "worker", "serve", self.own)
 
         def check(wait: bool) -> None:

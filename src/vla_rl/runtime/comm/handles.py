@@ -18,7 +18,7 @@ from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.remote import Door, Phase, declared
-from vla_rl.runtime.comm.weight_sync import Published
+from vla_rl.runtime.comm.weight_sync import PublishedWeights
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import summed
 
@@ -145,7 +145,8 @@ class Fleet:
         apart = [policy for policy in self.policies if policy.worker not in beside]
         sending = [learner.call(LearnerInterface.weights, check) for learner in self.learners] if apart else []
         loading = [
-            policy.call(PolicyInterface.load, version, cast(Published, by_reference(sending[0]))) for policy in apart
+            policy.call(PolicyInterface.load, version, cast(PublishedWeights, by_reference(sending[0])))
+            for policy in apart
         ]
         adopting = [policy.call(PolicyInterface.adopt, version) for policy in self.policies if policy.worker in beside]
         return [*sending[1:], *loading, *adopting]

@@ -14,14 +14,14 @@ from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
-from vla_rl.runtime.comm.weight_sync import Published
-from vla_rl.runtime.messages.learning import Asked, Found, ImitationStep, Named
-from vla_rl.runtime.messages.model_inputs import Part
-from vla_rl.runtime.messages.reports import Count, Report
-from vla_rl.runtime.messages.requests import Key, Mode, Request, Start
-from vla_rl.runtime.messages.world_model import Fitted, RecordedEpisode
+from vla_rl.runtime.comm.weight_sync import PublishedWeights
+from vla_rl.runtime.messages.learning import ImitationStep, SampleRefs, SampleScores, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import SampleBatch
+from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
+from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, RecordingKey, StepRequest
+from vla_rl.runtime.messages.world_model import FitResult, RecordedEpisode
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.placement.hardware import Device
+from vla_rl.runtime.placement.hardware import WorkerDevice
 from vla_rl.toolkit.data.recording import Recording
 
 Demonstrations = tuple[Observation, Array]
@@ -38,7 +38,7 @@ class HostInterface(ABC):
     """The process of a worker: it builds the roles of its slot, and calls them (role "worker")."""
 
     assignment: Assignment
-    has_to_leave: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     """Whether a rollout or an evaluation ends where it is, with StopRequested; a backend sets it."""
 
     # ------------------------------------------------- by the backend, in the worker's own process
@@ -57,7 +57,7 @@ class HostInterface(ABC):
         """Return the activity that has gone on for longest without a heartbeat, and the time of that heartbeat."""
 
     @abstractmethod
-    def count(self) -> Count:
+    def count(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
 
     # ------------------------------------------------- by other processes
@@ -100,33 +100,33 @@ class HostInterface(ABC):
 
     @remote(phase="act", track="none")
     @abstractmethod
-    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         """Roll out these tickets, earlier batches first, and those of `give`. Return what `report` has not returned."""
 
     @remote(phase="act", track="none", door="practice")
     @abstractmethod
-    def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
+    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         """Roll out tickets in the world model; a rollout in the simulators may go on meanwhile."""
 
     @remote(track="none", door="beside")
     @abstractmethod
-    def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
+    def give(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
         """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
 
     @remote(track="none", door="waiting")
     @abstractmethod
-    def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
+    def report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         """Wait until these tickets are finished (`early`: until one of all is), or the rollout ends. Return what has
         not been returned before."""
 
     @remote(phase="act", track="none")
     @abstractmethod
-    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
+    def play_eval(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         """Roll out the episodes of an evaluation, on all lanes that this worker acts for."""
 
     @remote(phase="act", track="none", door="practice")
     @abstractmethod
-    def imagine_eval(self, tickets: Sequence[Start]) -> Report:
+    def imagine_eval(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
         """Roll out the episodes in the world model by which its over-estimation of success is measured."""
 
     @remote(track="none", door="beside")
@@ -136,13 +136,13 @@ class HostInterface(ABC):
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def update(self, step: int, named: Named, light: Any, steps: Any) -> dict[str, Any]:
+    def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> dict[str, Any]:
         """Train this rank on samples that lie with it. Return "sums", "maxima" and "statistics" of the algorithm's
         metrics, and "seconds"."""
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+    def feed(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
         """Begin with a part of a training step's samples, which lie with this rank."""
 
     @remote(track="none")
@@ -167,7 +167,7 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def device(self) -> Device:
+    def device(self) -> WorkerDevice:
         """Return the device that this worker computes on."""
 
     @remote(track="none")
@@ -205,13 +205,13 @@ class EnvInterface(ABC):
 
     @remote(lane=0, main=True)
     @abstractmethod
-    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
-        """Start these tickets, for the purpose of a `Mode`, and forget the lane's earlier ones. Return a `Request`, or
+    def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> Any:
+        """Start these tickets, for the purpose of a `PolicyMode`, and forget the lane's earlier ones. Return a `StepRequest`, or
         the message that it travels in."""
 
     @remote(lane=0, main=True)
     @abstractmethod
-    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
+    def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> Any:
         """Execute a chunk in each env that has a ticket, and start further tickets. Return as `begin`."""
 
     @remote(phase="act", lane=0)
@@ -226,12 +226,12 @@ class EnvInterface(ABC):
 
     @remote(track="none", door="beside")
     @abstractmethod
-    def recorded(self, what: str) -> list[Key]:
+    def recorded(self, what: str) -> list[RecordingKey]:
         """Return the keys of the recorded episodes of a "rollout" or an "evaluation"."""
 
     @remote(track="none", door="beside")
     @abstractmethod
-    def recording(self, what: str, key: Key) -> Recording:
+    def recording(self, what: str, key: RecordingKey) -> Recording:
         """Return one recorded episode."""
 
     @remote(track="none", door="beside")
@@ -245,13 +245,13 @@ class PolicyInterface(ABC):
 
     @remote(lane=1, main=True)
     @abstractmethod
-    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
+    def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         """Infer one batch for all given lanes. Return float32 [R, C, A] a lane, aligned with its request's
         positions."""
 
     @remote(door="beside")
     @abstractmethod
-    def take(self, samples: Array) -> Part:
+    def take(self, samples: Array) -> SampleBatch:
         """Return samples by their places, int64 ascending, ready to cross processes."""
 
     @remote(door="beside")
@@ -261,7 +261,7 @@ class PolicyInterface(ABC):
 
     @remote(door="weights")
     @abstractmethod
-    def load(self, version: int, published: Published) -> None:
+    def load(self, version: int, published: PublishedWeights) -> None:
         """Receive a version of the weights, and swap it in between two requests."""
 
     @remote(door="weights")
@@ -290,12 +290,12 @@ class LearnerInterface(ABC):
 
     @remote(phase="learn")
     @abstractmethod
-    def score(self, asked: Asked) -> Found:
+    def score(self, asked: ScoreRequest) -> SampleScores:
         """Compute values and log-probs of samples that lie here, by the current weights; all ranks together."""
 
     @remote(track="beside", door="beside")
     @abstractmethod
-    def receive(self, policy: int, part: Part, copied: bool) -> None:
+    def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
         """Keep samples of another worker's policy; `copied`: copy them out of memory that others may need."""
 
     @remote(track="none", door="beside")
@@ -316,22 +316,22 @@ class LearnerInterface(ABC):
     @remote()
     @abstractmethod
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
-        """Keep this rank's demonstrations for `imitate`."""
+        """Keep this rank's demonstrations for `behaviour_cloning_update`."""
 
     @remote(phase="learn", main=True)
     @abstractmethod
-    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
         """Make optimiser steps of behaviour cloning, in micro-batches. Return the sum of the losses of this rank's
         samples."""
 
     @remote()
     @abstractmethod
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         """Free the demonstrations and reset the optimiser's moments."""
 
     @remote(phase="learn")
     @abstractmethod
-    def weights(self, check: bool) -> Published | None:
+    def weights(self, check: bool) -> PublishedWeights | None:
         """Return the trainable weights for policies in other processes, with checksums if `check`. All ranks together;
         only the first returns them."""
 
@@ -354,7 +354,7 @@ class WorldModelInterface(ABC):
 
     @remote(track="practice", door="practice")
     @abstractmethod
-    def fit(self, step: int, *ended: list[RecordedEpisode]) -> Fitted:
+    def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
         """Record the episodes of a step, one list for each worker with simulators, in the order of their tickets; fit
         to all that is recorded, and measure."""
 
@@ -385,12 +385,12 @@ class ImaginedEnvInterface(ABC):
 
     @remote(track="practice", door="practice", lane=0)
     @abstractmethod
-    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
+    def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Start these tickets, as `EnvInterface.begin` does."""
 
     @remote(track="practice", door="practice", lane=0)
     @abstractmethod
-    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Request:
+    def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Execute a chunk in each imagined env, as `EnvInterface.step` does."""
 
 

@@ -31,7 +31,7 @@ UNUSED = 2
 """References to such a block that nobody uses: the one that looks, and the one with which it asks."""
 
 
-def here() -> tuple[str, str] | None:
+def host_key() -> tuple[str, str] | None:
     """Two processes can share memory if this is equal in both: the machine since its start, and the name space of its
     processes. None: not on this system."""
     try:
@@ -64,7 +64,7 @@ class Small:
     arrays: Sequence[bytearray]
 
 
-class Outbox:
+class SharedMemoryWriter:
     """The simulator's end, one a lane; what was put is overwritten by what is put next. The memory has no name of its
     own, so that it goes with the processes, however they end."""
 
@@ -74,7 +74,7 @@ class Outbox:
         self.memory: mmap | None = None
 
     def put(self, value: Any, *, shared: bool) -> Any:
-        """-> the message, which `Inbox.take` opens; the value itself where there is no memory left to share."""
+        """-> the message, which `SharedMemoryReader.take` opens; the value itself where there is no memory left to share."""
         buffers: list[pickle.PickleBuffer] = []
         header = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         arrays = [buffer.raw() for buffer in buffers]
@@ -114,7 +114,7 @@ class Outbox:
         return True
 
 
-class Inbox:
+class SharedMemoryReader:
     """The policy's end, one a lane."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ HELD_EVENTS = 200_000
 """Events that a worker holds between two fetches; beyond that the oldest are dropped, and counted."""
 
 
-class Recorder:
+class CallRecorder:
     """The calls of one process."""
 
     def __init__(self) -> None:

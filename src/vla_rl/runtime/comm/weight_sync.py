@@ -40,7 +40,7 @@ class _Sent:
 
 
 @frozen(kw_only=True)
-class Published:
+class PublishedWeights:
     """The trainable weights of one version, in one piece, which Ray copies fastest."""
 
     version: int
@@ -49,13 +49,13 @@ class Published:
     tensors: tuple[_Sent, ...]
 
 
-class Publisher:
+class WeightPublisher:
     """Copies weights into host memory that it keeps: what it gives out is good until the next version."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
 
-    def publish(self, model: VLAModel, version: int, check: bool) -> Published:
+    def publish(self, model: VLAModel, version: int, check: bool) -> PublishedWeights:
         """What `receive` takes, with checksums if asked for."""
         pairs = list(model.weights())
         starts = [0]
@@ -69,13 +69,13 @@ class Publisher:
             target = one.read(self.memory)
             target.copy_(tensor)
             sent.append(evolve(one, checksum=_checksum(target)) if check else one)
-        return Published(version=version, memory=self.memory.numpy(), tensors=tuple(sent))
+        return PublishedWeights(version=version, memory=self.memory.numpy(), tensors=tuple(sent))
 
 
 Weights = list[tuple[str, torch.Tensor]]
 
 
-def receive(model: VLAModel, published: Published) -> Weights:
+def receive(model: VLAModel, published: PublishedWeights) -> Weights:
     """Put a version beside the model's, on its device; nothing changes. Raises PluginError naming the parameter where
     names, shapes or types differ."""
     memory = torch.from_numpy(published.memory)
@@ -85,7 +85,7 @@ def receive(model: VLAModel, published: Published) -> Weights:
     return [(name, tensor.to(own[name].device)) for name, tensor in coming]
 
 
-def swap_in(model: VLAModel, received: Weights, published: Published) -> None:
+def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> None:
     """Load what was received. Raises PluginError, for a version with checksums, naming the parameter where the model
     then does not hold what was sent."""
     model.load_weights(received)

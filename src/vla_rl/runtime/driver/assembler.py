@@ -11,11 +11,11 @@ from attrs import frozen
 
 from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arranged, read
 from vla_rl.core.types import Advantages, Array, Rollout
-from vla_rl.runtime.messages.reports import Played
+from vla_rl.runtime.messages.reports import TrajectoryResult
 
 
 @frozen(kw_only=True, eq=False)
-class Samples:
+class SampleIndex:
     """The trainable samples (chunk steps) of a rollout, in time-major order."""
 
     steps: Array
@@ -27,7 +27,7 @@ class Samples:
 
 
 @frozen(kw_only=True, eq=False)
-class Gathered:
+class RolloutBatch:
     """A rollout, and where its heavy parts lie."""
 
     rollout: Rollout
@@ -42,9 +42,9 @@ class Gathered:
     ranks: Array | None = None
     """int64 [T, N]: the learner with whom the sample lies, once it was moved there."""
 
-    def cut(self, rollout: Rollout, columns: Array) -> Gathered:
+    def cut(self, rollout: Rollout, columns: Array) -> RolloutBatch:
         """The columns (indices) that `rollout` is cut to."""
-        return Gathered(
+        return RolloutBatch(
             rollout=rollout,
             places=self.places[:, columns],
             workers=self.workers[columns],
@@ -60,7 +60,7 @@ class Gathered:
         return {worker: of_worker[of_worker >= 0] for worker, of_worker in places.items()}
 
 
-def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) -> Gathered:
+def assemble(step: int, tickets: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
     """One rollout of tickets, in the order of their numbers: (worker, what came of it) of each."""
     workers = np.array([worker for worker, _ in tickets], np.int64)
     parts = [{**ticket.finished.light, **ticket.chosen} for _, ticket in tickets]
@@ -90,7 +90,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
         tasks=tuple(episode.task for episode in first if episode is not None) if all(first) else (),
         **arranged(Rollout, tensors),
     )
-    return Gathered(
+    return RolloutBatch(
         rollout=rollout,
         places=places.numpy(),
         workers=workers,
@@ -99,7 +99,7 @@ def assemble(step: int, tickets: Sequence[tuple[int, Played]], group_size: int) 
     )
 
 
-def joined(parts: Sequence[Gathered]) -> Gathered:
+def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     """One rollout of several, column beside column, with the step of the last. Episodes are those of the last alone."""
     if len(parts) == 1:
         return parts[0]
@@ -125,7 +125,7 @@ def joined(parts: Sequence[Gathered]) -> Gathered:
     for name, fill in (("places", -1), ("ended", 0), ("ranks", 0)):
         arrays = [getattr(part, name) for part in parts]
         by_step[name] = None if arrays[0] is None else beside(arrays, fill)
-    return Gathered(
+    return RolloutBatch(
         rollout=last.rollout.evolve(**changes),
         workers=np.concatenate([part.workers for part in parts]),
         numbers=np.concatenate([part.numbers for part in parts]),
@@ -133,14 +133,14 @@ def joined(parts: Sequence[Gathered]) -> Gathered:
     )
 
 
-def find_samples(rollout: Rollout, columns: Array, gathered: Gathered) -> Samples:
+def find_samples(rollout: Rollout, columns: Array, gathered: RolloutBatch) -> SampleIndex:
     """Samples of a rollout that was cut to `columns`, in time-major order."""
     steps, kept = np.nonzero(rollout.samples.numpy())
     own = columns[kept]
-    return Samples(steps=steps, columns=kept, workers=gathered.workers[own], places=gathered.places[steps, own])
+    return SampleIndex(steps=steps, columns=kept, workers=gathered.workers[own], places=gathered.places[steps, own])
 
 
-def light_arrays(rollout: Rollout, advantages: Advantages, samples: Samples) -> dict[str, Array | None]:
+def light_arrays(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:
     """`Batch`'s light fields [S, ...] of all samples, weights not yet divided, plus "counts" and "value_counts" [S]."""
 
     def pick(tensor: torch.Tensor | None) -> Array | None:

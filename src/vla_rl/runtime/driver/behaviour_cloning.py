@@ -19,7 +19,7 @@ PIECE = 10
 """Optimiser steps of one call, between which a run can be stopped."""
 
 
-class Imitation:
+class BehaviourCloning:
     """Demonstrations that lie with the learners, and optimiser steps on them; deterministic in seed and step."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Imitation:
             progress(start)
             steps = [self.shares(k, rate(k)) for k in range(start, min(start + PIECE, last + 1))]
             pending = [
-                learner.call(LearnerInterface.imitate, [shares[rank] for shares in steps])
+                learner.call(LearnerInterface.behaviour_cloning_update, [shares[rank] for shares in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
             total += sum(self._fleet.get_all(pending))
@@ -67,7 +67,7 @@ class Imitation:
         return [ImitationStep(indices=own, total=self.size(step), most=most, lr=lr) for own in chosen]
 
 
-def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> Imitation:
+def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> BehaviourCloning:
     """Let the simulators' scripted expert play on all lanes; its samples stay with the learner beside them.
     Raises UserError when it solved nothing."""
     per_lane = -(-expert.episodes // len(fleet.lanes))
@@ -91,14 +91,14 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
     )
     sizes = [sum(stats[lane][0] for lane in lanes) for lanes in of_rank]
     about = {"imitation/samples": float(samples), "imitation/expert_success": good / tried}
-    return Imitation(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], about)
+    return BehaviourCloning(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], about)
 
 
-def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> Imitation:
+def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> BehaviourCloning:
     """Recorded demonstrations, `count` samples, which every learner opened; each takes its share."""
     world = len(fleet.learners)
     samples = [np.arange(rank, count, world) for rank in range(world)]
-    return Imitation(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+    return BehaviourCloning(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
 
 
 def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None]) -> dict[str, float]:

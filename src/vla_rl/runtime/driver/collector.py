@@ -15,9 +15,9 @@ from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import HostInterface, PolicyInterface
 from vla_rl.runtime.driver.restarts import Restarts
-from vla_rl.runtime.messages.reports import Played, Report
-from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.messages.stream_cursors import Standings
+from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.messages.stream_cursors import StreamCursors
 from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.toolkit.waiting import waiting
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @define
-class Tickets:
+class Collector:
     fleet: Fleet
     restarts: Restarts
     ahead: bool
@@ -34,27 +34,27 @@ class Tickets:
     """Of every ticket at once."""
     purpose: str = "action"
     """Of the `Mode` in which they are played."""
-    arrived: Callable[[int, Sequence[Played]], None] | None = None
+    arrived: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
     """Is told at once, with the worker of their policy, of tickets that were played, also while `get_all` waits."""
-    played: dict[int, tuple[int, Played]] = field(factory=dict, init=False)
+    played: dict[int, tuple[int, TrajectoryResult]] = field(factory=dict, init=False)
     """Ticket -> the worker of its policy, and what came of it; until `release`."""
-    since: Report = field(factory=Report, init=False)
+    since: RolloutReport = field(factory=RolloutReport, init=False)
     """What was done since `forget`; its `played` stays empty."""
     publishing: list[Ref[Any]] = field(factory=list, init=False)
     """Weights on their way, for which tickets may wait."""
     seconds: float = field(default=0.0, init=False)
     """That the driver waited since then."""
-    _standings: Standings = field(factory=Standings, init=False)
-    _waiting: deque[deque[Start]] = field(factory=deque, init=False)
+    _standings: StreamCursors = field(factory=StreamCursors, init=False)
+    _waiting: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
     """Nobody holds these; by the step that they are for."""
-    _given: dict[int, dict[int, Start]] = field(init=False)
+    _given: dict[int, dict[int, EpisodeRequest]] = field(init=False)
     """Worker -> the tickets that it plays, or will."""
     _acting_for: dict[int, int] = field(init=False)
     """Row -> the worker of its policy."""
     _news: list[int] = field(factory=list, init=False)
     """Tickets that were played, and nobody knows yet."""
-    _plays: dict[int, Ref[Report]] = field(factory=dict, init=False)
-    _reports: dict[int, Ref[Report]] = field(factory=dict, init=False)
+    _plays: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._given = {policy.worker: {} for policy in self.fleet.policies}
@@ -65,7 +65,7 @@ class Tickets:
             for row in range(lane.first_row, lane.first_row + lane.rows)
         }
 
-    def play(self, batches: Sequence[Sequence[Start]]) -> None:
+    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
         """Have these tickets played, those of earlier batches first. Does not wait."""
         before = perf_counter()
         self._waiting.extend(deque(batch) for batch in batches if batch)
@@ -112,7 +112,7 @@ class Tickets:
 
     def forget(self) -> None:
         """Begin to count anew."""
-        self.since, self.seconds = Report(), 0.0
+        self.since, self.seconds = RolloutReport(), 0.0
 
     def release(self, numbers: Sequence[int]) -> None:
         """Forget these, here and where they were played."""
@@ -127,9 +127,9 @@ class Tickets:
         rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
-        coming: dict[int, list[list[Start]]] = {worker: [] for worker in rows}
+        coming: dict[int, list[list[EpisodeRequest]]] = {worker: [] for worker in rows}
         while self._waiting and any(held[worker] < most[worker] for worker in rows):
-            batch, parts = self._waiting[0], {worker: list[Start]() for worker in rows}
+            batch, parts = self._waiting[0], {worker: list[EpisodeRequest]() for worker in rows}
             while batch and any(held[worker] < most[worker] for worker in rows):
                 start = batch.popleft()
                 worker = min(rows, key=lambda worker: held[worker] / rows[worker])
@@ -145,7 +145,7 @@ class Tickets:
             if batches:
                 self._give(self.fleet.workers[worker], batches)
 
-    def _give(self, worker: Handle[HostInterface], batches: list[list[Start]]) -> None:
+    def _give(self, worker: Handle[HostInterface], batches: list[list[EpisodeRequest]]) -> None:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
@@ -155,7 +155,7 @@ class Tickets:
         play = HostInterface.play if self.purpose == "action" else HostInterface.imagine
         self._plays[index] = worker.call(play, self._placed(batches))
 
-    def _placed(self, batches: list[list[Start]]) -> list[list[Start]]:
+    def _placed(self, batches: list[list[EpisodeRequest]]) -> list[list[EpisodeRequest]]:
         return [[self._standings.placed(start) for start in batch] for batch in batches]
 
     def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
@@ -180,7 +180,7 @@ class Tickets:
                 del pending[index]
                 self._take_in(index, report)
 
-    def _take_in(self, worker: int, report: Report) -> None:
+    def _take_in(self, worker: int, report: RolloutReport) -> None:
         for ticket in report.played:
             number = ticket.finished.number
             self.played[number] = worker, ticket

@@ -25,16 +25,16 @@ from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver import figures
-from vla_rl.runtime.driver.assembler import Gathered, assemble
-from vla_rl.runtime.driver.behaviour_cloning import Imitation, of_data, of_expert, warm_up
-from vla_rl.runtime.driver.collector import Tickets
-from vla_rl.runtime.driver.episode_requests import Starts
+from vla_rl.runtime.driver.assembler import RolloutBatch, assemble
+from vla_rl.runtime.driver.behaviour_cloning import BehaviourCloning, of_data, of_expert, warm_up
+from vla_rl.runtime.driver.collector import Collector
+from vla_rl.runtime.driver.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.evaluation_rollout import evaluate, tickets_for
-from vla_rl.runtime.driver.imagination import Imagining
+from vla_rl.runtime.driver.imagination import ImaginationTrainer
 from vla_rl.runtime.driver.recordings import of_rollout
 from vla_rl.runtime.driver.restarts import Restarts
-from vla_rl.runtime.driver.sample_router import Supply
-from vla_rl.runtime.driver.streaming_update import Feeding
+from vla_rl.runtime.driver.sample_router import SampleRouter
+from vla_rl.runtime.driver.streaming_update import StreamingUpdate
 from vla_rl.runtime.driver.trace import Trace, traced
 from vla_rl.runtime.driver.update import update
 from vla_rl.runtime.messages.requests import too_many_faults
@@ -86,9 +86,9 @@ class Driver:
         self.progress: Progress = lambda phase, done, total: None
         self.on_fault: Callable[[str], None] = lambda text: None
         self.faults = self._new_faults = 0
-        self.gathered: Gathered | None = None
+        self.gathered: RolloutBatch | None = None
         """The last rollout, until its step is over."""
-        self.chosen: Gathered | None = None
+        self.chosen: RolloutBatch | None = None
         """What is trained on next ..."""
         self.preparing = 0.0
         """... and the seconds that it took to have it ready."""
@@ -105,9 +105,11 @@ class Driver:
             self.fleet = Fleet(self.backend, assignments, self.plan.offload)
             self.trace = Trace(assignments)
             self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
-            self.supply = Supply(self.fleet, spec, self.algorithm.needs)
-            self.feeding = Feeding(self.fleet, spec, self.algorithm, self.supply) if self.shape.streaming else None
-            self.tickets = Tickets(
+            self.supply = SampleRouter(self.fleet, spec, self.algorithm.needs)
+            self.feeding = (
+                StreamingUpdate(self.fleet, spec, self.algorithm, self.supply) if self.shape.streaming else None
+            )
+            self.tickets = Collector(
                 self.fleet,
                 self.restarts,
                 ahead=self.shape.overlaps,
@@ -115,7 +117,7 @@ class Driver:
                 arrived=self.supply.send if self.supply.early else None,
             )
             self.info = self._start(imitation, folder.absolute() if folder and practises else None)
-            self.imagining = Imagining(self.tickets, self.supply, spec, self.algorithm, practises)
+            self.imagining = ImaginationTrainer(self.tickets, self.supply, spec, self.algorithm, practises)
             self.imagining.check(self.info)
         except BaseException:
             self.backend.close()
@@ -242,15 +244,15 @@ class Driver:
         """Clone the simulator's scripted expert (`warmup:` in the spec), for all learners. -> metrics."""
         before = perf_counter()
         metrics = warm_up(self.fleet, self.spec, self.progress)
-        self.forget_imitation()
+        self.forget_demonstrations()
         return metrics | {"time/warmup": perf_counter() - before}
 
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         """Free the demonstrations, and let reinforcement learning begin with an optimiser of its own."""
-        self.fleet.get_all([learner.call(LearnerInterface.forget_imitation) for learner in self.fleet.learners])
+        self.fleet.get_all([learner.call(LearnerInterface.forget_demonstrations) for learner in self.fleet.learners])
         self.publish()
 
-    def imitation(self) -> Imitation:
+    def imitation(self) -> BehaviourCloning:
         """The demonstrations of the spec's `imitation:`, ready to train on."""
         section = self.spec.imitation
         assert section is not None
@@ -357,7 +359,7 @@ class Driver:
             fleet.get_all([r.call(LearnerInterface.join, address, r.assignment.rank) for r in fleet.learners])
         self.eval_states = fleet.get(fleet.sim_of[0].call(EnvInterface.eval_states))
         train_states = fleet.get(fleet.sim_of[0].call(EnvInterface.train_states))
-        self.starts = Starts(self.spec, train_states, self.algorithm.needs)
+        self.starts = EpisodeRequests(self.spec, train_states, self.algorithm.needs)
         return info
 
     def _open_data(self, info: EnvInfo) -> None:

@@ -12,26 +12,26 @@ from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Episode, ResetState
-from vla_rl.runtime.driver.recordings import Marks
-from vla_rl.runtime.driver.stream_cursors import Streams
-from vla_rl.runtime.driver.task_weights import TaskWindows
-from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.driver.recordings import RecordingSchedule
+from vla_rl.runtime.driver.stream_cursors import EnvStreams
+from vla_rl.runtime.driver.task_weights import TaskWeighting
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 
-class Starts:
+class EpisodeRequests:
     def __init__(self, spec: Spec, states: Sequence[ResetState], needs: Collection[str]):
         """`needs`: of the algorithm."""
         self.spec, self.states, self.record = spec, states, "frames" in needs
         self.shape = RunShape.of(spec)
-        self.streams, self.marks = Streams(), Marks(spec)
-        self.windows: TaskWindows | None = None
+        self.streams, self.marks = EnvStreams(), RecordingSchedule(spec)
+        self.windows: TaskWeighting | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`."""
         sampling = spec.rollout.task_sampling
         if sampling.type == "weighted":
             tasks = [state.task for state in states]
-            self.windows = TaskWindows(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
+            self.windows = TaskWeighting(tasks, sampling.window, sampling.smoothing, self.shape.max_lag)
 
-    def of(self, ticket: Ticket, step: int, version: int) -> Start:
+    def of(self, ticket: Ticket, step: int, version: int) -> EpisodeRequest:
         """A ticket that was issued while `step` ran and `version` was the newest."""
         spec, shape = self.spec, self.shape
         weights = self.windows.weights(step, ticket.group) if self.windows else None
@@ -39,11 +39,13 @@ class Starts:
         pinned = max(0, before - shape.pinned_lag) if shape.pinned_lag else -1
         if spec.rollout.auto_reset == "off":
             state = draw_state(self.states, spec.seed, ticket.group, weights=weights)
-            start = Start(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
+            start = EpisodeRequest(state=state, number=ticket.number, record=self.record, version=pinned, least=version)
             return evolve(start, recorded=self.marks.next(before + 1))
         row = ticket.number % shape.envs
         state = draw_state(self.states, spec.seed, row // shape.group_size, weights=weights)
-        start = Start(state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version)
+        start = EpisodeRequest(
+            state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version
+        )
         return self.streams.next(start)
 
     def note(self, step: int, episodes: Sequence[Episode], last: int) -> dict[str, float]:
@@ -54,7 +56,7 @@ class Starts:
         weights = self.windows.weights(step, last // self.shape.group_size)
         return {f"sampling/weight/{task}": weight for task, weight in weights.items()}
 
-    def consume(self, tickets: Sequence[Finished]) -> None:
+    def consume(self, tickets: Sequence[EnvTrajectory]) -> None:
         """A step is over that trained on these, in the order of their numbers."""
         for ticket in tickets:
             self.streams.consume(ticket)

@@ -13,12 +13,12 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, Episode, ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
-from vla_rl.runtime.driver.recordings import Recordings
-from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.driver.recordings import FetchedRecordings
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.toolkit.data.recording import settings_in
 
 
-def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[Start]:
+def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[EpisodeRequest]:
     """The episodes of the evaluation at `step`; pictures are kept of `frames` of them, spread evenly. Raises UserError
     when there are none."""
     if not states:
@@ -37,7 +37,7 @@ def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int
         most = settings.max_episodes if settings.only == "all" else None
         recorded = _spread(most or len(states) * spec.eval.repeats, len(states) * spec.eval.repeats)
     return [
-        Start(
+        EpisodeRequest(
             state=state,
             number=i,
             episode=repeat,
@@ -50,7 +50,12 @@ def tickets_for(spec: Spec, states: Sequence[ResetState], frames: int, step: int
 
 
 def evaluate(
-    fleet: Fleet, spec: Spec, info: EnvInfo, step: int, tickets: Sequence[Start], report: Callable[[list[str]], object]
+    fleet: Fleet,
+    spec: Spec,
+    info: EnvInfo,
+    step: int,
+    tickets: Sequence[EpisodeRequest],
+    report: Callable[[list[str]], object],
 ) -> Evaluation:
     """Play them all. The result does not depend on which row plays which.
 
@@ -80,7 +85,7 @@ def evaluate(
         episodes=tuple(episodes),
         seconds=perf_counter() - before,
         frames=tuple(_shown(ticket, info) for ticket in finished if ticket.frames is not None),
-        recordings=Recordings(fleet, "evaluation", step, [(t.number, t.episode) for t in tickets if t.recorded]),
+        recordings=FetchedRecordings(fleet, "evaluation", step, [(t.number, t.episode) for t in tickets if t.recorded]),
     )
 
 
@@ -88,7 +93,7 @@ def _spread(count: int, among: int) -> frozenset[int]:
     return frozenset(np.linspace(0, among - 1, min(count, among)).astype(int).tolist() if count else ())
 
 
-def _shown(ticket: Finished, info: EnvInfo) -> EpisodeFrames:
+def _shown(ticket: EnvTrajectory, info: EnvInfo) -> EpisodeFrames:
     assert ticket.frames is not None
     (episode,) = ticket.episodes
     instruction = next(task.instruction for task in info.tasks if task.name == episode.task)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vla_rl.core.types import Episode, Rollout
-from vla_rl.runtime.messages.reports import Report
+from vla_rl.runtime.messages.reports import RolloutReport
 
 
 def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -22,7 +22,7 @@ def of_episodes(episodes: Sequence[Episode]) -> dict[str, float]:
     return {**{name: total / n for name, total in totals.items() if n}, "rollout/episodes": float(n)}
 
 
-def of_work(done: Report) -> dict[str, float]:
+def of_work(done: RolloutReport) -> dict[str, float]:
     """Of all that was done since the last step, for later steps too."""
     again = {"rollout/replayed_steps": done.replayed, "rollout/restarted_streams": done.restarted}
     return {

@@ -28,12 +28,12 @@ from vla_rl.runtime.checks.imagination import check_episodes
 from vla_rl.runtime.comm.handles import Handle, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, WorldModelInterface, WorldModelRecordingInterface
 from vla_rl.runtime.driver import figures
-from vla_rl.runtime.driver.assembler import Gathered, assemble, joined
-from vla_rl.runtime.driver.collector import Tickets
-from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.driver.assembler import RolloutBatch, assemble, joined
+from vla_rl.runtime.driver.collector import Collector
+from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.messages.ids import IMAGINED_GROUPS
-from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.messages.world_model import Fitted
+from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.messages.world_model import FitResult
 from vla_rl.toolkit.json_files import read_record
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,15 @@ Progress = Callable[[str, int, int], object]
 Report = Callable[[list[str]], object]
 
 
-class Imagining:
-    def __init__(self, real: Tickets, supply: Supply, spec: Spec, algorithm: Algorithm, practises: bool) -> None:
+class ImaginationTrainer:
+    def __init__(
+        self, real: Collector, supply: SampleRouter, spec: Spec, algorithm: Algorithm, practises: bool
+    ) -> None:
         """`real`: those of the simulators; `practises`: whether there is a world model; else nothing is done here."""
         fleet = real.fleet
         self.fleet, self.real, self.supply, self.spec, self.algorithm = fleet, real, supply, spec, algorithm
         self.section, self.practises = spec.imagination or ImaginationSpec(), practises
-        self.tickets = Tickets(fleet, real.restarts, ahead=False, purpose="imagination")
+        self.tickets = Collector(fleet, real.restarts, ahead=False, purpose="imagination")
         self.role = Handle[WorldModelInterface](fleet, "imagination", fleet.sims[0].assignment)
         self.recordings = [
             Handle[WorldModelRecordingInterface](fleet, "recordings", sim.assignment) for sim in fleet.sims
@@ -65,9 +67,9 @@ class Imagining:
         self.report: Report = lambda texts: None
         self._added: dict[str, Any] = {}
         """To the sums, once the step is over."""
-        self._gathered: Gathered | None = None
+        self._gathered: RolloutBatch | None = None
         """What was imagined in the running step ..."""
-        self._chosen: Gathered | None = None
+        self._chosen: RolloutBatch | None = None
         self._advantages: Advantages | None = None
         """... and what of it is trained on, if anything."""
 
@@ -79,7 +81,7 @@ class Imagining:
     # ----------------------------------------------------------------------------------------------- of a step
 
     def practise(
-        self, step: int, rollout: Gathered, version: int, progress: Progress, report: Report
+        self, step: int, rollout: RolloutBatch, version: int, progress: Progress, report: Report
     ) -> dict[str, float]:
         """Of `step`, whose real rollout this is, `version` being the newest weights: those practise, however far
         rollouts run ahead. `progress` is told that it begins, `report` of rows that broke. -> metrics."""
@@ -110,13 +112,13 @@ class Imagining:
         }
         return metrics
 
-    def beside(self, chosen: Gathered, advantages: Advantages) -> tuple[Gathered, Advantages]:
+    def beside(self, chosen: RolloutBatch, advantages: Advantages) -> tuple[RolloutBatch, Advantages]:
         """What is trained on: what was imagined, and then this, each with the advantages that it has alone."""
         if self._chosen is None or self._advantages is None:
             return chosen, advantages
         return joined([self._chosen, chosen]), side_by_side(self._advantages, advantages)
 
-    def whole(self, real: Gathered) -> Gathered:
+    def whole(self, real: RolloutBatch) -> RolloutBatch:
         """All that the step played."""
         return real if self._gathered is None else joined([self._gathered, real])
 
@@ -164,7 +166,7 @@ class Imagining:
         groups = RunShape.of(self.spec).imagined_groups
         return Flow(per_step=groups, steps=self.spec.train.steps, group_size=rollout.group_size, ledger=ledger)
 
-    def _why_not(self, step: int, fitted: Fitted, metrics: dict[str, float]) -> str:
+    def _why_not(self, step: int, fitted: FitResult, metrics: dict[str, float]) -> str:
         """Why nothing is imagined in this step; "": something is."""
         section = self.section
         if step <= section.warm_start:
@@ -182,14 +184,14 @@ class Imagining:
             )
         return ""
 
-    def _inflation(self, step: int, fitted: Fitted) -> dict[str, float]:
+    def _inflation(self, step: int, fitted: FitResult) -> dict[str, float]:
         """How much more often the policy succeeds in the model than it did in the last rollout, from the same first
         frames; with the ends of the 95 % interval of the mean difference."""
         if not fitted.last:
             return {}
         numbers = [IMAGINED_GROUPS + step * self.section.measured + i for i in range(len(fitted.last))]
         pairs = zip(fitted.last, numbers, strict=True)
-        starts = [Start(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
+        starts = [EpisodeRequest(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
         rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
@@ -218,7 +220,7 @@ class Imagining:
             return "there are no episodes to start from"
         first, offset = groups[0], IMAGINED_GROUPS * rollout.group_size
         starts = [
-            Start(state=states[ticket.group - first], number=offset + ticket.number, world=world)
+            EpisodeRequest(state=states[ticket.group - first], number=offset + ticket.number, world=world)
             for ticket in self.flow.issue()
         ]
         gathered = self._played(step, starts, offset)
@@ -238,7 +240,7 @@ class Imagining:
         metrics["time/imagination"] = perf_counter() - before
         return ""
 
-    def _versions(self, gathered: Gathered) -> dict[str, float]:
+    def _versions(self, gathered: RolloutBatch) -> dict[str, float]:
         """The oldest that made a chunk of it."""
         rollout, numbers = gathered.rollout, gathered.numbers.tolist()
         worlds = [self.tickets.played[number][1].finished.world for number in numbers]
@@ -247,7 +249,7 @@ class Imagining:
             "imagination/world_model_version": float(min(world for world in worlds if world is not None)),
         }
 
-    def _played(self, step: int, starts: Sequence[Start], offset: int) -> Gathered:
+    def _played(self, step: int, starts: Sequence[EpisodeRequest], offset: int) -> RolloutBatch:
         self.tickets.play([starts])
         while self.flow.take() is None:
             for number in self.tickets.finished([offset + number for number in self.flow.needed]):
@@ -280,5 +282,5 @@ def _renamed(rollout: Rollout) -> dict[str, float]:
     return {f"imagination/{name.partition('/')[2]}": value for name, value in found.items()}
 
 
-def _gates_metrics(fitted: Fitted) -> dict[str, float]:
+def _gates_metrics(fitted: FitResult) -> dict[str, float]:
     return {f"imagination/gate_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}

@@ -11,7 +11,7 @@ from vla_rl.runtime.messages.learning import OptimizerStep
 
 
 @frozen(kw_only=True, eq=False)
-class Share:
+class RankShard:
     """What one learner rank trains on: samples in its own order, and its micro-batches of each optimiser step."""
 
     samples: Array
@@ -19,7 +19,7 @@ class Share:
     steps: list[OptimizerStep] = field(factory=list)
 
 
-def share_out(
+def split_into_minibatches(
     ranks: Array,
     order: Array,
     light: dict[str, Array | None],
@@ -30,7 +30,7 @@ def share_out(
     epochs: int,
     global_batch: int | None,
     micro_batch: int,
-) -> list[Share]:
+) -> list[RankShard]:
     """Optimiser steps of one iteration. Which sample is in which step depends on (seed, step, epoch) alone, never on
     the number of ranks; divisors count the whole step.
 
@@ -41,7 +41,9 @@ def share_out(
     size = global_batch or count
     counts, value_counts = light["counts"], light["value_counts"]
     assert counts is not None and value_counts is not None
-    shares = [Share(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)]
+    shares = [
+        RankShard(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)
+    ]
     position = np.zeros(count, np.int64)
     for share in shares:
         position[share.samples] = np.arange(len(share.samples))
@@ -63,7 +65,7 @@ def share_out(
     return shares
 
 
-def dealt(count: int, world: int, micro_batch: int) -> list[list[Array]]:
+def round_robin(count: int, world: int, micro_batch: int) -> list[list[Array]]:
     """Samples 0 .. count - 1 as micro-batches of each rank, int64 [B] each, in turn."""
     parts = [np.arange(start, min(start + micro_batch, count)) for start in range(0, count, micro_batch)]
     return [parts[rank::world] for rank in range(world)]

@@ -10,7 +10,7 @@ from attrs import define, evolve
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 from vla_rl.runtime.comm.interfaces import EnvInterface
-from vla_rl.runtime.messages.requests import Key
+from vla_rl.runtime.messages.requests import RecordingKey
 from vla_rl.toolkit.data.recording import Recording, settings_in
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @define(eq=False)
-class Recordings:
+class FetchedRecordings:
     """Of a rollout or an evaluation, in the order of their tickets. When the iteration ends, all that was recorded for
     it is forgotten: steps consume tickets in the order of their numbers, so nobody asks for earlier ones again."""
 
@@ -26,7 +26,7 @@ class Recordings:
     what: str
     """ "rollout" or "evaluation"."""
     step: int
-    keys: Sequence[Key]
+    keys: Sequence[RecordingKey]
 
     def __iter__(self) -> Iterator[Recording]:
         sims = self.fleet.sims
@@ -52,10 +52,10 @@ def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int
     if settings is None or not settings.records("rollout", rollout.step):
         return rollout
     keys = [(number, 0) for number in tickets]
-    return rollout.evolve(recordings=Recordings(fleet, "rollout", rollout.step, keys))
+    return rollout.evolve(recordings=FetchedRecordings(fleet, "rollout", rollout.step, keys))
 
 
-class Marks:
+class RecordingSchedule:
     """Which tickets of rollouts are recorded: the first of a step, or where some are left out later, all."""
 
     def __init__(self, spec: Spec) -> None:

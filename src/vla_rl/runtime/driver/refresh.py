@@ -11,13 +11,13 @@ import torch
 from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import LearnerInterface
-from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples
+from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, find_samples
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.learning import Asked, Named
+from vla_rl.runtime.messages.learning import SampleRefs, ScoreRequest
 
 
 def refreshed(
-    fleet: Fleet, chosen: Gathered, *, values: Array, log_probs: Array, version: int, size: int | None
+    fleet: Fleet, chosen: RolloutBatch, *, values: Array, log_probs: Array, version: int, size: int | None
 ) -> Rollout:
     """The rollout, with what the learners' weights say of it.
 
@@ -43,12 +43,12 @@ def refreshed(
     if not any(passes):
         return rollout
 
-    def named(part: Array) -> Named:
+    def named(part: Array) -> SampleRefs:
         return samples.workers[part], samples.places[part]
 
     recorded = rollout.log_probs.numpy()[at]
     asked = [
-        Asked(
+        ScoreRequest(
             values=[named(part) for part in of_values],
             finals=[named(part) for part in of_finals],
             log_probs=[(named(part), recorded[part]) for part in of_log_probs],
@@ -70,7 +70,7 @@ def refreshed(
     return rollout.evolve(**changed)
 
 
-def _batches(mask: Array, samples: Samples, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
+def _batches(mask: Array, samples: SampleIndex, ranks: Array, world: int, size: int | None) -> Sequence[list[Array]]:
     """Of each rank, batches of the samples in `mask` (bool [S]): indices, by worker and place."""
     order = np.lexsort((samples.places, samples.workers))
     order = order[mask[order]]

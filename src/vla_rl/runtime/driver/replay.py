@@ -20,7 +20,7 @@ class _Held:
 
 
 @define
-class Replay:
+class ReplayIndex:
     """Groups that were trained on and may be again.
 
     `oldest` trains on all of them: each is in the buffer for `uses - 1` trained steps after its own. So each is used

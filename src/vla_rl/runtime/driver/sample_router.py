@@ -15,14 +15,14 @@ from vla_rl.core.types import Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
-from vla_rl.runtime.driver.assembler import Gathered, find_samples, joined
+from vla_rl.runtime.driver.assembler import RolloutBatch, find_samples, joined
 from vla_rl.runtime.driver.refresh import refreshed
-from vla_rl.runtime.driver.replay import Replay
-from vla_rl.runtime.messages.reports import Played
+from vla_rl.runtime.driver.replay import ReplayIndex
+from vla_rl.runtime.messages.reports import TrajectoryResult
 from vla_rl.runtime.placement.assignments import ranks_of
 
 
-class Supply:
+class SampleRouter:
     def __init__(self, fleet: Fleet, spec: Spec, needs: frozenset[str]):
         """`needs`: of the algorithm."""
         shape = RunShape.of(spec)
@@ -31,8 +31,8 @@ class Supply:
         self.early = shape.overlaps and len(fleet.learners) == 1
         """Heavy parts move as soon as their tickets are played. Which of several learners will train on a sample shows
         when the step is whole: each gets equally many."""
-        self.replay = Replay(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
-        self.held: dict[int, Gathered] = {}
+        self.replay = ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
+        self.held: dict[int, RolloutBatch] = {}
         """Group -> its columns, of those that may be trained on again."""
         self.size = spec.train.micro_batch if self.again or max(lane.rows for lane in fleet.lanes) == 1 else None
         """As of `refreshed`."""
@@ -43,13 +43,13 @@ class Supply:
         self._repeated: list[int] = []
         """Those that it trains on again."""
         self._leaving: list[int] = []
-        self._played: dict[int, list[Played]] = {}
+        self._played: dict[int, list[TrajectoryResult]] = {}
         """Policy's worker -> what it played since heavy parts moved last."""
         self._sent: set[int] = set()
         """Tickets whose heavy parts are with the learner, or on their way."""
         self._coming: list[Ref[None]] = []
 
-    def send(self, worker: int, played: Sequence[Played]) -> None:
+    def send(self, worker: int, played: Sequence[TrajectoryResult]) -> None:
         """Move the heavy parts of these tickets, which the policy of that worker has played, to the learner; as many
         at once as it has rows, since each move costs it time."""
         waiting = self._played.setdefault(worker, [])
@@ -58,8 +58,8 @@ class Supply:
             self._send(worker)
 
     def prepare(
-        self, version: int, gathered: Gathered, kept: Rollout, keep: Array, ranks: Array | None = None
-    ) -> Gathered:
+        self, version: int, gathered: RolloutBatch, kept: Rollout, keep: Array, ranks: Array | None = None
+    ) -> RolloutBatch:
         """What is trained on, which lies with the learners then: of a step's rollout what `kept` is cut to (columns
         `keep`, indices), behind what is trained on again. `ranks`: int64 [S], the learner of each of its samples in
         time-major order; None: as suits those who made them."""
@@ -73,7 +73,7 @@ class Supply:
         self.metrics = self._metrics(whole.rollout, again, version)
         return evolve(whole, rollout=self._refreshed(whole, again, version))
 
-    def finish(self, gathered: Gathered, trained: bool) -> dict[str, float]:
+    def finish(self, gathered: RolloutBatch, trained: bool) -> dict[str, float]:
         """A step is over that took this from the rollouts, and was trained or had nothing to train on; what nobody
         will train on any more is freed. -> metrics."""
         leaving = [*self._leaving, *(self.replay.trained(self._repeated, self._new) if trained else ())]
@@ -97,7 +97,7 @@ class Supply:
         self._sent.update(numbers)
         self._coming.append(self.policy_at[worker].call(PolicyInterface.release, numbers))
 
-    def _hold(self, own: Gathered, version: int) -> None:
+    def _hold(self, own: RolloutBatch, version: int) -> None:
         """Keep the light part of a step's own groups."""
         rollout = own.rollout
         oldest = rollout.versions.masked_fill(~rollout.samples, version).amin(0)
@@ -106,7 +106,7 @@ class Supply:
             self._new[group] = int(oldest[columns].min())
             self.held[group] = own.cut(take_columns(rollout, columns).evolve(episodes=()), columns)
 
-    def _moved(self, own: Gathered, ranks: Array | None) -> Gathered:
+    def _moved(self, own: RolloutBatch, ranks: Array | None) -> RolloutBatch:
         """With the learner of each sample; the samples lie there then."""
         for worker in list(self._played):
             self._send(worker)
@@ -139,7 +139,7 @@ class Supply:
         coming, self._coming = self._coming, []
         self.fleet.get_all(coming)
 
-    def _refreshed(self, whole: Gathered, again: Array, version: int) -> Rollout:
+    def _refreshed(self, whole: RolloutBatch, again: Array, version: int) -> Rollout:
         """With values and log-probs of the newest weights: of first uses as the algorithm needs them, if another
         version chose a chunk; of what is trained on again wherever there is a critic."""
         rollout, needs = whole.rollout, self.needs

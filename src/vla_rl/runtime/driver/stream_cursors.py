@@ -10,19 +10,19 @@ import numpy as np
 from attrs import define, evolve, field
 
 from vla_rl.core.types import ResetState
-from vla_rl.runtime.messages.requests import Finished, Start
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 
 
 @define
-class Streams:
+class EnvStreams:
     """The driver's: which ticket follows which, and what a checkpoint keeps."""
 
     issued: dict[int, int] = field(factory=dict)
     """Row -> its last ticket."""
-    consumed: dict[int, Start] = field(factory=dict)
+    consumed: dict[int, EpisodeRequest] = field(factory=dict)
     """Row -> where its stream stood after the last ticket that was trained on."""
 
-    def next(self, start: Start) -> Start:
+    def next(self, start: EpisodeRequest) -> EpisodeRequest:
         """The ticket in its stream. `start`: it, if the stream begins with it."""
         assert start.row is not None
         before, self.issued[start.row] = self.issued.get(start.row), start.number
@@ -33,7 +33,7 @@ class Streams:
             return evolve(start, actions=np.zeros((0, 0, 0), np.float32))
         return evolve(start, state=kept.state, episode=kept.episode, actions=kept.actions, paid=kept.paid)
 
-    def consume(self, ticket: Finished) -> None:
+    def consume(self, ticket: EnvTrajectory) -> None:
         if ticket.after is not None:
             assert ticket.after.row is not None
             self.consumed[ticket.after.row] = ticket.after
@@ -65,6 +65,6 @@ class Streams:
             parts = np.split(kept["actions"], ends[:-1]) if len(ends) else []
             of_rows = zip(*(kept[name].tolist() for name in ("rows", "states", "episodes", "paid")), parts, strict=True)
             for row, state, episode, paid, actions in of_rows:
-                self.consumed[row] = Start(
+                self.consumed[row] = EpisodeRequest(
                     state=states[state], number=-1, episode=episode, row=row, actions=actions, paid=paid
                 )

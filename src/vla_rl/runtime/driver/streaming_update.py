@@ -22,12 +22,12 @@ from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
-from vla_rl.runtime.driver.assembler import Gathered, assemble, find_samples, joined, light_arrays
-from vla_rl.runtime.driver.minibatches import dealt
-from vla_rl.runtime.driver.sample_router import Supply
+from vla_rl.runtime.driver.assembler import RolloutBatch, assemble, find_samples, joined, light_arrays
+from vla_rl.runtime.driver.minibatches import round_robin
+from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.update import merged
 from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.reports import Played
+from vla_rl.runtime.messages.reports import TrajectoryResult
 
 CLOSE = 1e-3
 """Of the largest: by how much those of a part may differ from those of the whole step. Sums of rewards are rounded
@@ -73,14 +73,14 @@ class Queue:
 
 
 @define(eq=False)
-class Feeding:
+class StreamingUpdate:
     fleet: Fleet
     spec: Spec
     algorithm: Algorithm
-    supply: Supply
+    supply: SampleRouter
     judged: list[int] = field(factory=list, init=False)
     """The first tickets of the running step, which were judged already."""
-    _parts: list[Gathered] = field(factory=list, init=False)
+    _parts: list[RolloutBatch] = field(factory=list, init=False)
     """What their filters left."""
     _queues: list[Queue] = field(factory=list, init=False)
     """Its samples."""
@@ -94,11 +94,11 @@ class Feeding:
         """Samples of a micro-batch of every rank."""
         return self.spec.train.micro_batch * len(self.fleet.learners)
 
-    def worthwhile(self, played: Sequence[tuple[int, Played]]) -> bool:
+    def worthwhile(self, played: Sequence[tuple[int, TrajectoryResult]]) -> bool:
         """Whether these further tickets fill a micro-batch of every rank."""
         return sum(len(ticket.chosen["versions"]) for _, ticket in played) >= self._size
 
-    def feed(self, step: int, version: int, played: Sequence[tuple[int, Played]]) -> None:
+    def feed(self, step: int, version: int, played: Sequence[tuple[int, TrajectoryResult]]) -> None:
         """Judge these further tickets, and let the learners begin with them. Does not wait for that."""
         gathered = assemble(step, played, self.spec.rollout.group_size)
         self.judged += gathered.numbers.tolist()
@@ -116,7 +116,7 @@ class Feeding:
             self._send(left.take(slice(count)))
             self._left = [left.take(slice(count, None))]
 
-    def prepare(self, version: int, gathered: Gathered, kept: Rollout, keep: Array) -> Gathered:
+    def prepare(self, version: int, gathered: RolloutBatch, kept: Rollout, keep: Array) -> RolloutBatch:
         """What is trained on: the columns `keep` (indices) of a step's rollout, which `kept` is cut to, with the
         learners. Raises PluginError where filters left others of parts."""
         numbers = gathered.numbers[keep]
@@ -129,7 +129,7 @@ class Feeding:
         chosen = joined([*self._parts, *further])
         return evolve(chosen, rollout=chosen.rollout.evolve(episodes=gathered.rollout.episodes))
 
-    def _prepared(self, version: int, gathered: Gathered, kept: Rollout, columns: Array) -> Gathered:
+    def _prepared(self, version: int, gathered: RolloutBatch, kept: Rollout, columns: Array) -> RolloutBatch:
         """Samples are dealt by their place in the step."""
         known = sum(len(queue) for queue in self._queues)
         samples = find_samples(kept, columns, gathered)
@@ -137,7 +137,9 @@ class Feeding:
         ranks[order] = (known + np.arange(len(order))) // self.spec.train.micro_batch % len(self.fleet.learners)
         return self.supply.prepare(version, gathered, kept, columns, ranks)
 
-    def update(self, chosen: Gathered, advantages: Advantages, wait: Callable[[Any], list[Any]]) -> dict[str, float]:
+    def update(
+        self, chosen: RolloutBatch, advantages: Advantages, wait: Callable[[Any], list[Any]]
+    ) -> dict[str, float]:
         """Give the learners what they were not given of what was prepared, and let them step. -> metrics. Raises
         PluginError where parts were judged otherwise than the whole step is."""
         whole, epochs = _queue_of(chosen, advantages), self.spec.train.epochs
@@ -172,7 +174,7 @@ class Feeding:
 
     def _send(self, queue: Queue) -> None:
         """To the learners, who go on with them when they come to it."""
-        batches = dealt(len(queue), len(self.fleet.learners), self.spec.train.micro_batch)
+        batches = round_robin(len(queue), len(self.fleet.learners), self.spec.train.micro_batch)
         passes, first, self._begun = max(map(len, batches)), not self._begun, True
         for learner, of_rank in zip(self.fleet.learners, batches, strict=True):
             own = queue.take(np.concatenate([np.zeros(0, np.int64), *of_rank]))
@@ -207,7 +209,7 @@ class Feeding:
         )
 
 
-def _queue_of(chosen: Gathered, advantages: Advantages) -> Queue:
+def _queue_of(chosen: RolloutBatch, advantages: Advantages) -> Queue:
     samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
     queue = Queue(
         numbers=chosen.numbers[samples.columns],

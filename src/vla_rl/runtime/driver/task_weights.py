@@ -12,7 +12,7 @@ from vla_rl.core.types import Episode
 from vla_rl.toolkit.json_files import read_record
 
 
-class TaskWindows:
+class TaskWeighting:
     """Dynamic weighted resampling (AcceRL, eq. 11): of each task the last `window` outcomes, over all workers; a task
     weighs its failures among them + `smoothing`.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, Event, Recorder
+from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, CallRecorder, Event
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
@@ -103,7 +103,7 @@ class Trace:
     def __init__(self, assignments: Sequence[Assignment]):
         self.assignments = assignments
         self.all = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
-        self.own = Recorder()
+        self.own = CallRecorder()
         self.segments: deque[Segment] = deque()
         self.usage: dict[str, Usage] = {}
         self.begin = self.last = monotonic()

@@ -13,8 +13,8 @@ from vla_rl.core.types import Advantages, Array
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface
-from vla_rl.runtime.driver.assembler import Gathered, Samples, find_samples, light_arrays
-from vla_rl.runtime.driver.minibatches import Share, share_out
+from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, find_samples, light_arrays
+from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 Result = dict[str, Any]
@@ -24,7 +24,7 @@ Result = dict[str, Any]
 def update(
     fleet: Fleet,
     spec: Spec,
-    chosen: Gathered,
+    chosen: RolloutBatch,
     advantages: Advantages,
     wait: Callable[[Sequence[Ref[Result]]], list[Result]],
 ) -> dict[str, float]:
@@ -53,15 +53,15 @@ def update(
 
 
 def _shares(
-    fleet: Fleet, spec: Spec, step: int, samples: Samples, ranks: Array, light: dict[str, Array | None]
-) -> list[Share]:
+    fleet: Fleet, spec: Spec, step: int, samples: SampleIndex, ranks: Array, light: dict[str, Array | None]
+) -> list[RankShard]:
     """What each rank (`ranks`, int64 [S]) trains on: what its own policy made first, then what others did, each in the
     order in which it lay there."""
     home = np.array([learner.worker for learner in fleet.learners])
     source = np.where(samples.workers == home[ranks], 0, samples.workers + 1)
     order = np.empty(len(ranks), np.int64)
     order[np.lexsort((samples.places, source))] = np.arange(len(ranks))
-    return share_out(
+    return split_into_minibatches(
         ranks,
         order,
         light,

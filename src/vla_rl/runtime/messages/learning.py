@@ -41,25 +41,25 @@ class ImitationStep:
     lr: float
 
 
-Named = tuple[Array, Array]
+SampleRefs = tuple[Array, Array]
 """Samples: workers and places, int64 [b] each."""
 
 
 @frozen(kw_only=True, eq=False)
-class Asked:
+class ScoreRequest:
     """Of one rank, in batches."""
 
-    values: Sequence[Named] = ()
-    finals: Sequence[Named] = ()
+    values: Sequence[SampleRefs] = ()
+    finals: Sequence[SampleRefs] = ()
     """Samples whose final observations are valued."""
-    log_probs: Sequence[tuple[Named, Array]] = ()
+    log_probs: Sequence[tuple[SampleRefs, Array]] = ()
     """With those recorded, float32 [b, C, M]."""
     passes: tuple[int, int, int] = (0, 0, 0)
     """Batches of each, of the rank that has most."""
 
 
 @frozen(kw_only=True, eq=False)
-class Found:
+class SampleScores:
     """Batch by batch."""
 
     values: list[Array]

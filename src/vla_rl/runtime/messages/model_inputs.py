@@ -13,7 +13,7 @@ from vla_rl.core.types import Array, ArrayOrTensor, Chunk, EnvInfo, Observation,
 
 
 @frozen(kw_only=True, eq=False)
-class Heavy:
+class ModelInputs:
     """B samples: observations, chosen actions [B, C, A] and the model's own replay, batch first."""
 
     obs: Observation
@@ -23,31 +23,31 @@ class Heavy:
     def __len__(self) -> int:
         return len(self.obs)
 
-    def take(self, indices: Array) -> Heavy:
+    def take(self, indices: Array) -> ModelInputs:
         if np.array_equal(indices, np.arange(len(self))):
             return self
-        return Heavy(
+        return ModelInputs(
             obs=self.obs.take(indices),
             actions=pick(self.actions, indices),
-            replay={name: pick(tensor, indices) for name, tensor in self.replay.items()},
+            extras={name: pick(tensor, indices) for name, tensor in self.extras.items()},
         )
 
     @property
     def nbytes(self) -> int:
-        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.replay.values())
+        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.extras.values())
 
-    def numpy(self) -> Heavy:
-        replay = {name: to_numpy(tensor) for name, tensor in self.replay.items()}
-        return Heavy(obs=self.obs.numpy(), actions=to_numpy(self.actions), replay=replay)
+    def numpy(self) -> ModelInputs:
+        replay = {name: to_numpy(tensor) for name, tensor in self.extras.items()}
+        return ModelInputs(obs=self.obs.numpy(), actions=to_numpy(self.actions), extras=replay)
 
     @staticmethod
-    def concat(parts: Sequence[Heavy]) -> Heavy:
+    def concat(parts: Sequence[ModelInputs]) -> ModelInputs:
         if len(parts) == 1:
             return parts[0]
-        return Heavy(
+        return ModelInputs(
             obs=Observation.concat([part.obs for part in parts]),
             actions=concat([part.actions for part in parts]),
-            replay={name: concat([part.replay[name] for part in parts]) for name in parts[0].replay},
+            extras={name: concat([part.extras[name] for part in parts]) for name in parts[0].extras},
         )
 
 
@@ -58,34 +58,34 @@ def nbytes(obs: Observation) -> int:
 
 
 @frozen(kw_only=True, eq=False)
-class Part:
+class SampleBatch:
     """Samples that one policy made, on their way to a learner."""
 
     places: Array
     """int64 [B] ascending: where they lie with that policy."""
-    heavy: Heavy
+    heavy: ModelInputs
     ended: Array
     """int64 [K] ascending: places of those behind which there is a final observation; none where values are never asked
     for again."""
     finals: Observation | None
     """These, [K]; None: there is none."""
 
-    def numpy(self) -> Part:
+    def numpy(self) -> SampleBatch:
         finals = None if self.finals is None else self.finals.numpy()
-        return Part(places=self.places, heavy=self.heavy.numpy(), ended=self.ended, finals=finals)
+        return SampleBatch(places=self.places, heavy=self.heavy.numpy(), ended=self.ended, finals=finals)
 
     @staticmethod
-    def concat(parts: Sequence[Part]) -> Part:
+    def concat(parts: Sequence[SampleBatch]) -> SampleBatch:
         finals = [part.finals for part in parts if part.finals is not None]
-        return Part(
+        return SampleBatch(
             places=np.concatenate([part.places for part in parts]),
-            heavy=Heavy.concat([part.heavy for part in parts]),
+            heavy=ModelInputs.concat([part.heavy for part in parts]),
             ended=np.concatenate([part.ended for part in parts]),
             finals=Observation.concat(finals) if finals else None,
         )
 
 
-def blank(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
+def dummy_sample(model: VLAModel, info: EnvInfo) -> tuple[Observation, Chunk]:
     """One sample of a black picture, and the chunk that the model likes best for it."""
     obs = Observation(
         images={name: np.zeros((1, *size, 3), np.uint8) for name, size in info.cameras.items()},

@@ -6,25 +6,25 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from vla_rl.runtime.messages.requests import Finished
+from vla_rl.runtime.messages.requests import EnvTrajectory
 from vla_rl.toolkit.waiting import Work
 
 
 @frozen(kw_only=True, eq=False)
-class Played:
+class TrajectoryResult:
     """A ticket that was played."""
 
-    finished: Finished
+    finished: EnvTrajectory
     """What its simulator says."""
     chosen: dict[str, Any]
     """What its policy says: light fields [T, ...]; nothing in an evaluation."""
 
 
 @define(kw_only=True, eq=False)
-class Report:
+class RolloutReport:
     """What came of some tickets, and what was done since the last report."""
 
-    played: list[Played] = field(factory=list)
+    played: list[TrajectoryResult] = field(factory=list)
     env_seconds: dict[int, float] = field(factory=dict)
     """Of each sim worker, or of each lane where lanes work at the same time."""
     policy_seconds: dict[int, float] = field(factory=dict)
@@ -36,7 +36,7 @@ class Report:
     faults: list[str] = field(factory=list)
     """What broke and was repaired."""
 
-    def add(self, other: Report) -> None:
+    def add(self, other: RolloutReport) -> None:
         """What another says was done too, but for its tickets."""
         for worker, seconds in other.env_seconds.items():
             self.env_seconds[worker] = self.env_seconds.get(worker, 0.0) + seconds
@@ -49,7 +49,7 @@ class Report:
 
 
 @frozen
-class Count:
+class RolloutProgress:
     """Of one policy's worker, or the sum of several, since it began to play."""
 
     tickets: int = 0
@@ -61,8 +61,8 @@ class Count:
     works: tuple[Work, ...] = ()
     """What else goes on there, and takes long."""
 
-    def __add__(self, other: Count) -> Count:
-        return Count(
+    def __add__(self, other: RolloutProgress) -> RolloutProgress:
+        return RolloutProgress(
             self.tickets + other.tickets,
             self.steps + other.steps,
             self.solved + other.solved,

@@ -14,7 +14,7 @@ class EnvError(UserError):
 
 
 @frozen(kw_only=True, eq=False)
-class Start:
+class EpisodeRequest:
     """An episode to be played, or to be gone on with: the first one of a ticket, or a further one."""
 
     state: ResetState
@@ -50,7 +50,7 @@ class Start:
 
 
 @frozen(kw_only=True, eq=False)
-class Finished:
+class EnvTrajectory:
     """What came of a ticket of T chunk steps."""
 
     number: int
@@ -60,14 +60,14 @@ class Finished:
     """Those that ended."""
     frames: dict[str, Array] | None
     """Camera -> uint8 [F, H, W, 3] of the last one that was recorded: the first observation, one after each chunk."""
-    after: Start | None = None
+    after: EpisodeRequest | None = None
     """Where its stream stands; None: it is of none."""
     world: int | None = None
     """Of an imagined one: the version of the world model that made it."""
 
 
 @frozen(kw_only=True, eq=False)
-class Request:
+class StepRequest:
     """What a policy is asked to do for one lane (act on `obs`, value `final`), and what the last chunk step brought."""
 
     asking: Array
@@ -79,7 +79,7 @@ class Request:
     """int64 [2, F], of those whose last chunk needs a bootstrap value: `final_numbers`, `final_versions`."""
     final: Observation | None
     """Of these F rows: final observation where truncated, next observation at the end of a ticket."""
-    finished: tuple[Finished, ...]
+    finished: tuple[EnvTrajectory, ...]
     """Tickets that ended with the last chunk step."""
     again: tuple[tuple[int, int], ...]
     """(ticket, chunk steps of it that stand) where a row broke: the others are played again."""
@@ -149,12 +149,12 @@ def _row(of: Array, index: int) -> Array:
     return row
 
 
-Key = tuple[int, int]
+RecordingKey = tuple[int, int]
 """Number of a ticket, or of an evaluation's state, and the episode."""
 
 
 @frozen(kw_only=True)
-class Mode:
+class PolicyMode:
     """How a policy acts in a phase, and whether it keeps records for learning."""
 
     purpose: str

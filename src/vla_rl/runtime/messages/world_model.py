@@ -34,7 +34,7 @@ class RecordedEpisode:
 
 
 @frozen(kw_only=True)
-class Fitted:
+class FitResult:
     """What came of a fit."""
 
     updates: int

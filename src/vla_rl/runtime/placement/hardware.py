@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
 
 
-class Device(NamedTuple):
+class WorkerDevice(NamedTuple):
     """Of one worker."""
 
     number: int | None = None
@@ -27,14 +27,14 @@ class Device(NamedTuple):
     """Such as "NVIDIA H200"."""
 
 
-def own_device(kind: str) -> Device:
+def own_device(kind: str) -> WorkerDevice:
     """Of this process, for a worker whose slot is on "cuda" or "cpu"."""
     if kind == "cpu":
-        return Device()
+        return WorkerDevice()
     number = torch.cuda.current_device()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     outside = visible[number] if number < len(visible) else ""
-    return Device(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
+    return WorkerDevice(int(outside) if outside.isdigit() else number, torch.cuda.get_device_name(number))
 
 
 def threads(cpus: float) -> int:
@@ -49,7 +49,7 @@ def machine() -> Cluster:
     return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
 
 
-def describe(assignments: Sequence[Assignment], devices: Sequence[Device]) -> str:
+def describe(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:
     """`sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
     workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
     parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]

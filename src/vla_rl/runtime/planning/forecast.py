@@ -13,7 +13,7 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.placement.assignments import Assignment, assign
-from vla_rl.runtime.planning.part import Part, part_of
+from vla_rl.runtime.planning.part import JobModel, part_of
 from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation
 from vla_rl.toolkit.waiting import waiting
@@ -203,7 +203,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     )
 
 
-def _steps(part: Part, profile: Profile, max_lag: int) -> int:
+def _steps(part: JobModel, profile: Profile, max_lag: int) -> int:
     """Training steps to take the mean of: fewer of a big job."""
     if not profile.varies:
         return max_lag + 1

@@ -31,7 +31,7 @@ class Server:
 
 
 @frozen(kw_only=True)
-class Part:
+class JobModel:
     workers: Mapping[int, Assignment]
     """Of simulators and policies."""
     learners: tuple[Assignment, ...]
@@ -63,7 +63,7 @@ class Part:
         return len(self.policies if role == "policy" else self.learners)
 
 
-def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float) -> Part:
+def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float) -> JobModel:
     """Of a plan whose training steps play so many tickets."""
     servers = _servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
@@ -75,7 +75,7 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
     if not profile.varies and tickets % rows == 0 and (exact or there > ROWS):
         kept, widths = _in_step(kept, servers)
         kept, fold = _folded(kept)
-    return Part(
+    return JobModel(
         workers={worker.index: worker for worker in kept},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,

@@ -1,4 +1,4 @@
-"""A run on virtual time: the very `Flow`, `Play` and `drive` of a run, on workers that take virtual seconds.
+"""A run on virtual time: the very `Flow`, `TicketQueue` and `drive` of a run, on workers that take virtual seconds.
 
 A worker does one call after another, in the order in which they were issued, as a Ray actor does; so the end of a call
 is known as soon as it is issued, and a reference is that time. The driver issues tickets, hands them out, waits for
@@ -18,18 +18,18 @@ from attrs import define, evolve, field, frozen
 
 from vla_rl.core.run.flow import Flow
 from vla_rl.core.types import ResetState
-from vla_rl.runtime.messages.requests import Mode, Start
+from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
-from vla_rl.runtime.planning.part import Part, Server
+from vla_rl.runtime.planning.part import JobModel, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.runtime.scheduling.batching import Driving, Lane, drive
-from vla_rl.runtime.scheduling.ticket_queue import Play
+from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9
 """Seconds by which a virtual wait is longer than asked, so that rounding never makes it too short."""
-MODE = Mode(purpose="action", greedy=False, keep=True)
+MODE = PolicyMode(purpose="action", greedy=False, keep=True)
 STATE = ResetState(id=0, task="any")
 ENDLESS = 10**9
 
@@ -83,7 +83,7 @@ class _Rows:
 
 @define
 class Simulation:
-    part: Part
+    part: JobModel
     profile: Profile
     max_lag: int
     part_size: float = 0.0
@@ -97,9 +97,9 @@ class Simulation:
     _events: list[tuple[float, int, Callable[[], None]]] = field(init=False, factory=list)
     _order: count[int] = field(init=False, factory=count)
     _rows: dict[int, _Rows] = field(init=False, factory=dict)
-    _plays: dict[int, Play] = field(init=False)
+    _plays: dict[int, TicketQueue] = field(init=False)
     _drivings: dict[int, Driving] = field(init=False, factory=dict)
-    _waiting: deque[Start] = field(init=False, factory=deque)
+    _waiting: deque[EpisodeRequest] = field(init=False, factory=deque)
     """Tickets that no worker holds."""
     _given: dict[int, int] = field(init=False)
     """Worker -> tickets that it holds."""
@@ -116,7 +116,7 @@ class Simulation:
 
     def __attrs_post_init__(self) -> None:
         self.flow = Flow(per_step=self.part.tickets, steps=ENDLESS, max_lag=self.max_lag)
-        self._plays = {p.index: Play(p.served) for p in self.part.policies}
+        self._plays = {p.index: TicketQueue(p.served) for p in self.part.policies}
         self._given = dict.fromkeys(self._plays, 0)
 
     def run(self, steps: int) -> list[Step]:
@@ -135,7 +135,7 @@ class Simulation:
 
     def _begin_step(self) -> None:
         self._begun = self.now
-        self._waiting.extend(Start(state=STATE, number=ticket.number) for ticket in self.flow.issue())
+        self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue())
         self._held = max(self._held, self.flow.held * self.part.fold)
         self._hand_out()
         self._feed()
@@ -153,7 +153,7 @@ class Simulation:
     def _hand_out(self) -> None:
         """Give tickets to whoever holds fewest for its rows, as `Tickets` does."""
         rows = {p.index: p.rows_served for p in self.part.policies}
-        coming: dict[int, list[Start]] = {}
+        coming: dict[int, list[EpisodeRequest]] = {}
         while self._waiting:
             worker = min(rows, key=lambda worker: self._given[worker] / rows[worker])
             if self._given[worker] >= most_held(rows[worker], self.part.several, self.max_lag > 0):
@@ -245,7 +245,7 @@ class Simulation:
             for lane, home in zip(policy.served, policy.homes, strict=True)
         ]
 
-        def act(method: str, mode: Mode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
+        def act(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
             rows, cost = fold * sum(len(request.positions) for request in requests), profile.policy
             share = cost.share(rows / cost.rows, policy.slot.cpus)
             at = self._work(own, "policy", cost.draw(self._random, share) if rows else 0.0, own.free + turn)
@@ -262,7 +262,7 @@ class Simulation:
         server = Server() if home.side_by_side else self.part.servers[home.index]
         times = self.part.fold / width
 
-        def call(method: str, index: int, actions: Any, tickets: Sequence[Start]) -> _Reference:
+        def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
             rows = self._rows[index] = _Rows() if method == "begin" else self._rows[index]
             rows.waiting.extend(ticket.number for ticket in tickets)
             seconds, finished = 0.0, list[int]()

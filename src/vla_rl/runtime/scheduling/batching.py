@@ -13,7 +13,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from vla_rl.core.plan import Window
-from vla_rl.runtime.messages.requests import Mode
+from vla_rl.runtime.messages.requests import PolicyMode
 from vla_rl.runtime.placement.assignments import LaneSlice
 
 Call = Callable[..., Any]
@@ -51,7 +51,7 @@ def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
 def drive(
     lanes: Sequence[Lane],
     policy: Call,
-    mode: Mode,
+    mode: PolicyMode,
     window: Window,
     tickets: Callable[[Lane, int, int, int], Sequence[Any]],
     value_of: Callable[[Any], Any],
@@ -74,7 +74,7 @@ def drive(
 @define
 class _Driver:
     policy: Call
-    mode: Mode
+    mode: PolicyMode
     tickets: Callable[[Lane, int, int, int], Sequence[Any]]
     value_of: Callable[[Any], Any]
     ready: Callable[[Sequence[Any], float | None], list[Any]]

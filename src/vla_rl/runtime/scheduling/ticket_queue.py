@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from threading import Condition
 
-from vla_rl.runtime.messages.reports import Report
-from vla_rl.runtime.messages.requests import Start
-from vla_rl.runtime.messages.stream_cursors import Standings
+from vla_rl.runtime.messages.reports import RolloutReport
+from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.messages.stream_cursors import StreamCursors
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.scheduling.batching import Lane
 
@@ -19,12 +19,12 @@ LOOK_S = 0.5
 class _Batch:
     """Tickets that were given together, by task."""
 
-    def __init__(self, starts: Iterable[Start]):
-        self.of_task: dict[str, deque[Start]] = {}
+    def __init__(self, starts: Iterable[EpisodeRequest]):
+        self.of_task: dict[str, deque[EpisodeRequest]] = {}
         for start in starts:
             self.of_task.setdefault(start.state.task, deque()).append(start)
 
-    def pop(self, tasks: Collection[str]) -> Start:
+    def pop(self, tasks: Collection[str]) -> EpisodeRequest:
         """The next one of these tasks; if there is none, of the task that has most left."""
         task = next((task for task in tasks if task in self.of_task), None)
         if task is None:
@@ -35,10 +35,10 @@ class _Batch:
         return start
 
 
-class Play:
+class TicketQueue:
     """Tickets of one worker. One thread plays, others give tickets and ask for what came of them."""
 
-    def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[Start]] = ()) -> None:
+    def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
         """`batches`: to begin with."""
         self.lanes = len(lanes)
         self.going = False
@@ -48,13 +48,13 @@ class Play:
         self._held: dict[int, deque[str]] = {}
         """Lane -> tasks that its rows got last: many simulators need seconds to build the scene of another."""
         self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
-        self._own: dict[int, list[Start]] = {}
+        self._own: dict[int, list[EpisodeRequest]] = {}
         """Lane -> tickets of its rows' streams."""
-        self._later: list[list[Start]] = []
+        self._later: list[list[EpisodeRequest]] = []
         """Those that wait for the end of others, with which they go on, or for a version of the weights."""
         self._version = 0
-        self._standings = Standings()
-        self._report = Report()
+        self._standings = StreamCursors()
+        self._report = RolloutReport()
         self._done: set[int] = set()
         """Tickets in the report."""
         if batches:
@@ -62,25 +62,25 @@ class Play:
 
     # ------------------------------------------------------------------------------------- by whoever gives tickets
 
-    def begin(self, batches: Iterable[Sequence[Start]]) -> None:
+    def begin(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
         """Before the first are played."""
         with self._changed:
             self.going = True
             self._add(batches)
 
-    def give(self, batches: Iterable[Sequence[Start]]) -> bool:
+    def give(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
         """-> whether these will be played; if not, playing has ended, and has to begin anew."""
         with self._changed:
             if self.going:
                 self._add(batches)
             return self.going
 
-    def report(self, needed: Collection[int], early: bool) -> Report:
+    def report(self, needed: Collection[int], early: bool) -> RolloutReport:
         """Wait until all these tickets are played (`early`: one of all), or playing has ended. -> what was not
         reported before."""
         with self._changed:
             self._changed.wait_for(lambda: not self.going or (self._done if early else self._done.issuperset(needed)))
-            found, self._report = self._report, Report()
+            found, self._report = self._report, RolloutReport()
             self._done.clear()
             return found
 
@@ -90,7 +90,7 @@ class Play:
             self._version = version
             self._place()
 
-    def _add(self, batches: Iterable[Sequence[Start]]) -> None:
+    def _add(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
         for starts in batches:
             self._left += len(starts)
             self._later.append(list(starts))
@@ -116,7 +116,7 @@ class Play:
 
     # -------------------------------------------------------------------------------------------- by whoever plays
 
-    def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[Start]:
+    def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
         """For the rows of a lane that are free, or will be after their next chunk, and some to wait there for those
         that end before they have to: fewer and fewer, so that no lane holds what another could play. Tickets of
         streams go to the lanes that have their rows."""
@@ -135,7 +135,7 @@ class Play:
                     self._batches.popleft()
             return found
 
-    def add(self, done: Report) -> None:
+    def add(self, done: RolloutReport) -> None:
         """Tickets that ended, and what was done."""
         with self._changed:
             self._report.played += done.played

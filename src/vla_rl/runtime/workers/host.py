@@ -24,36 +24,36 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
-from vla_rl.runtime.comm.channel import Answering, RayPeers
+from vla_rl.runtime.comm.channel import RayPeers, RpcServer
 from vla_rl.runtime.comm.interfaces import IDLE, HostInterface
 from vla_rl.runtime.comm.remote import IMAGINED, declaration_of
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, Event, Recorder, clock
-from vla_rl.runtime.messages.learning import Named
-from vla_rl.runtime.messages.reports import Count, Played, Report
-from vla_rl.runtime.messages.requests import Mode, Request, Start
+from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, CallRecorder, Event, clock
+from vla_rl.runtime.messages.learning import SampleRefs
+from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_algorithm, build_env, open_data, values_for
-from vla_rl.runtime.placement.hardware import Device, own_device, threads
+from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, threads
 from vla_rl.runtime.scheduling.batching import Call, drive
-from vla_rl.runtime.scheduling.ticket_queue import Play
-from vla_rl.runtime.workers.env.env_worker import SimRole
-from vla_rl.runtime.workers.env.world_model_recording import Recordings
-from vla_rl.runtime.workers.learner.learner import LearnerRole
+from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
+from vla_rl.runtime.workers.env.env_worker import EnvWorker
+from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
+from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.models import build_model
 from vla_rl.runtime.workers.offload import Offload
-from vla_rl.runtime.workers.policy.env_clients import Reach
-from vla_rl.runtime.workers.policy.policy_worker import PolicyRole
-from vla_rl.runtime.workers.policy.progress import Progress
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedRows
-from vla_rl.runtime.workers.world_model.worker import Practice
+from vla_rl.runtime.workers.policy.env_clients import EnvClients
+from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
+from vla_rl.runtime.workers.policy.progress import ProgressCounter
+from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 from vla_rl.toolkit.waiting import works_now
 
 Result = dict[str, Any]
 PLAYING = "action", "evaluation"
-"""Purposes of a `Mode` on the simulators; the others are in the world model."""
+"""Purposes of a `PolicyMode` on the simulators; the others are in the world model."""
 
 
-class Worker(HostInterface):
+class WorkerHost(HostInterface):
     def __init__(
         self, spec: Spec | dict[str, Any], assignment: Assignment, on_beat: Callable[[], None] = lambda: None
     ) -> None:
@@ -65,23 +65,23 @@ class Worker(HostInterface):
         self.wrappers = hook_modules(self.spec.plugins)
         self.roles: dict[str, Any] = {}
         self.data: Demonstrations | None = None
-        self.trace = Recorder()
+        self.trace = CallRecorder()
         self.offload = Offload(self.roles, assignment, self._make_env)
-        self.doings: dict[int, tuple[str, float]] = {}
+        self.activities: dict[int, tuple[str, float]] = {}
         """Of each thread: weights are published while a rollout is played."""
         self.between_requests = Lock()
         """Held by whoever uses the policy role: a model is swapped between two requests, never within one."""
         self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
         """Held by whoever works in a lane: after an error its policy may ask again while its last call goes on."""
-        self.has_to_leave: Callable[[], bool] = lambda: False
+        self.stop_requested: Callable[[], bool] = lambda: False
         """Whether a rollout or an evaluation ends where it is, with StopRequested."""
         self.imagining = Lock()
         """Held by whoever works with the world model."""
-        self.reach = Reach(assignment, self._direct, lambda: self.beat(IDLE))
-        self.answering = Answering(assignment.threads)
+        self.reach = EnvClients(assignment, self._direct, lambda: self.beat(IDLE))
+        self.answering = RpcServer(assignment.threads)
         self._homes = {lane.index: home for lane, home in zip(assignment.served, assignment.homes, strict=True)}
-        self.plays = {purpose: Play(assignment.served) for purpose in ("action", "imagination")}
-        self.played = Progress()
+        self.plays = {purpose: TicketQueue(assignment.served) for purpose in ("action", "imagination")}
+        self.played = ProgressCounter()
         if assignment.slot.device == "cpu":
             torch.set_num_threads(threads(assignment.slot.cpus))
 
@@ -93,15 +93,15 @@ class Worker(HostInterface):
             ask_plugin(spec)
         envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
         bootstrap = values_for(self.algorithm) != "none"
-        long: dict[str, Any] = {"beat": self.beat, "has_to_leave": lambda: self.has_to_leave()}
+        long: dict[str, Any] = {"beat": self.beat, "stop_requested": lambda: self.stop_requested()}
         if folder is not None:
-            self.roles["recordings"] = Recordings()
+            self.roles["recordings"] = WorldModelRecordings()
         if folder is not None and imagined:
             info = next(iter(envs.values())).info
-            practice = Practice(spec, info, folder, self.assignment.slot.device, self.wrappers, **long)
+            practice = WorldModelWorker(spec, info, folder, self.assignment.slot.device, self.wrappers, **long)
             self.roles["imagination"] = practice
-            self.roles[IMAGINED] = ImaginedRows(practice, imagined, bootstrap)
-        self.roles["sim"] = SimRole(
+            self.roles[IMAGINED] = ImaginedEnvs(practice, imagined, bootstrap)
+        self.roles["sim"] = EnvWorker(
             spec,
             envs,
             self.assignment.lanes,
@@ -147,7 +147,7 @@ class Worker(HostInterface):
         model = build_model(spec, info, slot.device, scaling, self.algorithm, self.wrappers)
         needs = self.algorithm.needs
         if "policy" in slot.roles:
-            self.roles["policy"] = PolicyRole(
+            self.roles["policy"] = PolicyWorker(
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
@@ -158,7 +158,7 @@ class Worker(HostInterface):
                 between_requests=self.between_requests,
             )
         if "learner" in slot.roles:
-            self.roles["learner"] = LearnerRole(
+            self.roles["learner"] = Learner(
                 model,
                 self.algorithm,
                 spec.train,
@@ -186,43 +186,43 @@ class Worker(HostInterface):
         finally:
             self.beat(IDLE)
 
-    def play(self, batches: Sequence[Sequence[Start]]) -> Report:
+    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         self.plays["action"].begin(batches)
         with self.reach.talking():
-            return self._drive(Mode(purpose="action", greedy=False, keep=True), self.plays["action"])
+            return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.plays["action"])
 
-    def imagine(self, batches: Sequence[Sequence[Start]]) -> Report:
+    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         self.plays["imagination"].begin(batches)
-        return self._drive(Mode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
+        return self._drive(PolicyMode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
 
-    def give(self, batches: Sequence[Sequence[Start]], purpose: str) -> bool:
+    def give(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
         return self.plays[purpose].give(batches)
 
-    def report(self, needed: Sequence[int], early: bool, purpose: str) -> Report:
+    def report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         self.beat(IDLE)
         return self.plays[purpose].report(needed, early)
 
-    def play_eval(self, tickets: Sequence[Start], greedy: bool) -> Report:
-        play = Play(self.assignment.served, [tickets])
+    def play_eval(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
+        play = TicketQueue(self.assignment.served, [tickets])
         with self.reach.talking():
-            return self._drive(Mode(purpose="evaluation", greedy=greedy, keep=False), play)
+            return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), play)
 
-    def imagine_eval(self, tickets: Sequence[Start]) -> Report:
-        play = Play(self.assignment.served, [tickets])
-        return self._drive(Mode(purpose="inflation", greedy=False, keep=False), play)
+    def imagine_eval(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
+        play = TicketQueue(self.assignment.served, [tickets])
+        return self._drive(PolicyMode(purpose="inflation", greedy=False, keep=False), play)
 
     def keep(self, places: Array, host: bool) -> None:
         parts = self.roles["policy"].parts(places)
         self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
 
-    def update(self, step: int, named: Named, light: Any, steps: Any) -> Result:
+    def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> Result:
         result: Result = self.roles["learner"].update(step, self._heavy(named), light, steps)
         return result
 
-    def feed(self, named: Named, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+    def feed(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
         self.roles["learner"].feed(self._heavy(named), light, micro_batches, passes, first)
 
-    def _heavy(self, named: Named) -> Any:
+    def _heavy(self, named: SampleRefs) -> Any:
         rows = self.roles["learner"].buffer.heavy(*named)
         once = not RunShape.of(self.spec).replays and len(rows)
         return rows.take(np.arange(len(rows))) if once else rows
@@ -241,7 +241,7 @@ class Worker(HostInterface):
     def clock(self) -> tuple[str, float]:
         return clock()
 
-    def device(self) -> Device:
+    def device(self) -> WorkerDevice:
         return own_device(self.assignment.slot.device)
 
     def model_size(self) -> dict[str, float]:
@@ -263,24 +263,24 @@ class Worker(HostInterface):
         with ExitStack() as stack:
             for lane in self.in_lane.values():
                 stack.enter_context(lane)
-            sim: SimRole = self.roles["sim"]
+            sim: EnvWorker = self.roles["sim"]
             return sim.close()
 
     def beat(self, doing: str | None = None) -> None:
         """Say that work goes on; a call that says nothing for longer than the deadline is reported as hung."""
         thread = get_ident()
-        self.doings[thread] = (doing or self.doings.get(thread, (IDLE, 0.0))[0], time())
+        self.activities[thread] = (doing or self.activities.get(thread, (IDLE, 0.0))[0], time())
         self.on_beat()
 
     @property
     def doing(self) -> tuple[str, float]:
         """What has gone on for longest without a word, and since when."""
-        busy = [doing for doing in tuple(self.doings.values()) if doing[0] != IDLE]
+        busy = [doing for doing in tuple(self.activities.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
-    def count(self) -> Count:
+    def count(self) -> RolloutProgress:
         """How far it is with what it plays."""
-        sim: SimRole | None = self.roles.get("sim")
+        sim: EnvWorker | None = self.roles.get("sim")
         return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0, works=works_now())
 
     def _who(self, role: str, method: str, arguments: Sequence[Any]) -> str:
@@ -299,7 +299,7 @@ class Worker(HostInterface):
         """Calls to a role in this worker, as a lane makes them; `track` of the trace, in place of the method's."""
 
         def call(method: str, *arguments: Any) -> Any:
-            if self.has_to_leave():
+            if self.stop_requested():
                 raise StopRequested
             self.beat(f"{self._who(name, method, arguments)} ({self._plugin(name)}): {method}")
             return self._timed(name, method, arguments, track)
@@ -328,7 +328,7 @@ class Worker(HostInterface):
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
 
-    def _drive(self, mode: Mode, play: Play) -> Report:
+    def _drive(self, mode: PolicyMode, play: TicketQueue) -> RolloutReport:
         """Play what is there, and what comes meanwhile. -> what was not reported."""
         real, home = mode.purpose in PLAYING, self._homes
         lanes = self.reach.lanes("sim" if real else IMAGINED)
@@ -338,8 +338,8 @@ class Worker(HostInterface):
         if real:
             self.played.begin()
 
-        def act(method: str, mode: Mode, indices: Sequence[int], *requests: Request) -> Any:
-            done = Report(env_steps=sum(request.env_steps for request in requests))
+        def act(method: str, mode: PolicyMode, indices: Sequence[int], *requests: StepRequest) -> Any:
+            done = RolloutReport(env_steps=sum(request.env_steps for request in requests))
             for lane, request in zip(indices, requests, strict=True):
                 if real:
                     self.played.note(lane, request)
@@ -349,16 +349,16 @@ class Worker(HostInterface):
                 done.replayed, done.restarted = done.replayed + request.replayed, done.restarted + request.restarted
             actions = policy(method, mode, indices, *requests)
             finished = [ticket for request in requests for ticket in request.finished]
-            role: PolicyRole = self.roles["policy"]
+            role: PolicyWorker = self.roles["policy"]
             chosen = role.results(finished, framed) if mode.keep else [{} for _ in finished]
-            done.played = [Played(finished=f, chosen=c) for f, c in zip(finished, chosen, strict=True)]
+            done.played = [TrajectoryResult(finished=f, chosen=c) for f, c in zip(finished, chosen, strict=True)]
             done.policy_seconds[self.assignment.index] = role.seconds.pop(mode.purpose, 0.0)
             play.add(done)
             return actions
 
         try:
             while not play.end():
-                if self.has_to_leave():
+                if self.stop_requested():
                     raise StopRequested
                 for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
                     pass  # the calls of this function wait themselves

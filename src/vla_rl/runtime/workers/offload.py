@@ -19,7 +19,7 @@ from vla_rl.runtime.workers.env.closing import close_env
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
-    from vla_rl.runtime.workers.env.env_worker import SimRole
+    from vla_rl.runtime.workers.env.env_worker import EnvWorker
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Offload:
             else:
                 self._move(role, self.device)
 
-    def _park_sim(self, sim: SimRole) -> int:
+    def _park_sim(self, sim: EnvWorker) -> int:
         """Simulators hold memory that only their end gives back: they are closed, and built anew from a snapshot."""
         envs = sim.swap({})
         self.snapshots = {lane: env.snapshot() for lane, env in envs.items()}
@@ -67,7 +67,7 @@ class Offload:
                 logger.warning("%s", flaw)
         return 0
 
-    def _unpark_sim(self, sim: SimRole) -> None:
+    def _unpark_sim(self, sim: EnvWorker) -> None:
         envs = {lane: self.make_env(lane) for lane in self.snapshots}
         for lane, env in envs.items():
             env.restore(self.snapshots.pop(lane))

@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import to_numpy
 from vla_rl.testing.env_checks.player import PIXELS, Player
-from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference, image_gap
+from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference, image_gap
 from vla_rl.testing.env_checks.wandering import chosen_scripts, shortest_limit
 from vla_rl.testing.findings import LeftOut
 
@@ -40,14 +40,14 @@ class Reference:
     """Episodes as they were played first, row by row."""
 
     scripts: dict[int, Script] = field(factory=dict)
-    traces: dict[int, Trace] = field(factory=dict)
+    traces: dict[int, EnvTrace] = field(factory=dict)
 
     @property
     def holds(self) -> bool:
         return bool(self.traces)
 
 
-def determinism(player: Player, reference: Reference, earliest: Mapping[int, Trace]) -> None:
+def determinism(player: Player, reference: Reference, earliest: Mapping[int, EnvTrace]) -> None:
     """The same states, seeds and actions give the same episodes, whatever was played in between.
 
     Args:
@@ -206,7 +206,7 @@ def _of(reference: Reference) -> dict[int, Script]:
     return reference.scripts
 
 
-def _in_parts(player: Player, first: Mapping[int, Trace]) -> tuple[list[int], int]:
+def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int], int]:
     """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
     shortest = min(len(trace) for trace in first.values())
     width = min(player.chunk, max(1, shortest // 2))
@@ -216,8 +216,8 @@ def _in_parts(player: Player, first: Mapping[int, Trace]) -> tuple[list[int], in
 
 def compare(
     player: Player,
-    first: Mapping[int, Trace],
-    played: Mapping[int, Trace],
+    first: Mapping[int, EnvTrace],
+    played: Mapping[int, EnvTrace],
     told: str,
     remedy: str,
     slack: Slack | None = None,
@@ -237,17 +237,17 @@ def compare(
     return fine
 
 
-def _before(trace: Trace) -> int:
+def _before(trace: EnvTrace) -> int:
     return len(trace) if trace.end is None else trace.end - 1 or 0
 
 
-def _cut(trace: Trace, length: int) -> Trace:
+def _cut(trace: EnvTrace, length: int) -> EnvTrace:
     return trace if len(trace) <= length else evolve(trace, **{
         name: getattr(trace, name)[:length] for name in ("rewards", "terminated", "truncated", "succeeded")
     })  # fmt: skip
 
 
-def _drift(first: Mapping[int, Trace], again: Mapping[int, Trace], player: Player) -> int:
+def _drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player: Player) -> int:
     """The number of actions up to which episodes are equal, where they drift apart later and slowly; else 0."""
     horizons: Sequence[int] = []
     for row, trace in first.items():
@@ -261,7 +261,7 @@ def _drift(first: Mapping[int, Trace], again: Mapping[int, Trace], player: Playe
     return min(horizons, default=0)
 
 
-def _tighten(player: Player, first: Mapping[int, Trace], again: Mapping[int, Trace]) -> None:
+def _tighten(player: Player, first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace]) -> None:
     """Compare images more closely from here on where the renderer repeats itself."""
     gaps = [_pixels(first[row], again[row]) for row in first]
     if max(gaps) <= EXACT_PIXELS:
@@ -290,7 +290,7 @@ def measure_chance(player: Player) -> None:
     player.loose = Slack(pixels, numbers)
 
 
-def _smallest_move(played: Mapping[int, Trace]) -> float:
+def _smallest_move(played: Mapping[int, EnvTrace]) -> float:
     """By how much a chunk moves the number of a state that it moves least of all; 0 where it moves none."""
     states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
     moves = [np.abs(b - a) for of_row in states for a, b in pairwise(of_row) if a is not None and b is not None]
@@ -298,15 +298,15 @@ def _smallest_move(played: Mapping[int, Trace]) -> float:
     return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
 
 
-def _shared(one: Trace, two: Trace) -> list[int]:
+def _shared(one: EnvTrace, two: EnvTrace) -> list[int]:
     return [t for t in one.views if t in two.views]
 
 
-def _pixels(one: Trace, two: Trace) -> float:
+def _pixels(one: EnvTrace, two: EnvTrace) -> float:
     pairs = [(one.views[t], two.views[t]) for t in _shared(one, two)]
     return max((image_gap(a, b, name) for a, b in pairs for name in a.images), default=0.0)
 
 
-def _numbers(one: Trace, two: Trace) -> float:
+def _numbers(one: EnvTrace, two: EnvTrace) -> float:
     pairs = [(one.views[t].state, two.views[t].state) for t in _shared(one, two)]
     return max((float(np.abs(a - to_numpy(b)).max()) for a, b in pairs if a is not None), default=0.0)

@@ -10,8 +10,8 @@ from attrs import evolve
 from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.arrangements import NOT_TWICE, NOTHING_SHARED
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.scenes import Starts
-from vla_rl.testing.env_checks.traces import Script, Trace, View, difference
+from vla_rl.testing.env_checks.scenes import StartChecks
+from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, difference
 from vla_rl.testing.findings import LeftOut
 
 STOP = "execute nothing after the end of an episode, and show what it ended with"
@@ -21,7 +21,7 @@ LONGEST = 400
 """Actions of an episode that is played again to its end, unless there is no shorter one."""
 
 
-def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) -> None:
+def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
     """Play episodes that ended again: action by action, with other actions after the end, with the end at other places
     of a chunk, running on, in other rows.
 
@@ -41,13 +41,13 @@ def ends(player: Player, ended: Sequence[Trace], starts: Starts, repeats: bool) 
         _play_again(player, first, starts, room)
 
 
-def _room(player: Player, first: Mapping[int, Trace], sets: int) -> int:
+def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
     """Plays that there is time for, 6 at most."""
     calls = max(_end(trace) for trace in first.values()) // player.chunk + 1
     return player.affordable(0.25, sets, 6 * calls) // calls
 
 
-def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, room: int) -> None:
+def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
     scripts = {row: _past(player, trace, row) for row, trace in first.items()}
     others = {row: evolve(s, actions=_other_tail(player, s.actions, _end(first[row]))) for row, s in scripts.items()}
     near = min(_end(trace) for trace in first.values())
@@ -81,8 +81,8 @@ def _play_again(player: Player, first: Mapping[int, Trace], starts: Starts, room
 
 def _compare(
     player: Player,
-    first: Mapping[int, Trace],
-    played: Mapping[int, Trace],
+    first: Mapping[int, EnvTrace],
+    played: Mapping[int, EnvTrace],
     told: str,
     upto: int | None = None,
     remedy: str = STOP,
@@ -97,14 +97,14 @@ def _compare(
         player.expect(not found, "chunk_step", told, got, remedy)
 
 
-def _chosen(player: Player, ended: Sequence[Trace]) -> list[dict[int, Trace]]:
+def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
     """Sets of one for each row that it was played in, until every kind of end that was seen is among them; the shorter
     ones first that are longer than a chunk."""
     known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
     kinds: set[tuple[bool, bool]] = set()
-    sets: list[dict[int, Trace]] = []
+    sets: list[dict[int, EnvTrace]] = []
     while kinds < {_kind(trace) for trace in ended}:
-        chosen: dict[int, Trace] = {}
+        chosen: dict[int, EnvTrace] = {}
         for row in (int(row) for row in player.rows):
             own = [trace for trace in known if trace.row == row]
             missing = [trace for trace in own if _kind(trace) not in kinds]
@@ -115,11 +115,11 @@ def _chosen(player: Player, ended: Sequence[Trace]) -> list[dict[int, Trace]]:
     return sets
 
 
-def _kind(trace: Trace) -> tuple[bool, bool]:
+def _kind(trace: EnvTrace) -> tuple[bool, bool]:
     return trace.won, trace.truncated[_end(trace) - 1]
 
 
-def _past(player: Player, trace: Trace, row: int) -> Script:
+def _past(player: Player, trace: EnvTrace, row: int) -> Script:
     """Its script up to the end, and a chunk more."""
     more = player.script(trace.script.state, "random", player.chunk, key=row + 100).actions
     return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end(trace)], more]))
@@ -140,11 +140,11 @@ def _to_place(player: Player, end: int, place: int) -> list[int]:
     return [player.chunk] * (before // player.chunk) + [before % player.chunk] * (before % player.chunk > 0)
 
 
-def _end(trace: Trace) -> int:
+def _end(trace: EnvTrace) -> int:
     return trace.end or len(trace)
 
 
-def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Starts) -> None:
+def _of_its_own_episode(player: Player, played: Mapping[int, EnvTrace], starts: StartChecks) -> None:
     """A final observation is not where an episode starts."""
     marks = {start.mark: start.state for start in starts.every.values()}
     tells = len(marks) == len(starts.every)
@@ -167,7 +167,7 @@ def _of_its_own_episode(player: Player, played: Mapping[int, Trace], starts: Sta
         player.expect(False, "chunk_step", "the final observation of the episode that ended", got, remedy)
 
 
-def _leaps_back(player: Player, final: View, before: View, starts: Starts) -> bool:
+def _leaps_back(player: Player, final: EnvView, before: EnvView, starts: StartChecks) -> bool:
     """Whether the last action takes the state back to where states start, farther than any action before."""
     numbers = [start.numbers for start in starts.every.values() if start.numbers is not None]
     if not numbers or player.seen.stride is None or final.state is None or before.state is None:

@@ -7,12 +7,12 @@ import numpy as np
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.testing.env_checks.traces import NUMBERS, Trace
+from vla_rl.testing.env_checks.traces import NUMBERS, EnvTrace
 from vla_rl.testing.env_checks.values import check_array
 from vla_rl.testing.findings import LeftOut, Unfit
 
 
-def demonstrate(player: Player, wanted: float) -> list[Trace]:
+def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:
     """Play one episode in every row as the expert says. -> what it did; of each row until it had won or ended."""
     train = player.splits["train"]
     chosen = [train[i] for i in np.linspace(0, len(train) - 1, len(player.rows)).round().astype(int)]

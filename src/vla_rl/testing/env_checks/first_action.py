@@ -15,7 +15,7 @@ import numpy as np
 from vla_rl.core.types import Array
 from vla_rl.testing.env_checks.player import Player
 from vla_rl.testing.env_checks.scenes import spread
-from vla_rl.testing.env_checks.traces import Trace
+from vla_rl.testing.env_checks.traces import EnvTrace
 
 EPISODES, ACTIONS = 6, 6
 """Episodes that are looked at, at least, and single actions of each."""
@@ -36,7 +36,7 @@ Change = Callable[[Mapping[str, Array], str], Array]
 def first_actions(player: Player) -> None:
     """Play a few single actions from several states, and compare the first change with the later ones."""
     states = spread(player.splits["train"])
-    traces: list[Trace] = []
+    traces: list[EnvTrace] = []
     most = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
     if most < 2:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
@@ -66,7 +66,7 @@ def first_actions(player: Player) -> None:
 # ---------------------------------------------------------------------------------------------------- pictures
 
 
-def _compare_pictures(player: Player, traces: Sequence[Trace], camera: str) -> None:
+def _compare_pictures(player: Player, traces: Sequence[EnvTrace], camera: str) -> None:
     where, expected = f"reset: image {camera!r}", "the same view and colours as after a step"
     brightest = [max(int(trace.views[0].images[camera].max()) for trace in traces)]
     brightest.append(max(int(view.images[camera].max()) for trace in traces for view in _views(trace)[1:]))
@@ -86,7 +86,7 @@ def _compare_pictures(player: Player, traces: Sequence[Trace], camera: str) -> N
         player.expect(False, where, "about as large a change by the first action as by later ones", got, SAME)
 
 
-def _gap(trace: Trace, camera: str, t: int) -> float:
+def _gap(trace: EnvTrace, camera: str, t: int) -> float:
     one, two = (trace.views[i].images[camera].astype(np.float32) for i in (t, t + 1))
     return float(np.abs(one - two).mean())
 
@@ -115,7 +115,7 @@ def _picture_of(camera: str) -> Change:
     return lambda images, name: images[camera]
 
 
-def _explained(traces: Sequence[Trace], camera: str, change: Change) -> float:
+def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float:
     """How far pictures after the reset, changed so, are from those after the first action, where that is as near as
     later pictures are to each other, and unchanged ones are not; else infinity."""
     features: tuple[Callable[[Array], Array], ...] = (
@@ -141,14 +141,14 @@ def _explained(traces: Sequence[Trace], camera: str, change: Change) -> float:
     return np.inf
 
 
-def _views(trace: Trace) -> list[Any]:
+def _views(trace: EnvTrace) -> list[Any]:
     return [trace.views[t] for t in range(len(trace) + 1)]
 
 
 # ----------------------------------------------------------------------------------------------------- numbers
 
 
-def _compare_numbers(player: Player, traces: Sequence[Trace]) -> None:
+def _compare_numbers(player: Player, traces: Sequence[EnvTrace]) -> None:
     states = [np.stack([view.state for view in _views(trace)]).astype(np.float64) for trace in traces]
     start, after = np.stack([s[0] for s in states]), np.stack([s[1] for s in states])
     first = np.abs(after - start)
@@ -200,17 +200,17 @@ def _factor(start: Array, after: Array, later: float) -> float | None:
     return factor if varied or known or factor < -0.5 else None
 
 
-def _compare_delays(player: Player, traces: Sequence[Trace]) -> None:
+def _compare_delays(player: Player, traces: Sequence[EnvTrace]) -> None:
     """Pictures and state show the first action at the same time."""
     long = [trace for trace in traces if len(trace) > 2]
     if len(long) < FEWEST:
         return
 
-    def pictures(trace: Trace, t: int) -> bool:
+    def pictures(trace: EnvTrace, t: int) -> bool:
         one, two = trace.views[t].images, trace.views[t + 1].images
         return any(not np.array_equal(one[name], two[name]) for name in one)
 
-    def numbers(trace: Trace, t: int) -> float:
+    def numbers(trace: EnvTrace, t: int) -> float:
         one, two = trace.views[t].state, trace.views[t + 1].state
         return 0.0 if one is None or two is None else float(np.abs(two - one).max())
 

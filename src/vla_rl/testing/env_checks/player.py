@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
-from vla_rl.testing.env_checks.traces import Script, Slack, Trace, View, gap, views
+from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, gap, views
 from vla_rl.testing.env_checks.values import check_observation, check_result
 from vla_rl.testing.findings import Findings, LeftOut, Unfit, error_body
 
@@ -46,7 +46,7 @@ class End:
 
 
 @define
-class Seen:
+class Sightings:
     """What has been seen so far."""
 
     varied: dict[str, bool] = field(factory=dict)
@@ -87,7 +87,7 @@ class Player:
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
         self.slack, self.loose = Slack(PIXELS), Slack(255.0, np.inf)
         self.seed_limit = 2**63 - 1
-        self.seen = Seen()
+        self.seen = Sightings()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
         self.started_in = 0.0
         """Seconds that the first reset took."""
@@ -97,7 +97,7 @@ class Player:
         """Call -> what its last failures have in common, how many there were in a row, and seconds that they took."""
         self._worked: set[str] = set()
         self._said: set[tuple[str, str]] = set()
-        self._views: list[View | None] = [None] * env.num_envs
+        self._views: list[EnvView | None] = [None] * env.num_envs
         self._told: dict[int, str] = {}
         self._state: dict[int, int] = {}
         self._kept: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
@@ -148,7 +148,7 @@ class Player:
 
     # ----------------------------------------------------------------------------------------------- calls
 
-    def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[View]:
+    def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[EnvView]:
         """-> what each of these rows shows, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
@@ -177,7 +177,7 @@ class Player:
             self._look(view)
         return shown
 
-    def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[View]]:
+    def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
         """-> the result in NumPy, what each row shows."""
         given = [np.array(actions, np.float32), np.array(active, bool)]
         kept = [values.copy() for values in given]
@@ -229,7 +229,7 @@ class Player:
         keep: Callable[[int], bool] = lambda t: True,
         between: Callable[[int], None] = lambda index: None,
         restart: tuple[int, int, Script] | None = None,
-    ) -> dict[int, Trace]:
+    ) -> dict[int, EnvTrace]:
         """Play episodes side by side, until each has ended or its script is over.
 
         Args:
@@ -261,15 +261,15 @@ class Player:
             index += 1
         return {row: trace for row, trace in traces.items() if row in scripts}
 
-    def begin(self, scripts: Mapping[int, Script]) -> dict[int, Trace]:
+    def begin(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
         """Reset rows to where their scripts start."""
         rows = list(scripts)
         shown = self.reset(rows, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
-        return {r: Trace(script=scripts[r], row=r, views={0: view}) for r, view in zip(rows, shown, strict=True)}
+        return {r: EnvTrace(script=scripts[r], row=r, views={0: view}) for r, view in zip(rows, shown, strict=True)}
 
     def advance(
         self,
-        traces: Mapping[int, Trace],
+        traces: Mapping[int, EnvTrace],
         active: Array,
         width: int,
         stop: bool = True,
@@ -294,7 +294,7 @@ class Player:
 
     # ----------------------------------------------------------------------------------------------- inside
 
-    def _chunk(self, traces: Mapping[int, Trace], active: Array, width: int) -> Array:
+    def _chunk(self, traces: Mapping[int, EnvTrace], active: Array, width: int) -> Array:
         """The next actions; rows that are not active get large ones, which they must not take."""
         actions = np.tile(self.high, (len(self.rows), width, 1))
         for row in np.flatnonzero(active):
@@ -338,7 +338,7 @@ class Player:
                 self.expect(same, name.partition(":")[0], told, got, REMEDY_COPIES)
         self._kept.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
 
-    def _wording(self, row: int, view: View, where: str) -> None:
+    def _wording(self, row: int, view: EnvView, where: str) -> None:
         task = self.tasks.get(self._state[row])
         if task is None:
             return
@@ -346,7 +346,7 @@ class Player:
         remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
         self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
 
-    def _look(self, view: View, before: View | None = None) -> None:
+    def _look(self, view: EnvView, before: EnvView | None = None) -> None:
         """Take note of what changes."""
         seen = self.seen
         shown = dict(view.images) | ({} if view.state is None else {"state": view.state})
@@ -366,12 +366,12 @@ class Player:
             low, high = seen.levels.get(name, (255, 0))
             seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
 
-    def _stride(self, view: View, before: View) -> None:
+    def _stride(self, view: EnvView, before: EnvView) -> None:
         if view.state is not None and before.state is not None:
             move, known = np.abs(view.state - before.state), self.seen.stride
             self.seen.stride = move if known is None else np.maximum(known, move)
 
-    def _note(self, trace: Trace, result: ChunkResult, row: int, stop: bool) -> None:
+    def _note(self, trace: EnvTrace, result: ChunkResult, row: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""
         seen, count = self.seen, int(result.executed[row].sum())
         success = trace.success[len(trace)]
@@ -410,7 +410,7 @@ def _parts(obs: Observation) -> list[tuple[str, Any]]:
     return images + ([] if obs.state is None else [("state", obs.state)])
 
 
-def _record(trace: Trace, result: ChunkResult, row: int, view: View, keep: Callable[[int], bool]) -> None:
+def _record(trace: EnvTrace, result: ChunkResult, row: int, view: EnvView, keep: Callable[[int], bool]) -> None:
     count = int(result.executed[row].sum())
     trace.rewards += result.rewards[row, :count].tolist()
     trace.terminated += result.terminated[row, :count].tolist()
@@ -418,4 +418,4 @@ def _record(trace: Trace, result: ChunkResult, row: int, view: View, keep: Calla
     held = result.succeeded
     trace.succeeded += [None] * count if held is None else held[row, :count].tolist()
     trace.success[len(trace)] = bool(result.success[row])
-    trace.views[len(trace)] = view if keep(len(trace)) else View({}, view.state, view.instruction)
+    trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)

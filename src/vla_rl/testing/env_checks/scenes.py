@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Array, ResetState, to_numpy
 from vla_rl.testing.env_checks.player import SMALL_SEEDS, Player
-from vla_rl.testing.env_checks.traces import Slack, View, difference, gap
+from vla_rl.testing.env_checks.traces import EnvView, Slack, difference, gap
 from vla_rl.testing.findings import LeftOut, Unfit
 
 T = TypeVar("T")
@@ -32,22 +32,22 @@ PAIRS = 8
 
 
 @frozen(eq=False)
-class Start:
+class FirstFrames:
     """What a state shows first."""
 
     state: int
     split: str
     mark: bytes
     numbers: Array | None
-    view: View | None
+    view: EnvView | None
     """Of the first states that were entered."""
 
 
 @define(eq=False)
-class Starts:
-    every: dict[int, Start] = field(factory=dict)
+class StartChecks:
+    every: dict[int, FirstFrames] = field(factory=dict)
 
-    def of(self, split: str) -> list[Start]:
+    def of(self, split: str) -> list[FirstFrames]:
         return [start for start in self.every.values() if start.split == split]
 
 
@@ -88,10 +88,10 @@ def _one_chunk(player: Player, row: int, state: int, stop: bool) -> bool:
     return True
 
 
-def enter_states(player: Player) -> Starts:
+def enter_states(player: Player) -> StartChecks:
     """Reset every state, or as many as there is time for, well spread. Those that cannot be entered are left out of
     what follows."""
-    starts = Starts()
+    starts = StartChecks()
     for split in ("eval", "train"):
         began, states = perf_counter(), player.splits[split]
         soon, late = (share * player.seconds for share in SHARES[split])
@@ -116,7 +116,7 @@ def enter_states(player: Player) -> Starts:
     return starts
 
 
-def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
+def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
     """-> state that cannot be entered -> what it raised."""
     rows = np.roll(player.rows, shift)[: len(some)]
     ids = [state.id for state in some]
@@ -134,11 +134,11 @@ def _enter(player: Player, starts: Starts, split: str, some: Sequence[ResetState
         return failed
     for state, view in zip(some, shown, strict=True):
         kept = view if len(starts.of(split)) < AGAIN else None
-        starts.every[state.id] = Start(state.id, split, view.mark, view.state, kept)
+        starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, kept)
     return {}
 
 
-def enter_again(player: Player, starts: Starts) -> None:
+def enter_again(player: Player, starts: StartChecks) -> None:
     """States that were entered before, the other way round and in the last row, are the same scenes."""
     for start in reversed([start for start in starts.every.values() if start.view is not None]):
         (view,) = player.reset(player.rows[-1:], [start.state], [player.seed(0)])
@@ -148,7 +148,7 @@ def enter_again(player: Player, starts: Starts) -> None:
         player.expect(not found, "reset", told, got, "derive everything random from state id and seed")
 
 
-def scenes_follow_ids(player: Player, starts: Starts) -> None:
+def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
     """With one seed another id is another scene; with another seed an id is the same scene."""
     train = player.splits["train"]
     of_train = starts.of("train")
@@ -181,14 +181,14 @@ def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
     return spread([state for state in states if most[1] < 2 or state.task == most[0]])
 
 
-def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[View]:
+def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[EnvView]:
     """One after the other in row 0, with one seed."""
     return [player.reset([0], [state], [seed])[0] for state in ids]
 
 
-def splits_apart(player: Player, starts: Starts) -> None:
+def splits_apart(player: Player, starts: StartChecks) -> None:
     """Scenes of the eval split that start as one of the train split, and play as it, are the same scene."""
-    by_mark: dict[bytes, list[Start]] = defaultdict(list)
+    by_mark: dict[bytes, list[FirstFrames]] = defaultdict(list)
     for start in starts.of("train"):
         by_mark[start.mark].append(start)
     evals = starts.of("eval")
@@ -240,7 +240,7 @@ def _expert(player: Player) -> Array:
     return advice
 
 
-def _distances(one: View, two: View) -> list[float]:
+def _distances(one: EnvView, two: EnvView) -> list[float]:
     """Of each camera's images, made so small that noise of single pixels goes, and of the states."""
     parts = [float(np.abs(_small(one.images[name]) - _small(two.images[name])).mean()) for name in one.images]
     if one.state is not None and two.state is not None:

@@ -16,7 +16,7 @@ NUMBERS = 1e-4
 
 
 @frozen(eq=False)
-class View:
+class EnvView:
     """What one row showed."""
 
     images: Mapping[str, Array]
@@ -40,22 +40,22 @@ class Slack:
     numbers: float = NUMBERS
 
 
-def views(obs: Observation) -> list[View]:
+def views(obs: Observation) -> list[EnvView]:
     """Copies of what each row showed."""
     images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
     state = None if obs.state is None else np.array(to_numpy(obs.state))
     return [
-        View({name: image[i] for name, image in images.items()}, None if state is None else state[i], told)
+        EnvView({name: image[i] for name, image in images.items()}, None if state is None else state[i], told)
         for i, told in enumerate(obs.instructions)
     ]
 
 
-def image_gap(one: View, two: View, name: str) -> float:
+def image_gap(one: EnvView, two: EnvView, name: str) -> float:
     """Mean absolute difference of a camera's images, of 255."""
     return float(np.abs(one.images[name].astype(np.int16) - two.images[name]).mean())
 
 
-def gap(one: View, two: View, slack: Slack) -> str:
+def gap(one: EnvView, two: EnvView, slack: Slack) -> str:
     """What differs between two views, in words; empty when nothing does. Where the states differ by more than rounding,
     but by no more than a wider slack has it, the pictures cannot be told to be wrong."""
     pictures = [name for name in one.images if name in two.images]
@@ -97,12 +97,12 @@ class Script:
 
 
 @define(eq=False)
-class Trace:
+class EnvTrace:
     """What a row showed and reported while it played a script with `stop_at_end`, or running on."""
 
     script: Script
     row: int
-    views: dict[int, View]
+    views: dict[int, EnvView]
     """After so many actions; 0: after the reset."""
     success: dict[int, bool] = field(factory=dict)
     """After so many actions."""
@@ -124,7 +124,7 @@ class Trace:
         return any(self.success.values()) or any(bool(held) for held in self.succeeded)
 
 
-def difference(one: Trace, two: Trace, slack: Slack, upto: int | None = None) -> str:
+def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
     """What differs first between the traces of one script, in words; what only one of them shows does not count.
     `upto`: nor do later actions."""
     length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
@@ -141,7 +141,7 @@ def difference(one: Trace, two: Trace, slack: Slack, upto: int | None = None) ->
     return ""
 
 
-def _reported(one: Trace, two: Trace, t: int) -> str:
+def _reported(one: EnvTrace, two: EnvTrace, t: int) -> str:
     for name in ("terminated", "truncated", "succeeded"):
         a, b = getattr(one, name)[t - 1], getattr(two, name)[t - 1]
         if a is not None and b is not None and a != b:

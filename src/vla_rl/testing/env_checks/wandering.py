@@ -10,7 +10,7 @@ import numpy as np
 from vla_rl.testing.env_checks.player import KINDS, End, Player
 from vla_rl.testing.env_checks.ranges import ranges_count
 from vla_rl.testing.env_checks.scenes import spread
-from vla_rl.testing.env_checks.traces import Script, Slack, Trace, difference
+from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference
 from vla_rl.testing.findings import LeftOut
 
 ROUNDS, FEWEST = 32, 12
@@ -20,11 +20,11 @@ ENOUGH = 16
 """Actions after which something that never changed counts as standing still, where episodes are longer."""
 
 
-def wander(player: Player) -> tuple[dict[int, Trace], list[Trace]]:
+def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
     """Play episodes from many states. -> the very first ones, and those that ended."""
     began = perf_counter()
-    first: dict[int, Trace] = {}
-    ended: list[Trace] = []
+    first: dict[int, EnvTrace] = {}
+    ended: list[EnvTrace] = []
     splits = {split: spread(states) for split, states in player.splits.items() if states}
     for index in range(ROUNDS):
         states = splits.get("eval" if index % 4 == 3 else "train", splits["train"])
@@ -72,11 +72,11 @@ def _each_number_counts(player: Player, states: Sequence[int], length: int, whol
     ranges_count(player, states, length, whole_range)
 
 
-def _play(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, Trace]:
+def _play(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, EnvTrace]:
     return player.play({row: player.script(state, kind, length) for row, state in enumerate(states)})
 
 
-def _all_equal(played: Sequence[dict[int, Trace]]) -> bool:
+def _all_equal(played: Sequence[dict[int, EnvTrace]]) -> bool:
     return not any(difference(played[0][row], other[row], EXACT) for other in played[1:] for row in other)
 
 

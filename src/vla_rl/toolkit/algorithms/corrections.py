@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_rl.core.types import Advantages, Batch, Rollout, Statistic
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError
-from vla_rl.toolkit.algorithms.losses import Entries, by_action
+from vla_rl.toolkit.algorithms.losses import LossTerms, by_action
 from vla_rl.toolkit.algorithms.settings import Aggregation, CorrectionSettings, Granularity
 from vla_rl.toolkit.algorithms.statistics import Mean, RatioQuantiles
 
@@ -56,7 +56,7 @@ class Proximal:
         return found
 
 
-def proximal_policy(entries: Entries, batch: Batch, settings: CorrectionSettings) -> Proximal:
+def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettings) -> Proximal:
     """pi_old and the entries' weights, as the settings' `correction` has them: none (pi_old is mu), decoupled
     (pi_old / mu, or 0 above the threshold), truncated (min(pi_old / mu, truncation)) or v-trace (1: its advantages
     are weighted already). Where pi_old is mu, all of them are plain PPO, bit for bit."""
@@ -96,7 +96,7 @@ def interpolated(log_probs: Tensor, behaviour_log_probs: Tensor, lag: Tensor) ->
     return (behaviour_log_probs + share * (log_probs - behaviour_log_probs)).detach()
 
 
-def without_dropped(
+def renormalise_masked(
     advantages: Advantages, rollout: Rollout, settings: CorrectionSettings, aggregation: Aggregation
 ) -> Advantages:
     """The advantages, where entries that the behaviour threshold drops leave the loss's divisor too: a mean over those

@@ -73,7 +73,7 @@ def steps_of(rollout: Rollout, granularity: Literal["chunk", "action"]) -> Steps
 def critic_steps(rollout: Rollout, settings: CriticSettings) -> tuple[Rollout, Steps]:
     """Return the rollout with truncations as the settings' `time_limit` reads them, and its steps."""
     if settings.time_limit == "terminal":
-        rollout = limits_as_ends(rollout)
+        rollout = truncation_as_termination(rollout)
     return rollout, steps_of(rollout, settings.advantage)
 
 
@@ -91,7 +91,7 @@ def gae_of(steps: Steps, settings: CriticSettings) -> tuple[Tensor, Tensor]:
     )
 
 
-def limits_as_ends(rollout: Rollout) -> Rollout:
+def truncation_as_termination(rollout: Rollout) -> Rollout:
     """The rollout with every truncation a termination, behind which nothing has value."""
     return rollout.evolve(
         terminated=rollout.terminated | rollout.truncated, truncated=torch.zeros_like(rollout.truncated)
@@ -113,7 +113,7 @@ def aggregation_weights(rollout: Rollout, granularity: Granularity, aggregation:
 
 
 @frozen(kw_only=True, eq=False)
-class Entries:
+class LossTerms:
     """A micro-batch at the granularity of the ratio: "chunk" [B], "action" [B, C] or "token" [B, C, M]."""
 
     log_probs: Tensor
@@ -130,11 +130,11 @@ class Entries:
         return self.weights > 0
 
 
-def entries_of(scores: Scores, batch: Batch, granularity: Granularity) -> Entries:
+def loss_terms(scores: Scores, batch: Batch, granularity: Granularity) -> LossTerms:
     """Log-probs and entropies summed to the granularity; advantages repeated, and weights shared out, over what is
     finer."""
     new = F.reduce_tokens(scores.log_probs, batch.valid, granularity)
-    return Entries(
+    return LossTerms(
         log_probs=new,
         old_log_probs=F.reduce_tokens(batch.log_probs, batch.valid, granularity),
         entropy=F.reduce_tokens(scores.entropy, batch.valid, granularity),
@@ -150,8 +150,8 @@ def reference_log_probs(batch: Batch, granularity: Granularity) -> Tensor:
     return F.reduce_tokens(batch.reference_log_probs, batch.valid, granularity)
 
 
-def regularised(
-    surrogate: Tensor, entries: Entries, batch: Batch, settings: PolicySettings
+def add_entropy_and_kl(
+    surrogate: Tensor, entries: LossTerms, batch: Batch, settings: PolicySettings
 ) -> tuple[Tensor, Tensor | None]:
     """(the surrogate less the entropy bonus plus the KL term; the divergence from the reference policy, None without
     that term), one number an entry."""
@@ -170,7 +170,7 @@ def regularised(
 
 @torch.no_grad()
 def policy_diagnostics(
-    entries: Entries,
+    entries: LossTerms,
     batch: Batch,
     *,
     clipped: Tensor,

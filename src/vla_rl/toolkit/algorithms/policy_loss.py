@@ -11,7 +11,7 @@ from torch import Tensor
 from vla_rl.core.types import Batch, Loss, Scores
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import proximal_policy
-from vla_rl.toolkit.algorithms.losses import entries_of, policy_diagnostics, regularised
+from vla_rl.toolkit.algorithms.losses import add_entropy_and_kl, loss_terms, policy_diagnostics
 from vla_rl.toolkit.algorithms.settings import ClipSettings, CorrectionSettings
 
 
@@ -54,11 +54,11 @@ def proximal_policy_loss(
         settings: granularity of the ratio, entropy and KL coefficients, off-policy correction.
     Returns: the loss without a critic's part, with the metrics that every policy loss reports.
     """
-    entries = entries_of(scores, batch, settings.log_prob)
+    entries = loss_terms(scores, batch, settings.log_prob)
     old = proximal_policy(entries, batch, settings)
     surrogate = make_surrogate(entries.log_probs, old.log_probs, entries.advantages)
     weighted = old.weights * surrogate.values
-    objective, kl = regularised(weighted, entries, batch, settings)
+    objective, kl = add_entropy_and_kl(weighted, entries, batch, settings)
     maxima, statistics = policy_diagnostics(
         entries,
         batch,

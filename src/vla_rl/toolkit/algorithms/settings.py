@@ -100,14 +100,14 @@ class CorrectionSettings(PolicySettings):
             )
 
     @property
-    def corrects(self) -> bool:
+    def off_policy(self) -> bool:
         """`Algorithm.corrects`: whether old data count by their age."""
         return self.correction != "none"
 
     @property
     def needs(self) -> frozenset[str]:
         found = set(super().needs)
-        if self.corrects and self.proximal == "forward":
+        if self.off_policy and self.proximal == "forward":
             found.add("fresh-log-probs")
         if self.correction == "v-trace":
             found.add("fresh-values")

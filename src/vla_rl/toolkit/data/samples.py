@@ -12,7 +12,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 
 
-class Windows:
+class StepWindows:
     """The samples of episodes: each step that a whole chunk follows, episode by episode. The last C - 1 steps of an
     episode begin none, as OpenVLA-OFT trains."""
 
@@ -124,7 +124,7 @@ def match_cameras(
     return chosen
 
 
-class Held(Demonstrations):
+class InMemoryDataset(Demonstrations):
     """Samples in memory."""
 
     def __init__(self, parts: Sequence[tuple[Observation, Any]]) -> None:

@@ -33,7 +33,7 @@ ARCHITECTURE = "architecture.json"
 
 
 @frozen(kw_only=True)
-class Shape:
+class FlowShape:
     """What the network's inputs and outputs are padded to, and its clock."""
 
     horizon: int
@@ -47,7 +47,7 @@ class Shape:
     """Tokens of an instruction; more are cut off."""
 
     @classmethod
-    def read_lerobot(cls, raw: Mapping[str, Any], horizon: int, **defaults: Any) -> Shape:
+    def read_lerobot(cls, raw: Mapping[str, Any], horizon: int, **defaults: Any) -> FlowShape:
         """From lerobot's config.json."""
         own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
         names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
@@ -66,12 +66,12 @@ class Shape:
 
 
 @frozen(kw_only=True)
-class Checkpoint:
+class FlowCheckpoint:
     """An opened folder, or what a preset has instead; weights are found, and not yet read."""
 
     sizes: Any
     """Of the network: an attrs class of its plugin."""
-    shape: Shape
+    shape: FlowShape
     statistics: Statistics
     tokenizer: Tokenizer
     raw: Mapping[str, Any]
@@ -100,19 +100,19 @@ def open_folder(
     raw: Mapping[str, Any],
     *,
     sizes: Any,
-    shape: Shape,
+    shape: FlowShape,
     statistics: Statistics,
     tokenizer: str | None,
     slots: int,
     open_names: Callable[[Collection[str]], Mapping[str, str]],
-) -> Checkpoint:
+) -> FlowCheckpoint:
     """Read what is light: the tokenizer, the headers of the weights, lerobot's files.
 
     Args:
         raw: config.json in lerobot's layout, empty where the folder has another.
         slots: images it can take at least.
     """
-    return Checkpoint(
+    return FlowCheckpoint(
         sizes=sizes,
         shape=shape,
         statistics=statistics,
@@ -127,7 +127,7 @@ def open_folder(
 
 def save_folder(
     module: FlowModule,
-    checkpoint: Checkpoint,
+    checkpoint: FlowCheckpoint,
     folder: Path,
     *,
     raw: Mapping[str, Any],

@@ -21,21 +21,21 @@ from vla_rl.toolkit.models.fitting import (
     choose_cameras,
     require_state,
 )
-from vla_rl.toolkit.models.flow_checkpoint import Checkpoint
+from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
 from vla_rl.toolkit.models.flow_network import freeze_unused
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
-from vla_rl.toolkit.models.lerobot import Scale, Statistics, rescaled
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescaled
 from vla_rl.toolkit.models.networks import allocate, fill
 
 
 @frozen(kw_only=True)
-class Fit:
+class FlowIOAdapter:
     """What model, simulator and spec agree on."""
 
-    checkpoint: Checkpoint
+    checkpoint: FlowCheckpoint
     cameras: tuple[str, ...]
-    state: Scale | None
+    state: FeatureScale | None
     """None: the model sees no state."""
 
 
@@ -51,14 +51,16 @@ def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Stati
     """Actions scaled by the simulator's bounds, the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
-        action=Scale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
-        state=Scale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+        action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
+        state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
     )
 
 
-def fit_preset(name: str, config: FlowConfig, env: EnvInfo, checkpoint: Checkpoint, uses_state: bool) -> Fit:
+def fit_preset(
+    name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint, uses_state: bool
+) -> FlowIOAdapter:
     """A network with random weights adapts to the simulator."""
-    return Fit(
+    return FlowIOAdapter(
         checkpoint=checkpoint,
         cameras=_cameras(name, config, env, None),
         state=checkpoint.statistics.state if uses_state else None,
@@ -70,14 +72,14 @@ def fit_checkpoint(
     config: FlowConfig,
     context: Context,
     env: EnvInfo,
-    checkpoint: Checkpoint,
+    checkpoint: FlowCheckpoint,
     use_state: bool | None,
     *,
     blind: str = "use_state: false",
     quantiles: bool = False,
     gripper: str | None = None,
     converts: bool = False,
-) -> Fit:
+) -> FlowIOAdapter:
     """Raises MismatchError when checkpoint, spec and simulator do not fit.
 
     Args:
@@ -110,7 +112,7 @@ def fit_checkpoint(
         if state is None:
             raise MismatchError(f"{where} without a state; set {blind}")
         check_state_dim(where, state.dim, env)
-    return Fit(checkpoint=checkpoint, cameras=_cameras(name, config, env, checkpoint), state=state)
+    return FlowIOAdapter(checkpoint=checkpoint, cameras=_cameras(name, config, env, checkpoint), state=state)
 
 
 def measured(context: Context, quantiles: bool = False) -> Statistics | None:
@@ -120,7 +122,7 @@ def measured(context: Context, quantiles: bool = False) -> Statistics | None:
         return None
     mode, low, high = ("QUANTILES", "q01", "q99") if quantiles else ("MEAN_STD", "mean", "std")
     scales = {
-        name: Scale(mode=mode, values=(tuple(part[low]), tuple(part[high])), dim=len(part[low]))
+        name: FeatureScale(mode=mode, values=(tuple(part[low]), tuple(part[high])), dim=len(part[low]))
         for name, part in found.items()
     }
     return Statistics(action=scales["action"], state=scales.get("state"))
@@ -132,7 +134,7 @@ def uses_state(use_state: bool | None, env: EnvInfo) -> bool:
     return env.state_dim > 0 if use_state is None else use_state
 
 
-def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: Checkpoint | None) -> tuple[str, ...]:
+def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckpoint | None) -> tuple[str, ...]:
     trained = () if checkpoint is None else checkpoint.images
     chosen = choose_cameras(name, env, config.cameras, trained, tuple(env.cameras))
     if config.cameras is None and trained and len(trained) != len(chosen):
@@ -157,7 +159,7 @@ def choose_trained(config: FlowConfig, vlm: nn.Module, language: Any, head: nn.M
         freeze_unused(language)
 
 
-def prompt_options(checkpoint: Checkpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
+def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
     """For `PaddedPrompts`."""
     return {
         "tokenizer": checkpoint.tokenizer,
@@ -173,7 +175,7 @@ def give_weights(
     name: str,
     config: FlowConfig,
     context: Context,
-    checkpoint: Checkpoint,
+    checkpoint: FlowCheckpoint,
     network: nn.Module,
     start: Callable[[Any, int], None],
     **rules: Any,
@@ -200,7 +202,7 @@ def make_heads(
     config: FlowConfig,
     options: ValueHeadConfig | PrefixHeadConfig,
     context: Context,
-    checkpoint: Checkpoint,
+    checkpoint: FlowCheckpoint,
     expert_width: int,
     prefix_width: int,
 ) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:

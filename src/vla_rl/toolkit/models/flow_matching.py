@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 
-class Schedule:
+class FlowSchedule:
     """Times, and what Flow-SDE or Flow-CPS adds to a step, for K steps."""
 
     def __init__(

@@ -24,13 +24,13 @@ from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores
 from vla_rl.toolkit.models.adapters import before_training, seeded
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_config import FlowConfig
-from vla_rl.toolkit.models.flow_fit import Fit
-from vla_rl.toolkit.models.flow_matching import Schedule, entropy, log_density, training_times
+from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
+from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density, training_times
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.real_time import Unexecuted, guided, weights_of
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.scaling import FeatureScaler
 
 NOWHERE = -1
 """In a replay's `step`: greedy, no step was stochastic."""
@@ -51,7 +51,7 @@ class FlowPolicy(VLAModel):
         self,
         config: FlowConfig,
         context: Context,
-        fit: Fit,
+        fit: FlowIOAdapter,
         module: FlowModule,
         images: ImageProcessor,
         device: torch.device,
@@ -62,10 +62,10 @@ class FlowPolicy(VLAModel):
         self.cameras_read = tuple(fit.cameras)
         how = config.noise
         steps = "all" if how.method == "flow_noise" else how.steps or "one"
-        self._schedule = Schedule(config.denoise_steps, how.level or 0.5, device, self.exact_time, how.method)
+        self._schedule = FlowSchedule(config.denoise_steps, how.level or 0.5, device, self.exact_time, how.method)
         self._every_step = steps == "all"
-        self._actions = Scaler(fit.checkpoint.statistics.action, device)
-        self._state_scaler = None if fit.state is None else Scaler(fit.state, device)
+        self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
+        self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
         bounds = (env.action_low, env.action_high)
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
         self._cameras, self._chunk, self._seed, self._device = fit.cameras, context.chunk, context.seed, device
@@ -104,13 +104,13 @@ class FlowPolicy(VLAModel):
         actions = self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
         values = self.module.criticise(prefix, state)
         replay = {"chain": torch.stack(chain, dim=1), "step": step}
-        return Chunk(actions=actions, log_probs=log_probs, values=values, replay=replay)
+        return Chunk(actions=actions, log_probs=log_probs, values=values, extras=replay)
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """One pass of the expert where one step was stochastic, K passes where all were; the vision-language model
         runs once."""
         prefix, state = self._see(obs)
-        chain, step = (as_tensor(chunk.replay[name], self._device) for name in ("chain", "step"))
+        chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
         at = (
             [torch.full_like(step, i) for i in range(self._schedule.steps)] if self._every_step else [step.clamp(min=0)]

@@ -35,7 +35,7 @@ MODES = {
 
 
 @frozen(kw_only=True)
-class Scale:
+class FeatureScale:
     """How one feature is normalised, by lerobot's rules."""
 
     mode: str
@@ -61,8 +61,8 @@ class Scale:
 
 @frozen(kw_only=True)
 class Statistics:
-    action: Scale
-    state: Scale | None
+    action: FeatureScale
+    state: FeatureScale | None
     """None: the folder says nothing about a state."""
 
 
@@ -92,7 +92,7 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
         **_mapping(where, settings, "features"),
     }
 
-    def scale(feature: str, kind: str) -> Scale:
+    def scale(feature: str, kind: str) -> FeatureScale:
         mode = modes.get(kind, "IDENTITY")
         if mode not in MODES:
             raise CheckpointError(f"{folder}: normalisation {mode!r} is not known{did_you_mean(mode, MODES)}")
@@ -105,7 +105,7 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
             )
         values = tuple(tensors[name] for name in names)
         dim = len(values[0]) if values else int(features[feature]["shape"][0])
-        return Scale(mode=mode, values=values, dim=dim, eps=float(settings.get("eps", 1e-8)))
+        return FeatureScale(mode=mode, values=values, dim=dim, eps=float(settings.get("eps", 1e-8)))
 
     if ACTION not in features:
         raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")

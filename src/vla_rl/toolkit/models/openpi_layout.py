@@ -14,7 +14,7 @@ from typing import Any
 
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.toolkit.models.checkpoints import TOKENIZER, WEIGHTS, read_json, unreadable
-from vla_rl.toolkit.models.lerobot import LEROBOT, Scale, read_statistics
+from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
 
 MODELS = ("pi0", "pi05")
 EPS = 1e-6
@@ -90,7 +90,7 @@ def rename_tensors(source: Path, target: Path) -> str:
     return PRECISIONS.get(max(sizes, key=lambda dtype: sizes[dtype]), "float32")
 
 
-def _entry(scale: Scale | None, inwards: float) -> dict[str, list[float]]:
+def _entry(scale: FeatureScale | None, inwards: float) -> dict[str, list[float]]:
     """openpi scales pi0 by mean and deviation, pi0.5 by quantiles: both are given, and both lead to the same numbers
     as this scale, whichever mode it has. `inwards`: 1 for what is seen, 0 for what is done, to whose deviation lerobot
     adds nothing."""
@@ -103,7 +103,7 @@ def _entry(scale: Scale | None, inwards: float) -> dict[str, list[float]]:
     }
 
 
-def _affine(scale: Scale, inwards: float) -> tuple[list[float], list[float]]:
+def _affine(scale: FeatureScale, inwards: float) -> tuple[list[float], list[float]]:
     """Centre and half width: a number is scaled to (number - centre) / half width."""
     if scale.mode == "IDENTITY":
         return [0.0] * scale.dim, [1.0] * scale.dim

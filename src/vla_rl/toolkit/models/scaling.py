@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vla_rl.toolkit.models.lerobot import Scale
+from vla_rl.toolkit.models.lerobot import FeatureScale
 
 
-class Scaler:
-    """A `Scale` on a device. In lerobot, z-scores add eps to the deviation on the way in only; ranges, which go to
+class FeatureScaler:
+    """A `FeatureScale` on a device. In lerobot, z-scores add eps to the deviation on the way in only; ranges, which go to
     [-1, 1], use eps where they are empty."""
 
-    def __init__(self, scale: Scale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, scale: FeatureScale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.dim, self._dtype = scale.dim, dtype
         self._end = 1.0 if scale.clip else torch.inf
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
@@ -42,7 +42,7 @@ class Scaler:
         return (x[..., : self.dim].clamp(-self._end, self._end) + self._shift) * self._out + self._offset
 
 
-class GripperScaler(Scaler):
+class GripperScaler(FeatureScaler):
     """The last number of an action is 0 for a closed and 1 for an open gripper in training, and +1 and -1 in LIBERO."""
 
     def normalise(self, x: Tensor, width: int) -> Tensor:

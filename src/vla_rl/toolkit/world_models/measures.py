@@ -24,7 +24,7 @@ GATES = ("changed pixels", "actions", "replay")
 
 
 @define(eq=False)
-class Replay:
+class EpisodeReplay:
     """Recorded episodes, and what the model makes of their actions. All but `alive` [steps, B]."""
 
     played: list[Array] = field(factory=list)
@@ -84,10 +84,10 @@ def gates(found: Mapping[str, float], was_open: bool = False) -> dict[str, bool]
     return dict(zip(GATES, values, strict=True))
 
 
-def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> Replay:
+def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> EpisodeReplay:
     """Imagine recorded episodes with their own actions, each frame from those imagined before it; `draw` keys the
     noise."""
-    history, rows, replay = model.history, np.arange(len(windows.instructions)), Replay()
+    history, rows, replay = model.history, np.arange(len(windows.instructions)), EpisodeReplay()
     mind = take_rows(part(windows, 0, history), rows)
     for step in range(windows.actions.shape[1] - history + 1):
         actions, executed, outcomes = (
@@ -145,7 +145,7 @@ def _stacked(observation: Observation, rows: Array) -> Array:
     return np.concatenate([to_numpy(i)[rows].reshape(len(rows), -1, 3) for i in observation.images.values()], axis=1)
 
 
-def _pictures(replay: Replay, windows: Windows) -> dict[str, float]:
+def _pictures(replay: EpisodeReplay, windows: Windows) -> dict[str, float]:
     found: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
     for k, played in enumerate(replay.played, start=1):
@@ -187,7 +187,7 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
     }
 
 
-def _disagreement(one: Replay, other: Replay) -> dict[str, float]:
+def _disagreement(one: EpisodeReplay, other: EpisodeReplay) -> dict[str, float]:
     """Of the same episodes, imagined with other noise; `other` may be of the first of them only."""
     found: dict[str, float] = {}
     chances: list[Array] = []
@@ -203,7 +203,7 @@ def _disagreement(one: Replay, other: Replay) -> dict[str, float]:
     return found | {"outcome_disagreement": float(np.concatenate(chances).mean()) if chances else float("nan")}
 
 
-def _whole_episodes(replay: Replay, chunk: int) -> dict[str, float]:
+def _whole_episodes(replay: EpisodeReplay, chunk: int) -> dict[str, float]:
     score, going = (np.full(len(replay.played[0]), value) for value in (0.0, 1.0))
     success = np.zeros(len(score), bool)
     for played, chances, outcome in zip(replay.played, replay.chances, replay.outcomes, strict=True):

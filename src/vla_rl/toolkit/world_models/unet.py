@@ -29,7 +29,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(parts(channels, GROUP), channels)
 
 
-class AdaptiveNorm(nn.Module):
+class UNetAdaptiveNorm(nn.Module):
     """Group norm, then scaled and shifted as the condition [B, D] says."""
 
     def __init__(self, channels: int, condition: int) -> None:
@@ -42,7 +42,7 @@ class AdaptiveNorm(nn.Module):
         return F.group_norm(x, self.groups) * (1 + scale) + shift  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class UNetAttention(nn.Module):
     """Every pixel looks at every other one; adds nothing before training."""
 
     def __init__(self, channels: int) -> None:
@@ -61,15 +61,15 @@ class Attention(nn.Module):
         return x + self.out(seen.transpose(2, 3).reshape(n, channels, height, width))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class UNetBlock(nn.Module):
     """Two convolutions beside a short cut; the second one gives nothing before training."""
 
     def __init__(self, inputs: int, outputs: int, condition: int, attention: bool) -> None:
         super().__init__()
         self.short_cut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
-        self.norm1, self.conv1 = AdaptiveNorm(inputs, condition), conv3x3(inputs, outputs)
-        self.norm2, self.conv2 = AdaptiveNorm(outputs, condition), conv3x3(outputs, outputs)
-        self.attention = Attention(outputs) if attention else nn.Identity()
+        self.norm1, self.conv1 = UNetAdaptiveNorm(inputs, condition), conv3x3(inputs, outputs)
+        self.norm2, self.conv2 = UNetAdaptiveNorm(outputs, condition), conv3x3(outputs, outputs)
+        self.attention = UNetAttention(outputs) if attention else nn.Identity()
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class UNet(nn.Module):
 
         def blocks(inputs: Sequence[int], outputs: Sequence[int], attention: bool = False) -> nn.ModuleList:
             pairs = zip(inputs, outputs, strict=True)
-            return nn.ModuleList([Block(a, b, condition, attention) for a, b in pairs])
+            return nn.ModuleList([UNetBlock(a, b, condition, attention) for a, b in pairs])
 
         self.down = nn.ModuleList([blocks([a] + [b] * (n - 1), [b] * n) for a, b, n in levels])
         self.middle = blocks([channels[-1]] * 2, [channels[-1]] * 2, attention=True)

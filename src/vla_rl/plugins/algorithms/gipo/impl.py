@@ -7,13 +7,13 @@ from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
+    add_entropy_and_kl,
     critic_advantages,
     critic_loss,
     critic_steps,
-    entries_of,
     gae_of,
+    loss_terms,
     policy_diagnostics,
-    regularised,
 )
 
 DEAD = 1e-3
@@ -23,7 +23,7 @@ CLIP = 0.2
 
 
 class GIPO(Algorithm):
-    corrects = True
+    off_policy = True
 
     def __init__(self, config: GIPOConfig):
         self.config = config
@@ -41,9 +41,9 @@ class GIPO(Algorithm):
         """The trust-weighted surrogate, less the entropy bonus, plus the KL terms (from the reference and from the
         policy that acted), each entry by its weight; and the critic's loss."""
         config = self.config
-        e = entries_of(scores, batch, config.log_prob)
+        e = loss_terms(scores, batch, config.log_prob)
         surrogate = F.trust_surrogate(e.log_probs, e.old_log_probs, e.advantages, sigma=config.sigma)
-        objective, kl = regularised(surrogate, e, batch, config)
+        objective, kl = add_entropy_and_kl(surrogate, e, batch, config)
         total = F.weighted_sum(objective, e.weights)
         if config.behaviour_kl_coef:
             moved = F.kl_estimate(e.old_log_probs, e.log_probs, "k3")

@@ -9,7 +9,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.corrections import without_dropped
+from vla_rl.toolkit.algorithms.corrections import renormalise_masked
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
 from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_clip, proximal_policy_loss
 
@@ -18,7 +18,7 @@ class GRPO(Algorithm):
     def __init__(self, config: GRPOConfig):
         self.config = config
         self.needs = frozenset({"groups", *config.needs})
-        self.corrects = config.corrects
+        self.off_policy = config.off_policy
         self.scope = config.scope
 
     def select(self, rollout: Rollout) -> Tensor:
@@ -36,7 +36,7 @@ class GRPO(Algorithm):
             std_of=config.std_of,
         )
         made = trajectory_advantages(rollout, scores, relative, config)
-        return without_dropped(made, rollout, config, config.aggregation)
+        return renormalise_masked(made, rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return the clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the

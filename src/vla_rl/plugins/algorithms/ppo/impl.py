@@ -7,7 +7,7 @@ import attrs
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
-from vla_rl.toolkit.algorithms.corrections import step_log_weights, v_trace, without_dropped
+from vla_rl.toolkit.algorithms.corrections import renormalise_masked, step_log_weights, v_trace
 from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_of
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
@@ -16,7 +16,7 @@ class PPO(Algorithm):
     def __init__(self, config: PPOConfig):
         self.config = config
         self.needs = frozenset({"values", *config.needs})
-        self.corrects = config.corrects
+        self.off_policy = config.off_policy
         self.scope = config.scope
         self.value_granularity = config.advantage
 
@@ -26,7 +26,7 @@ class PPO(Algorithm):
         config = self.config
         rollout, steps = critic_steps(rollout, config)
         if config.correction != "v-trace":
-            return without_dropped(
+            return renormalise_masked(
                 critic_advantages(rollout, steps, *gae_of(steps, config), config), rollout, config, config.aggregation
             )
         old = step_log_weights(rollout, config.advantage)

@@ -21,9 +21,9 @@ def look(config: SRPOConfig) -> None:
 
 
 def build_report(config: ReportConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.srpo.report import Report
+    from vla_rl.plugins.algorithms.srpo.report import EmbeddingReport
 
-    return Report(config)
+    return EmbeddingReport(config)
 
 
 plugin = Plugin(

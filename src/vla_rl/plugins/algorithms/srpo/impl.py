@@ -13,7 +13,7 @@ from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 from vla_rl.toolkit.algorithms import functional as F
-from vla_rl.toolkit.algorithms.corrections import without_dropped
+from vla_rl.toolkit.algorithms.corrections import renormalise_masked
 from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
 from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
@@ -27,7 +27,7 @@ class SRPO(Algorithm):
     def __init__(self, config: SRPOConfig, device: str):
         self.config, self.device = config, config.device or device
         self.needs = frozenset({"groups", "frames", *config.needs})
-        self.corrects = config.corrects
+        self.off_policy = config.off_policy
         self.camera = config.camera
         self.encoder: TrajectoryEncoder | None = None
 
@@ -80,7 +80,7 @@ class SRPO(Algorithm):
             std_of=config.std_of,
         )
         made = trajectory_advantages(rollout, scores, relative, config)
-        made = without_dropped(made, rollout, config, config.aggregation)
+        made = renormalise_masked(made, rollout, config, config.aggregation)
         return attrs.evolve(made, metrics={**made.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:

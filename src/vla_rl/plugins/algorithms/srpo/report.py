@@ -13,7 +13,7 @@ from vla_rl.core.types import Rollout
 from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
 
 
-class Report:
+class EmbeddingReport:
     """Writes `srpo/step_000010.npz` (embeddings, distances and rewards of every trajectory) and `.png`."""
 
     def __init__(self, config: ReportConfig) -> None:

@@ -15,7 +15,7 @@ FLAT = 1e-6
 
 
 @frozen(kw_only=True, eq=False)
-class Progress:
+class TrajectoryProgress:
     """Float64 [N] each; NaN where there is none."""
 
     rewards: Array
@@ -41,7 +41,7 @@ def success_centres(successes: Array, settings: RewardSettings) -> Array:
 
 def progress_rewards(
     embeddings: Array, success: Array, tasks: Sequence[str], counted: Array, settings: RewardSettings
-) -> Progress:
+) -> TrajectoryProgress:
     """Rewards of the trajectories of one batch, compared within their task (siiRL's SRPO).
 
     Args:
@@ -63,4 +63,4 @@ def progress_rewards(
         within = np.full(len(nearest), 0.5) if high - low < FLAT else (nearest - low) / (high - low)
         distances[bad], normalized[bad] = nearest, within
         rewards[bad] = settings.reward_scale / (1 + np.exp(-settings.steepness * (settings.midpoint - within)))
-    return Progress(rewards=rewards, distances=distances, normalized=normalized)
+    return TrajectoryProgress(rewards=rewards, distances=distances, normalized=normalized)

@@ -25,7 +25,7 @@ from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pix
 from vla_rl.plugins.data.lerobot.video import Videos
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
-from vla_rl.toolkit.data.samples import Windows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}
@@ -71,7 +71,10 @@ class LeRobotData(Demonstrations):
         clips = {e.index: e.clips for e in episodes}
         self._clips = [clips[index] for index in indices.tolist()]
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
-        self._windows, self._last = Windows(lengths.tolist(), 1 if every else context.chunk), self._first + lengths - 1
+        self._windows, self._last = (
+            StepWindows(lengths.tolist(), 1 if every else context.chunk),
+            self._first + lengths - 1,
+        )
         self._action_dim = action_dim
         self._where, self._order, self._videos = where, order, Videos(meta.fps, max(self._pixels.values(), default=1))
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]

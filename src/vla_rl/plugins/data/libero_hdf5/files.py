@@ -15,7 +15,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5 import ENDING, LiberoHDF5Config, find_files
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
-from vla_rl.toolkit.data.samples import Windows, check_finite, check_fit, match_cameras, statistics
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 ACTION_DIM, STATE_DIM = 7, 8
 CAMERAS = {"agentview": "agentview_rgb", "wrist": "eye_in_hand_rgb"}
@@ -51,7 +51,7 @@ class LiberoFiles(Demonstrations):
             self._episodes += _read(path, env.task(task).instruction, config)
         known = [camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)]
         self._cameras = {camera: CAMERAS[camera] for camera in match_cameras(str(config.folder), env, known)}
-        self._windows = Windows([len(e.actions) for e in self._episodes], context.chunk)
+        self._windows = StepWindows([len(e.actions) for e in self._episodes], context.chunk)
 
     def num_samples(self) -> int:
         return len(self._windows)

@@ -7,7 +7,16 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.gymnasium.settings import STATES, Camera, Wrapper, bounds, check, no_limit, preflight, words
+from vla_rl.plugins.envs.gymnasium.settings import (
+    STATES,
+    CameraSettings,
+    Wrapper,
+    bounds,
+    check,
+    no_limit,
+    preflight,
+    words,
+)
 from vla_rl.toolkit.envs.settings import Processes
 
 
@@ -21,7 +30,7 @@ class GymnasiumConfig:
     """Modules whose import registers ids, such as metaworld."""
     instruction: str = field(validator=words)
     """What the policy is told."""
-    camera: Camera = field(factory=Camera)
+    camera: CameraSettings = field(factory=CameraSettings)
     """The picture that it sees."""
     state: str | None = None
     """The numbers that it sees: observation, or a key of a dict observation; null: none."""

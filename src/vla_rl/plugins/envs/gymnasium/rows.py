@@ -49,7 +49,7 @@ def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
     )
-    return RowsEnv(info, states, MakeRow(config, known.low, known.high), context, config.processes)
+    return RowsEnv(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
@@ -73,7 +73,7 @@ def try_out(config: GymnasiumConfig) -> None:
 
 
 @frozen
-class MakeRow:
+class MakeGymnasiumEnv:
     config: GymnasiumConfig
     low: tuple[float, ...]
     high: tuple[float, ...]

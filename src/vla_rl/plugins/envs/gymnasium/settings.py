@@ -21,7 +21,7 @@ def _size(instance: Any, attribute: Any, size: int | tuple[int, int]) -> None:
 
 
 @frozen(kw_only=True)
-class Camera:
+class CameraSettings:
     """Where the picture comes from that a policy sees."""
 
     source: str = "render"

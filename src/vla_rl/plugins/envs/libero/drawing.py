@@ -69,7 +69,7 @@ def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]
     return [None if xml is None else found[xml] for xml in pictures]
 
 
-class Camera:
+class CameraModel:
     """Draws one model as robosuite does: visual meshes only."""
 
     def __init__(

@@ -26,7 +26,7 @@ CLOSE_ENOUGH = 0.012
 
 
 @frozen(kw_only=True)
-class Recipe:
+class ExpertRecipe:
     """How to move one thing onto or into another; metres, in world axes."""
 
     thing: str
@@ -40,7 +40,7 @@ class Recipe:
     lift: float = 0.25
 
 
-BOWL_TO_PLATE = Recipe(
+BOWL_TO_PLATE = ExpertRecipe(
     thing="akita_black_bowl_1",
     target="plate_1",
     grasp=(0.0, -0.055, 0.025),  # the rim: fingers open along y
@@ -53,7 +53,7 @@ SOLVED = {
 """Tasks on which the expert succeeds at least four times in five."""
 
 
-def recipe(suite: str, index: int, instruction: str) -> Recipe:
+def recipe(suite: str, index: int, instruction: str) -> ExpertRecipe:
     """The recipe of a task. Raises NotOffered, with those that have one, for a task without."""
     if index not in SOLVED.get(suite, ()):
         solved = "; ".join(f"{name} {', '.join(map(str, tasks))}" for name, tasks in SOLVED.items())
@@ -63,7 +63,7 @@ def recipe(suite: str, index: int, instruction: str) -> Recipe:
     if suite == "libero_spatial":
         return BOWL_TO_PLATE
     thing = instruction.removeprefix("pick up the ").removesuffix(" and place it in the basket").replace(" ", "_")
-    return Recipe(thing=f"{thing}_1", target="basket_1", grasp=(0.0, 0.0, 0.0), release=(0.0, 0.0, 0.12))
+    return ExpertRecipe(thing=f"{thing}_1", target="basket_1", grasp=(0.0, 0.0, 0.0), release=(0.0, 0.0, 0.12))
 
 
 class Phase(IntEnum):
@@ -81,7 +81,7 @@ class Expert:
     """Closed loop: `act` is called once for each observation of an episode, whatever action is executed then.
     A thing that slips away, or a miss, is tried again."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: ExpertRecipe) -> None:
         self._recipe = recipe
         self._begin(Phase.REACH)
         self._grasped_at = np.zeros(3)

@@ -15,7 +15,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
-from vla_rl.plugins.envs.libero.scenes import Scenes
+from vla_rl.plugins.envs.libero.scenes import SceneCache
 from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.rows import RowsEnv
@@ -74,12 +74,12 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
         tasks=tuple(tasks),
         notes=tuple(note for note, holds in notes.items() if holds),
     )
-    return RowsEnv(info, states, MakeRow(Scenes(config, context.device), config), context, config.processes)
+    return RowsEnv(info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes)
 
 
 @frozen
-class MakeRow:
-    scenes: Scenes
+class MakeLiberoEnv:
+    scenes: SceneCache
     """Of the process in which the rows are made."""
     config: LiberoConfig
 
@@ -90,7 +90,7 @@ class MakeRow:
 class LiberoRow(Row):
     """Takes turns with the other rows of its process, in the scene of its task."""
 
-    def __init__(self, number: int, scenes: Scenes, config: LiberoConfig) -> None:
+    def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:
         self._number, self._scenes, self._config = number, scenes, config
         self._expert: Expert | None = None
 

@@ -21,7 +21,7 @@ import numpy as np
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.checks import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
-from vla_rl.plugins.envs.libero.suites import Task
+from vla_rl.plugins.envs.libero.suites import LiberoTask
 from vla_rl.toolkit.envs.rendering import mujoco_error
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -49,8 +49,8 @@ try:
         from robosuite.utils.errors import RandomizationError
 
         from vla_rl.plugins.envs.libero.compiled import Kept, take_apart
-        from vla_rl.plugins.envs.libero.drawing import Camera, Texture, textures
-        from vla_rl.plugins.envs.libero.stepping import ControlLoop, Saved, Seen
+        from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
+        from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
 
@@ -97,7 +97,7 @@ def loading(kept: Kept) -> Iterator[list[str | None]]:
         robosuite_base.MjSim = MjSim
 
 
-class Scene:
+class LiberoScene:
     """A task's simulator. Building takes seconds, a reset milliseconds.
 
     Several rows may take turns: `save` and `load` hold and bring back all that the future of a row depends on.
@@ -112,7 +112,7 @@ class Scene:
 
     def __init__(
         self,
-        task: Task,
+        task: LiberoTask,
         cameras: Mapping[str, int],
         fast_render: bool = False,
         fast_physics: bool = False,
@@ -146,9 +146,9 @@ class Scene:
         self._draw, self._start = lru_cache(REMEMBERED)(self._drawn), lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
-            self._camera = Camera(self._model, textures(pictures, kept), max(cameras.values()), fast_render)
+            self._camera = CameraModel(self._model, textures(pictures, kept), max(cameras.values()), fast_render)
         self._film = mujoco.MjData(self._model)
-        self._developed: Seen | None = None
+        self._developed: SensorView | None = None
 
     @property
     def memory(self) -> int:
@@ -222,7 +222,7 @@ class Scene:
             self._start(seed, None if state is None else np.asarray(state, np.float64).tobytes(), settle_steps)
         )
 
-    def _started(self, seed: int, state: bytes | None, settle_steps: int) -> Saved:
+    def _started(self, seed: int, state: bytes | None, settle_steps: int) -> SavedStep:
         self._loop.load(self._draw(seed))
         if state is not None:
             self._env.sim.set_state_from_flattened(np.frombuffer(state))
@@ -234,7 +234,7 @@ class Scene:
             self.step(NO_MOTION)
         return self._loop.save()
 
-    def _drawn(self, seed: int) -> Saved:
+    def _drawn(self, seed: int) -> SavedStep:
         """robosuite's own reset, which places what the task does not fix."""
         with seeded(seed):
             while True:
@@ -245,10 +245,10 @@ class Scene:
                     continue
         return self._loop.save()
 
-    def save(self) -> Saved:
+    def save(self) -> SavedStep:
         return self._loop.save()
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedStep) -> None:
         self._loop.load(saved)
 
     # ----------------------------------------------------------------------------------- steps and pictures

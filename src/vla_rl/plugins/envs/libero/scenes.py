@@ -7,43 +7,43 @@ from typing import TYPE_CHECKING
 from attrs import define
 
 from vla_rl.plugins.envs.libero import LiberoConfig
-from vla_rl.plugins.envs.libero.suites import Task
+from vla_rl.plugins.envs.libero.suites import LiberoTask
 
 if TYPE_CHECKING:
     from vla_rl.plugins.envs.libero.compiled import Kept
-    from vla_rl.plugins.envs.libero.scene import Scene
-    from vla_rl.plugins.envs.libero.stepping import Saved
+    from vla_rl.plugins.envs.libero.scene import LiberoScene
+    from vla_rl.plugins.envs.libero.stepping import SavedStep
 
 MIB = 2**20
 
 
 @define(eq=False)
-class Episode:
+class SceneEpisode:
     """What a row plays."""
 
-    task: Task
-    moment: Saved | None = None
+    task: LiberoTask
+    moment: SavedStep | None = None
     """Where it stands, while another is played in its scene."""
 
 
-class Scenes:
+class SceneCache:
     """Those that rows play in, and of the others those that were used last, as many as fit into memory."""
 
     def __init__(self, config: LiberoConfig, device: str) -> None:
         self._config, self._device = config, device
-        self._built: dict[Task, Scene] = {}  # the one used last is the last
-        self._there: dict[Task, Episode] = {}
-        self._played: dict[int, Episode] = {}
+        self._built: dict[LiberoTask, LiberoScene] = {}  # the one used last is the last
+        self._there: dict[LiberoTask, SceneEpisode] = {}
+        self._played: dict[int, SceneEpisode] = {}
         self._kept: Kept | None = None
         self.seeds: dict[int, int] = {}
         """Of train states that were drawn: id -> seed."""
 
-    def begin(self, row: int, task: Task) -> Scene:
+    def begin(self, row: int, task: LiberoTask) -> LiberoScene:
         """A row turns to an episode of this task. -> Its scene, in any state."""
-        self._played[row] = Episode(task)
+        self._played[row] = SceneEpisode(task)
         return self.of(row)
 
-    def of(self, row: int) -> Scene:
+    def of(self, row: int) -> LiberoScene:
         """The scene that a row plays in, as it left it."""
         episode = self._played[row]
         scene = self._built.pop(episode.task, None) or self._build(episode.task)
@@ -66,16 +66,16 @@ class Scenes:
             for task in list(self._built):
                 self._close(task)
 
-    def _build(self, task: Task) -> Scene:
+    def _build(self, task: LiberoTask) -> LiberoScene:
         from vla_rl.plugins.envs.libero.compiled import Kept
-        from vla_rl.plugins.envs.libero.scene import Scene
+        from vla_rl.plugins.envs.libero.scene import LiberoScene
 
         config = self._config
         if self._kept is None:
             self._kept = Kept(config.disk_mib * MIB)
         before = {texture for scene in self._built.values() for texture in scene.textures}
         self._make_room()
-        scene = Scene(
+        scene = LiberoScene(
             task,
             config.cameras,
             config.fast_render,
@@ -95,6 +95,6 @@ class Scenes:
             if sum(taken) + max(taken) + sum(texture.memory for texture in textures) > self._config.memory_mib * MIB:
                 self._close(task)
 
-    def _close(self, task: Task) -> None:
+    def _close(self, task: LiberoTask) -> None:
         self._built.pop(task).close()
         self._there.pop(task, None)

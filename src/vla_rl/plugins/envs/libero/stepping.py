@@ -32,7 +32,7 @@ OPENING = np.array([-1.0, 1.0])
 """Directions of the two fingers."""
 
 
-class Seen(NamedTuple):
+class SensorView(NamedTuple):
     """What the official environment's sensors and cameras see: one sub-step, usually the last but one of a step.
 
     They look after it was integrated, so joints are new, and all that follows from them is as it was before.
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     """float32 [sites, 4]: some sites light up, like a stove's burner."""
 
 
-class Saved(NamedTuple):
+class SavedStep(NamedTuple):
     """A moment to return to, in this simulator or another of the same task."""
 
     state: Array
@@ -103,16 +103,16 @@ class ControlLoop:
         self._observed()
         self.seen = self._look(self._data.qpos.copy())
 
-    def save(self) -> Saved:
+    def save(self) -> SavedStep:
         """All that the future depends on."""
         state = np.zeros(mujoco.mj_stateSize(self._model, STATE))
         mujoco.mj_getState(self._model, self._data, state, STATE)
         model = {name: getattr(self._model, name).copy() for name in CHANGING}
         loop = {name: vars(self)[name] for name in ("_grip", "_since", "_sampled", "seen")}
         controller = {name: value for name, value in vars(self._robot.controller).items() if name not in LASTING}
-        return Saved(state, model, controller, loop)
+        return SavedStep(state, model, controller, loop)
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedStep) -> None:
         """Go on as if nothing had happened since, to the last bit."""
         for name, values in saved.model.items():
             getattr(self._model, name)[:] = values
@@ -156,8 +156,8 @@ class ControlLoop:
         self._env._post_process()
         return reward, self._env._check_success()
 
-    def _look(self, geometry: Array) -> Seen:
-        return Seen(geometry, self._data.qpos.copy(), self._model.site_rgba.copy())
+    def _look(self, geometry: Array) -> SensorView:
+        return SensorView(geometry, self._data.qpos.copy(), self._model.site_rgba.copy())
 
     def _observed(self) -> bool:
         """Whether the sensors are read in this sub-step: the clock of robosuite's observables, rounding included."""

@@ -53,7 +53,7 @@ def write_default_paths() -> None:
 
 
 @frozen(kw_only=True)
-class Task:
+class LiberoTask:
     """One task of a suite."""
 
     index: int
@@ -89,14 +89,14 @@ class Suite:
             self._described(i, t, folder / t.problem_folder / t.bddl_file) for i, t in enumerate(self._tasks)
         )
 
-    def _described(self, index: int, task: Any, file: Path) -> Task:
+    def _described(self, index: int, task: Any, file: Path) -> LiberoTask:
         """Instructions are the names of the files, as models are trained and evaluated on them; the `:language` of the
         files, which is worded otherwise, is what LIBERO-PRO's own evaluation takes."""
         reworded = self.name.endswith(REWORDED)
         instruction = _language(file) if reworded else task.language
-        return Task(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
+        return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
-    def select(self, wanted: Sequence[int | str] | None) -> tuple[Task, ...]:
+    def select(self, wanted: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
         """The tasks of these numbers or names, all for None. Raises UserError for one that is not there, or twice."""
         if wanted is None:
             return self.tasks
@@ -107,7 +107,7 @@ class Suite:
             raise UserError(f"a task of {self.name} is named twice: {list(wanted)}")
         return chosen
 
-    def _task(self, wanted: int | str) -> Task:
+    def _task(self, wanted: int | str) -> LiberoTask:
         if isinstance(wanted, int):
             if not 0 <= wanted < len(self.tasks):
                 raise UserError(f"{self.name} has tasks 0 to {len(self.tasks) - 1}; asked for {wanted}")

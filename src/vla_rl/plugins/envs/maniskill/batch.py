@@ -12,7 +12,7 @@ from torch import Tensor
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
-from vla_rl.plugins.envs.maniskill.scene import Place, Saved, Scene
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SavedScene
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 
 
@@ -23,7 +23,7 @@ class BatchEnv(SimEnv):
         self,
         info: EnvInfo,
         states: Mapping[str, Sequence[ResetState]],
-        scene: Scene,
+        scene: ManiSkillScene,
         place: Place,
         chunk: int,
     ) -> None:
@@ -35,7 +35,7 @@ class BatchEnv(SimEnv):
         self.num_envs, self.info = scene.num_envs, info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
         self._scene, self._place, self._chunk = scene, place, chunk
-        self._twin: Scene | None = None
+        self._twin: ManiSkillScene | None = None
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return self._states[split]
@@ -82,7 +82,7 @@ class BatchEnv(SimEnv):
     def expert_chunk(self) -> Tensor:
         """Raises NotOffered for a task without an expert."""
         if self._twin is None:
-            self._twin = Scene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
+            self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place, self.num_envs)
         return rehearsed(self._twin, self._scene.save(), self._chunk)
 
     def close(self) -> None:
@@ -96,12 +96,12 @@ class BatchEnv(SimEnv):
         return Observation(images=scene.images(), instructions=tuple(words), state=scene.state())
 
 
-def _merged(old: Saved | None, new: Saved, rows: Tensor) -> Saved:
+def _merged(old: SavedScene | None, new: SavedScene, rows: Tensor) -> SavedScene:
     """The old state with these rows (bool [N]) of the new one."""
     return (
         new
         if old is None
-        else Saved(
+        else SavedScene(
             _merge(old.bodies, new.bodies, rows),
             tuple(_merge(one, other, rows) for one, other in zip(old.kept, new.kept, strict=True)),
         )

@@ -19,18 +19,18 @@ from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, chosen_tasks, registered
-from vla_rl.plugins.envs.maniskill.rows import MakeRow
-from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
+from vla_rl.plugins.envs.maniskill.rows import MakeManiSkillEnv
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
 from vla_rl.toolkit.envs.rows import RowsEnv
 
 
 @frozen(kw_only=True)
-class Examined:
+class TaskProperties:
     """A task, as a look at its simulator told."""
 
-    recipe: Recipe
+    recipe: SceneRecipe
     info: TaskInfo
     state_dim: int
     low: tuple[float, ...]
@@ -51,7 +51,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
     info, recipes = _info(tasks), tuple(task.recipe for task in tasks)
     states = {split: _states(split, config, tasks) for split in ("train", "eval")}
     if not on_gpu:
-        return RowsEnv(info, states, MakeRow(recipes, place, os.getpid()), context, config.processes)
+        return RowsEnv(info, states, MakeManiSkillEnv(recipes, place, os.getpid()), context, config.processes)
     if len(tasks) > 1:
         raise UserError(f"maniskill: backend: gpu plays one task, the spec has {len(tasks)}; take backend: cpu")
     if tasks[0].chooses_things:
@@ -64,7 +64,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
             "maniskill: fast_render is for scenes of one row, on processors; leave it out with backend: gpu"
         )
     info = evolve(info, deterministic=False)  # PhysX on a GPU adds up in any order
-    return BatchEnv(info, states, Scene(recipes[0], place, context.num_envs), place, context.chunk)
+    return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)
 
 
 def look_over(config: ManiSkillConfig) -> None:
@@ -79,7 +79,7 @@ def _place(device: str, on_gpu: bool) -> Place:
     return Place(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
 
 
-def _examine_apart(config: ManiSkillConfig, place: Place) -> list[Examined]:
+def _examine_apart(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
     """In a process that ends then, and frees what it took. PhysX on a GPU also has to be the first in its process."""
     forkserver = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=forkserver) as pool:
@@ -92,7 +92,7 @@ def _examine_apart(config: ManiSkillConfig, place: Place) -> list[Examined]:
             raise UserError(f"maniskill: a process that built {names} ended at once; is there enough memory?") from exc
 
 
-def examine(config: ManiSkillConfig, place: Place) -> list[Examined]:
+def examine(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
     """Build every task once, without drawing, and look. Raises UserError for settings that it does not offer."""
     found = []
     for name in chosen_tasks(config):
@@ -100,8 +100,8 @@ def examine(config: ManiSkillConfig, place: Place) -> list[Examined]:
         try:
             if config.robot is not None:
                 _demand(config.robot, _robots(name), f"robot for {name}")
-            recipe = Recipe(task=name, show_goals=False, goals_in_state=config.goals_in_state, robot=config.robot)
-            scene = Scene(recipe, evolve(place, physics="physx_cpu"))
+            recipe = SceneRecipe(task=name, show_goals=False, goals_in_state=config.goals_in_state, robot=config.robot)
+            scene = ManiSkillScene(recipe, evolve(place, physics="physx_cpu"))
         except UserError:
             raise
         except Exception as exc:
@@ -113,7 +113,7 @@ def examine(config: ManiSkillConfig, place: Place) -> list[Examined]:
     return found
 
 
-def _examine(scene: Scene, config: ManiSkillConfig) -> Examined:
+def _examine(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
     env, name = scene.env, scene.recipe.task
     _demand(config.control_mode, scene.agents[0].supported_control_modes, f"control mode of {name}'s robot")
     for agent in scene.agents:
@@ -131,7 +131,7 @@ def _examine(scene: Scene, config: ManiSkillConfig) -> Examined:
         raise UserError(f"ManiSkill gives {name} no step limit; set max_steps")
     words = own_words[0] if own_words else config.instructions.get(name) or INSTRUCTIONS[name]
     placements = len(getattr(env, "xyz_configs", ())) * len(getattr(env, "quat_configs", ()))
-    return Examined(
+    return TaskProperties(
         recipe=evolve(
             scene.recipe,
             control_mode=config.control_mode,
@@ -174,7 +174,7 @@ def _demand(name: str, known: Iterable[str], what: str) -> None:
         raise UserError(f"{name!r} is no {what}{did_you_mean(name, known)}\n  there are: {', '.join(known)}")
 
 
-def _info(tasks: Sequence[Examined]) -> EnvInfo:
+def _info(tasks: Sequence[TaskProperties]) -> EnvInfo:
     first = tasks[0]
     for task in tasks[1:]:
         if (task.state_dim, task.low, task.high) != (first.state_dim, first.low, first.high):
@@ -199,7 +199,7 @@ def _info(tasks: Sequence[Examined]) -> EnvInfo:
     )
 
 
-def _states(split: str, config: ManiSkillConfig, tasks: Sequence[Examined]) -> list[ResetState]:
+def _states(split: str, config: ManiSkillConfig, tasks: Sequence[TaskProperties]) -> list[ResetState]:
     return [
         state
         for index, task in enumerate(tasks)

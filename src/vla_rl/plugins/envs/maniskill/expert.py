@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.plugins.envs.maniskill.scene import Saved, Scene
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene
 
 METRES_PER_UNIT = 0.1
 """An action of 1 asks for 10 cm, in both control modes."""
@@ -25,7 +25,7 @@ Move = tuple[Tensor, Tensor]
 """Where the hand shall go, in metres [N, 3]; the gripper's action [N]."""
 
 
-def rehearsed(twin: Scene, start: Saved, length: int) -> Tensor:
+def rehearsed(twin: ManiSkillScene, start: SavedScene, length: int) -> Tensor:
     """The next actions [N, length, A] from a state, tried out in a simulator of its own. Raises NotOffered for a task
     or control mode without expert."""
     task, mode = twin.recipe.task, twin.recipe.control_mode

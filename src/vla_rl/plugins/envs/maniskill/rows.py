@@ -11,14 +11,14 @@ from attrs import evolve, frozen
 
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
-from vla_rl.plugins.envs.maniskill.scene import Place, Recipe, Scene
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 
 @frozen
-class MakeRow:
-    recipes: tuple[Recipe, ...]
+class MakeManiSkillEnv:
+    recipes: tuple[SceneRecipe, ...]
     """In the order of the tasks."""
     place: Place
     home: int
@@ -34,7 +34,7 @@ class ManiSkillRow(Row):
     """Builds a task's simulator at its first reset, and again when the task changes. In inference mode, all of it: a
     step is hundreds of operations on tiny tensors."""
 
-    def __init__(self, recipes: Sequence[Recipe], place: Place) -> None:
+    def __init__(self, recipes: Sequence[SceneRecipe], place: Place) -> None:
         self._recipes, self._place = recipes, place
         self._scene: Any = None
         self._twin: Any = None
@@ -44,7 +44,7 @@ class ManiSkillRow(Row):
         """A state id fixes the scene; `seed` keys what a few tasks draw while they are played."""
         index, number = divmod(state_id, IDS_PER_TASK)
         if self._scene is None or self._scene.recipe != self._recipes[index]:
-            scene = Scene(
+            scene = ManiSkillScene(
                 self._recipes[index], self._place
             )  # before the old one goes, and its compiled shaders with it
             self.close()
@@ -68,7 +68,7 @@ class ManiSkillRow(Row):
         """What the closed-loop expert does in the next steps if nothing disturbs it, tried out in a second simulator:
         going back to an earlier state leaves traces in PhysX."""
         if self._twin is None:
-            self._twin = Scene(evolve(self._scene.recipe, cameras={}), self._place)
+            self._twin = ManiSkillScene(evolve(self._scene.recipe, cameras={}), self._place)
         actions: Array = to_numpy(rehearsed(self._twin, self._scene.save(), length))[0]
         return actions
 

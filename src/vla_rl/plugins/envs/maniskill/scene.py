@@ -20,7 +20,7 @@ from vla_rl.toolkit.envs.meshes import cells_for
 
 
 @frozen(kw_only=True)
-class Recipe:
+class SceneRecipe:
     """What it takes to build a task. Picklable."""
 
     task: str
@@ -47,7 +47,7 @@ class Place:
     render: str = "cpu"
 
 
-class Played(NamedTuple):
+class PlannedEpisode(NamedTuple):
     """What one action led to in each row."""
 
     reward: Tensor
@@ -58,7 +58,7 @@ class Played(NamedTuple):
     """bool [N]: by success or failure."""
 
 
-class Saved(NamedTuple):
+class SavedScene(NamedTuple):
     """State of all rows."""
 
     bodies: dict[str, Any]
@@ -67,10 +67,10 @@ class Saved(NamedTuple):
     """What the task and the robots' controllers keep for each row."""
 
 
-class Scene:
+class ManiSkillScene:
     """Pictures are drawn when they are asked for and at no other time."""
 
-    def __init__(self, recipe: Recipe, place: Place, num_envs: int = 1) -> None:
+    def __init__(self, recipe: SceneRecipe, place: Place, num_envs: int = 1) -> None:
         spec = _registered()[recipe.task]
         kind = _quiet(spec.cls, recipe)
         self.recipe, self.num_envs = recipe, num_envs
@@ -118,13 +118,13 @@ class Scene:
         self._stream.seed(seed)
         self._put_back(kept, others)  # it sets up the controllers of all rows, whichever are reset
 
-    def step(self, actions: Tensor) -> Played:
+    def step(self, actions: Tensor) -> PlannedEpisode:
         """Apply one action to each row, float32 [N, A]."""
         with self._stream.drawn_from():
             _, reward, _, _, info = self.env.step(self._for_agents(actions.to(self.device)))
         success = info["success"].reshape(self.num_envs).bool()
         failed = info["fail"].reshape(self.num_envs).bool() if "fail" in info else torch.zeros_like(success)
-        return Played(reward.float() if self.recipe.dense else success.float(), success, success | failed)
+        return PlannedEpisode(reward.float() if self.recipe.dense else success.float(), success, success | failed)
 
     def images(self) -> dict[str, Tensor]:
         """Camera -> uint8 [N, H, W, 3]."""
@@ -147,10 +147,10 @@ class Scene:
         told = getattr(self.env, "get_language_instruction", None)
         return None if told is None else list(told())
 
-    def save(self) -> Saved:
-        return Saved(_cloned(self.env.get_state_dict()), self._kept())
+    def save(self) -> SavedScene:
+        return SavedScene(_cloned(self.env.get_state_dict()), self._kept())
 
-    def restore(self, saved: Saved, rows: Sequence[int]) -> None:
+    def restore(self, saved: SavedScene, rows: Sequence[int]) -> None:
         """Put rows back, or into the state of another simulator of the same task."""
         index = torch.tensor(list(rows), device=self.device)
         self.env.set_state_dict(_rows_of(saved.bodies, index), index)
@@ -201,7 +201,7 @@ def _registered() -> Mapping[str, Any]:
     return found
 
 
-def _quiet(kind: Any, recipe: Recipe) -> Any:
+def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
     """The task's class without observations of its own and without cameras that nobody wants."""
 
     class Quiet(kind):

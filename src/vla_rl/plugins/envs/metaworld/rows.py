@@ -43,11 +43,11 @@ def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
         tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
         notes=(note,) if config.fast_render else (),
     )
-    return RowsEnv(info, states, MakeRow(config), context, config.processes)
+    return RowsEnv(info, states, MakeMetaWorldEnv(config), context, config.processes)
 
 
 @frozen
-class MakeRow:
+class MakeMetaWorldEnv:
     config: MetaWorldConfig
 
     def __call__(self, number: int) -> MetaWorldRow:
@@ -91,11 +91,11 @@ class MetaWorldRow(Row):
 
     def _enter(self, task: str) -> Any:
         """The simulator of this task."""
-        from vla_rl.plugins.envs.metaworld.scene import Scene
+        from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
 
         if task not in self._scenes:
             while len(self._scenes) >= self._config.keep_tasks:
                 self._scenes.popitem(last=False)[1].close()
-            self._scenes[task] = Scene(task, self._config.cameras, self._config.fast_render)
+            self._scenes[task] = MetaWorldScene(task, self._config.cameras, self._config.fast_render)
         self._scenes.move_to_end(task)
         return self._scenes[task]

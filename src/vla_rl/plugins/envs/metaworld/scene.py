@@ -48,7 +48,7 @@ STATE_DIM = 4
 NEVER = 2**62
 
 
-class Scene:
+class MetaWorldScene:
     """A task's simulator. Building takes a fifth of a second, a reset 20 ms."""
 
     def __init__(self, task: str, cameras: Mapping[str, int], fast_render: bool) -> None:

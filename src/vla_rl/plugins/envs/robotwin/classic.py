@@ -18,7 +18,7 @@ from vla_rl.toolkit.envs.row import Outcome, Row, View
 
 
 @frozen(kw_only=True)
-class MakeRow:
+class MakeRobotwinEnv:
     robotwin: Installation
     book: SeedBook
 

@@ -7,7 +7,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM, camera_sizes
-from vla_rl.plugins.envs.robotwin.classic import MakeRow
+from vla_rl.plugins.envs.robotwin.classic import MakeRobotwinEnv
 from vla_rl.plugins.envs.robotwin.installation import Installation, find
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
@@ -43,7 +43,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     )
     if robotwin.api == "classic":
         states = {split: book.states(split) for split in SPLITS}
-        return RowsEnv(info, states, MakeRow(robotwin=robotwin, book=book), context, config.processes)
+        return RowsEnv(info, states, MakeRobotwinEnv(robotwin=robotwin, book=book), context, config.processes)
     if config.processes.recycle_episodes is not None or config.processes.recycle_mib is not None:
         raise UserError("processes.recycle_episodes and recycle_mib have no effect with RoboTwin's vector API")
     return VectorRobotwin(info, book, robotwin, context)

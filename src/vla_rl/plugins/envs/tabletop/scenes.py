@@ -30,7 +30,7 @@ _BLOCK = 2000
 
 
 @frozen(kw_only=True, eq=False)
-class Scenes:
+class TabletopScenes:
     """A table of S scenes as NumPy arrays."""
 
     task: Array
@@ -52,7 +52,7 @@ class Scenes:
         return len(self.task)
 
 
-def draw_scenes(rng: np.random.Generator, count: int) -> Scenes:
+def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
     """Draw scenes, tasks in turn; the same generator state gives the same scenes."""
     task = np.arange(count) % len(TASKS)
     holding = np.array([t.verb == "put" for t in TASKS])[task]
@@ -69,7 +69,7 @@ def draw_scenes(rng: np.random.Generator, count: int) -> Scenes:
     colour = np.concatenate([palette, extra[:, None]], axis=1)
     is_plate = np.repeat(holding[:, None], THINGS, axis=1)
     is_plate[:, -1] = ~holding
-    return Scenes(
+    return TabletopScenes(
         task=task,
         gripper=gripper,
         position=position,
@@ -81,7 +81,7 @@ def draw_scenes(rng: np.random.Generator, count: int) -> Scenes:
 
 
 @cache
-def split_scenes(split: str) -> Scenes:
+def split_scenes(split: str) -> TabletopScenes:
     """All scenes of a split, keyed by its name alone. Shared: not to be written to."""
     return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
 

@@ -15,7 +15,7 @@ import torch
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
 from vla_rl.plugins.envs.tabletop.render import Renderer
-from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, Scenes, split_scenes
+from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, TabletopScenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Tabletop(SimEnv):
             raise ValueError(f"tabletop has no state {int(ids[ids >= 0][0])}; see reset_states for those there are")
         return self.observe(rows_)
 
-    def place(self, rows: torch.Tensor, scenes: Scenes, which: Any) -> None:
+    def place(self, rows: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
         """Put rows (int64 [R]) into scenes `which` (int64 [R]) of a table of scenes."""
         state, rows_ = self._state, rows.to(self.device)
 

@@ -8,7 +8,7 @@ COLOURS = ("red", "green", "blue", "yellow")
 
 
 @frozen(kw_only=True)
-class Task:
+class TabletopTask:
     """One instruction. `pick` starts with an empty gripper, `put` with a block in it."""
 
     verb: str
@@ -25,5 +25,5 @@ class Task:
         return f"pick up the {colour} block" if self.verb == "pick" else f"put the block on the {colour} plate"
 
 
-TASKS = tuple(Task(verb=verb, colour=colour) for verb in ("pick", "put") for colour in range(len(COLOURS)))
+TASKS = tuple(TabletopTask(verb=verb, colour=colour) for verb in ("pick", "put") for colour in range(len(COLOURS)))
 TASK_NAMES = tuple(task.name for task in TASKS)

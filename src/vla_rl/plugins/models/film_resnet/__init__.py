@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.film_resnet.checkpoint import action_dim, check
-from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig, ValueHeadConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
 
 if TYPE_CHECKING:
     from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 
 
-__all__ = ["FilmResnetConfig", "NetworkConfig", "ValueHeadConfig", "build", "plugin"]
+__all__ = ["FilmResnetConfig", "FilmValueHeadConfig", "NetworkConfig", "build", "plugin"]
 
 
 def build(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:

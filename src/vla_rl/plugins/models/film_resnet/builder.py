@@ -11,7 +11,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
-from vla_rl.plugins.models.film_resnet.network import FilmResnet, ValueHead, initialise
+from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise
 from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.fitting import (
@@ -25,7 +25,7 @@ from vla_rl.toolkit.models.fitting import (
     simulator_of,
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.networks import fill
 
 NAME = "film_resnet"
@@ -88,8 +88,8 @@ def _plain(env: EnvInfo, setup: Setup) -> Statistics:
     """Actions by the simulator's bounds, the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
-        action=Scale(mode="MIN_MAX", values=bounds, dim=setup.action_dim),
-        state=Scale(mode="IDENTITY", values=(), dim=setup.state_dim) if setup.state_dim else None,
+        action=FeatureScale(mode="MIN_MAX", values=bounds, dim=setup.action_dim),
+        state=FeatureScale(mode="IDENTITY", values=(), dim=setup.state_dim) if setup.state_dim else None,
     )
 
 
@@ -99,9 +99,9 @@ def _measured(context: Context, setup: Setup) -> Statistics | None:
     if found is None:
         return None
 
-    def scale(part: str, mode: str, first: str, second: str) -> Scale:
+    def scale(part: str, mode: str, first: str, second: str) -> FeatureScale:
         values = (tuple(map(float, found[part][first])), tuple(map(float, found[part][second])))
-        return Scale(mode=mode, values=values, dim=len(values[0]))
+        return FeatureScale(mode=mode, values=values, dim=len(values[0]))
 
     return Statistics(
         action=scale("action", "QUANTILES", "q01", "q99"),
@@ -127,6 +127,6 @@ def _module(
     if context.values != "none":
         outputs = context.chunk if context.values == "action" else None
         seed = derived_seed(context.seed, "film_resnet/value_head")
-        module.value_head = ValueHead(module.features, config.value_head, outputs, seed)
+        module.value_head = FilmValueHead(module.features, config.value_head, outputs, seed)
         load_head(module.value_head, folder, VALUE_HEAD)
     return module

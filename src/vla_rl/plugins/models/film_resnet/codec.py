@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vla_rl.toolkit.models.lerobot import Scale
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.lerobot import FeatureScale
+from vla_rl.toolkit.models.scaling import FeatureScaler
 
 
 class BinCodec:
-    def __init__(self, scale: Scale, bins: int, device: torch.device) -> None:
+    def __init__(self, scale: FeatureScale, bins: int, device: torch.device) -> None:
         """
         Args:
             scale: of a mode that maps the actions' range to [-1, 1].
         """
-        self.bins, self._scaler = bins, Scaler(scale, device)
+        self.bins, self._scaler = bins, FeatureScaler(scale, device)
 
     def places(self, actions: Tensor) -> Tensor:
         """[..., A] in the simulator's units -> float32 [..., A] in 0 ... bins - 1, between bins where they lie so."""

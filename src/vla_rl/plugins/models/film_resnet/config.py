@@ -46,7 +46,7 @@ class NetworkConfig:
 
 
 @frozen(kw_only=True)
-class ValueHeadConfig:
+class FilmValueHeadConfig:
     """The critic, built when the algorithm needs one: an MLP on what cameras, state and instruction give."""
 
     hidden: tuple[int, ...] = field(default=(256, 128), validator=deep_iterable(ge(1)))
@@ -75,7 +75,7 @@ class FilmResnetConfig:
     greedy: str = field(default="mode", validator=in_(GREEDY))
     """What a greedy policy does with the probabilities of the bins: the likeliest, or the median. On LIBERO
     the median did better after reinforcement learning, and the mode for a clone."""
-    value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
+    value_head: FilmValueHeadConfig = field(factory=FilmValueHeadConfig)
     """The critic, when the algorithm asks for one."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Of the weights. Log-probs, entropies and values are computed in float32 either way."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.plugins.models.film_resnet.config import GROUP, NetworkConfig, ValueHeadConfig
+from vla_rl.plugins.models.film_resnet.config import GROUP, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.networks import Normal
@@ -61,7 +61,7 @@ class Stage(nn.Module):
         return x
 
 
-class Camera(nn.Module):
+class CameraTower(nn.Module):
     """Pictures of one camera -> features [B, 2 * keypoints + channels]."""
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -93,11 +93,11 @@ def waves(state: Tensor, count: int) -> Tensor:
     return torch.cat([state, angle.sin().to(state.dtype), angle.cos().to(state.dtype)], dim=1)
 
 
-class ValueHead(nn.Module):
+class FilmValueHead(nn.Module):
     """Critic on features [B, D] -> float32 [B] or, where `outputs` is a number, [B, outputs]. Its weights stay in
     float32."""
 
-    def __init__(self, dim: int, config: ValueHeadConfig, outputs: int | None, seed: int) -> None:
+    def __init__(self, dim: int, config: FilmValueHeadConfig, outputs: int | None, seed: int) -> None:
         super().__init__()
         self.outputs, self.detach = outputs, config.detach
         self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
@@ -118,7 +118,7 @@ class FilmResnet(nn.Module):
         super().__init__()
         self.shape = (chunk, action_dim, config.bins)
         self.words = nn.Embedding(config.words, config.instruction)
-        self.cameras = nn.ModuleList(Camera(config) for _ in range(cameras))
+        self.cameras = nn.ModuleList(CameraTower(config) for _ in range(cameras))
         self.state_waves = config.state_waves
         self.features = (
             cameras * (2 * config.keypoints + config.channels[-1])
@@ -129,7 +129,7 @@ class FilmResnet(nn.Module):
             nn.Linear(wide, narrow) for wide, narrow in pairwise((self.features, *config.hidden))
         )
         self.head = nn.Linear(config.hidden[-1], math.prod(self.shape))
-        self.value_head: ValueHead | None = None
+        self.value_head: FilmValueHead | None = None
 
     def forward(
         self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor, act: bool = True

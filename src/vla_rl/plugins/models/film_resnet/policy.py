@@ -23,7 +23,7 @@ from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.scaling import Scaler
+from vla_rl.toolkit.models.scaling import FeatureScaler
 from vla_rl.toolkit.models.tokens import choose, entropy, median
 
 CRITIC = "value_head."
@@ -54,7 +54,7 @@ class FilmResnetPolicy(VLAModel):
         self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
         self.codec = BinCodec(statistics.action, setup.network.bins, device)
-        self._state = None if statistics.state is None else Scaler(statistics.state, device)
+        self._state = None if statistics.state is None else FeatureScaler(statistics.state, device)
         self._words = Words(setup.network.words, device, instructions)
         self._temperature, self._greedy = temperature, greedy
         self._shift, self._smoothing, self._seed = shift, smoothing, seed
@@ -77,12 +77,12 @@ class FilmResnetPolicy(VLAModel):
             uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
             bins = choose(log_probs, uniforms)
         return Chunk(
-            actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, replay={"tokens": bins}
+            actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, extras={"tokens": bins}
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         log_probs, values = self._act(self.module, obs)
-        chosen = _of(log_probs, as_tensor(chunk.replay["tokens"], self._device))
+        chosen = _of(log_probs, as_tensor(chunk.extras["tokens"], self._device))
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 
     @torch.no_grad()
@@ -95,7 +95,7 @@ class FilmResnetPolicy(VLAModel):
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """By a copy of the weights that the model was built with."""
-        return _of(self._act(self._reference, obs)[0], as_tensor(chunk.replay["tokens"], self._device))
+        return _of(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Cross-entropy over the bins (temperature 1), mean over the batch and the chunk. Pictures are moved at random,

@@ -14,17 +14,17 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.gr00t import network
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, WANTED, Generation, QwenSizes, Sizes
-from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, Prompts
+from vla_rl.plugins.models.gr00t.folder import N1_5, N1_7, WANTED, Generation, GrootSizes, QwenSizes
+from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
 from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
 from vla_rl.toolkit.models import flow_fit
 from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, read_sizes, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Shape
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "positions": 256,
 }  # fmt: skip
 TINY = {
-    "tiny": (N1_5, Sizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # clones faster than four deep
+    "tiny": (N1_5, GrootSizes(**{**SMALL, "dit_depth": 2}, future_tokens=4)),  # clones faster than four deep
     "tiny_n1_7": (
         N1_7,
         QwenSizes(**{**SMALL, "patch_size": 8, "vision_positions": 16, "deepstack": (0,), "rope": (4, 2, 2)}),
@@ -57,7 +57,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
     seen: dict[str, Any] = {"system": config.system, "cameras": len(fit.cameras), "patches": source.sizes.patches}
     told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
-    prompts = Prompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
+    prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
     images = _images(fit, env, device, dtype)
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
         module = _module(config, context, fit, prompts).to(device)
@@ -73,7 +73,7 @@ def _as_groot(scales: Statistics, generation: Generation, measured: bool) -> Sta
     return Statistics(action=action, state=state)
 
 
-def _images(fit: flow_fit.Fit, env: EnvInfo, device: torch.device, dtype: torch.dtype) -> ImageProcessor:
+def _images(fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dtype: torch.dtype) -> ImageProcessor:
     source = fit.checkpoint
     assert isinstance(source, GrootCheckpoint)
     if source.generation == N1_5:
@@ -88,16 +88,16 @@ def _images(fit: flow_fit.Fit, env: EnvInfo, device: torch.device, dtype: torch.
     return AreaImages(source.sizes.image_size, device, dtype, source.robot.crop)
 
 
-def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
+def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     """Random weights, no padding but of small states."""
     assert config.preset is not None
     generation, sizes = TINY[config.preset]
     sees = flow_fit.uses_state(config.use_state, env)
-    shape = Shape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
+    shape = FlowShape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
     scales = flow_fit.measured(context, quantiles=True) or flow_fit.preset_statistics(context, env, sees)
     if scales.state is not None and not scales.state.values:  # as it is, in the layout's words
         ends = ((-1.0,) * env.state_dim, (1.0,) * env.state_dim)
-        scales = evolve(scales, state=Scale(mode="MIN_MAX", values=ends, dim=env.state_dim))
+        scales = evolve(scales, state=FeatureScale(mode="MIN_MAX", values=ends, dim=env.state_dim))
     formal = generation == N1_7
     checkpoint = GrootCheckpoint(
         sizes=sizes,
@@ -124,14 +124,14 @@ def _small_tokenizer(generation: Generation, config: GrootConfig, env: EnvInfo) 
     return tokenizer
 
 
-def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
+def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
     raw, generation, robot = read_folder(folder, config, flow_fit.measured(context, quantiles=True))
     file = find_tokenizer(folder, config.tokenizer)
     checkpoint = GrootCheckpoint(
         sizes=_sizes(folder, generation, robot),
-        shape=Shape(**generation.shape_of(raw)),
+        shape=FlowShape(**generation.shape_of(raw)),
         statistics=robot.statistics,
         tokenizer=read_file(file, lambda path: Tokenizer.from_file(str(path))),
         raw={},
@@ -163,7 +163,7 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.Fit:
     )
 
 
-def _sizes(folder: Path, generation: Generation, robot: Robot) -> Sizes:
+def _sizes(folder: Path, generation: Generation, robot: Robot) -> GrootSizes:
     """Of the network. Raises CheckpointError for images that it does not take."""
     own = folder / ARCHITECTURE
     if own.is_file():
@@ -177,7 +177,9 @@ def _sizes(folder: Path, generation: Generation, robot: Robot) -> Sizes:
     return sizes
 
 
-def _module(config: GrootConfig, context: Context, fit: flow_fit.Fit, prompts: Prompts) -> network.GrootModule:
+def _module(
+    config: GrootConfig, context: Context, fit: flow_fit.FlowIOAdapter, prompts: ChatPrompts
+) -> network.GrootModule:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     assert isinstance(source, GrootCheckpoint)

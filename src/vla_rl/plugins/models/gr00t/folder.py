@@ -24,7 +24,7 @@ OTHERS = {
 
 
 @frozen(kw_only=True)
-class Sizes:
+class GrootSizes:
     """The towers and the head; the defaults are N1.5's public model's, of which config.json tells a part."""
 
     text_width: int = 2048
@@ -73,7 +73,7 @@ class Sizes:
 
 
 @frozen(kw_only=True)
-class QwenSizes(Sizes):
+class QwenSizes(GrootSizes):
     """The same of N1.7, whose towers are Qwen3-VL-2B's (Cosmos-Reason2-2B)."""
 
     text_depth: int = 16
@@ -107,7 +107,7 @@ class Generation:
 
     name: str
     model_type: str
-    sizes: type[Sizes]
+    sizes: type[GrootSizes]
     section: str | None
     """Of config.json, where the head is described; None: all of it."""
     shape: Mapping[str, tuple[str, int]]
@@ -142,7 +142,7 @@ DIT = {
 N1_5 = Generation(
     name="N1.5",
     model_type="gr00t_n1_5",
-    sizes=Sizes,
+    sizes=GrootSizes,
     section=HEAD,
     shape={"horizon": ("action_horizon", 16), "action_dim": ("action_dim", 32), "state_dim": ("max_state_dim", 64)},
     fixed={"backbone_cfg.project_to_dim": None, **{f"{HEAD}.{name}": value for name, value in DIT.items()}},

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.plugins.models.gr00t.folder import Sizes
-from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.plugins.models.gr00t.folder import GrootSizes
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, [B, heads, T, D]."""
@@ -90,7 +90,7 @@ def normed(x: Tensor, norm: nn.LayerNorm | None = None, eps: float = 1e-5) -> Te
     return F.layer_norm(x.float(), x.shape[-1:], weight, bias, eps)
 
 
-class Attention(nn.Module):
+class HeadAttention(nn.Module):
     """As diffusers names it."""
 
     def __init__(self, width: int, source: int, heads: int) -> None:
@@ -124,13 +124,13 @@ def feed_forward(width: int) -> nn.ModuleDict:
     return nn.ModuleDict({"net": nn.Sequential(Projection(width, wide), nn.Identity(), nn.Linear(wide, width))})
 
 
-class Block(nn.Module):
+class HeadBlock(nn.Module):
     """Attention and an MLP behind layer norms."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.norm3 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn1, self.ff = Attention(width, width, heads), feed_forward(width)
+        self.attn1, self.ff = HeadAttention(width, width, heads), feed_forward(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         base = normed(x, self.norm1).to(x.dtype)
@@ -154,7 +154,7 @@ class TimedBlock(nn.Module):
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
         self.norm1 = Modulation(width)
-        self.attn1, self.ff = Attention(width, source, heads), feed_forward(width)
+        self.attn1, self.ff = HeadAttention(width, source, heads), feed_forward(width)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
         """pair: of images and prompt; None: the tokens attend to each other. last: so many tokens go on."""
@@ -174,7 +174,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class DiffusionTransformer(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GrootSizes) -> None:
         super().__init__()
         width = sizes.width
         self.timestep_encoder = nn.ModuleDict({"timestep_embedder": TimestepEmbedding(width)})
@@ -200,7 +200,7 @@ class DiffusionTransformer(nn.Module):
 
 
 class ActionHead(nn.Module):
-    def __init__(self, sizes: Sizes, shape: Shape) -> None:
+    def __init__(self, sizes: GrootSizes, shape: FlowShape) -> None:
         super().__init__()
         count, width = sizes.embodiments, sizes.width
         self.model = DiffusionTransformer(sizes)
@@ -209,7 +209,7 @@ class ActionHead(nn.Module):
         self.action_decoder = CategoryMLP(count, sizes.output, sizes.hidden, shape.action_dim)
         self.future_tokens = nn.Embedding(sizes.future_tokens, width) if sizes.future_tokens else None
         self.vlln = nn.LayerNorm(sizes.text_width)
-        blocks = nn.ModuleList(Block(sizes.text_width, sizes.mixer_heads) for _ in range(sizes.mixer_depth))
+        blocks = nn.ModuleList(HeadBlock(sizes.text_width, sizes.mixer_heads) for _ in range(sizes.mixer_depth))
         self.vl_self_attention = nn.ModuleDict({"transformer_blocks": blocks})
         self.position_embedding = nn.Embedding(sizes.positions, width)
 

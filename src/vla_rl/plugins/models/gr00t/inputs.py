@@ -60,7 +60,7 @@ CHATS = {
 }
 
 
-class Prompts(PaddedPrompts):
+class ChatPrompts(PaddedPrompts):
     """One turn of a chat: images, then the instruction, of which `max_length` tokens are kept."""
 
     def __init__(

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3Model, SiglipVisionConfig, SiglipVisionModel
 from transformers.initialization import no_init_weights
 
-from vla_rl.plugins.models.gr00t.folder import QwenSizes, Sizes
+from vla_rl.plugins.models.gr00t.folder import GrootSizes, QwenSizes
 from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, bucket_of
 from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
 from vla_rl.toolkit.models import flow_network
-from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import FlowModule, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
@@ -33,7 +33,7 @@ TIED = {
 
 
 @frozen(eq=False)
-class Prefix:
+class GrootPrefix:
     """What the diffusion transformer needs."""
 
     pairs: list[Pair]
@@ -49,7 +49,7 @@ class Prefix:
 class EagleTowers(nn.ModuleDict):
     """N1.5's."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GrootSizes) -> None:
         vision = SiglipVisionConfig(
             hidden_size=sizes.vision_width,
             intermediate_size=sizes.vision_mlp,
@@ -83,13 +83,13 @@ class EagleTowers(nn.ModuleDict):
 class Groot(nn.Module):
     """What a checkpoint holds."""
 
-    def __init__(self, sizes: Sizes, shape: Shape) -> None:
+    def __init__(self, sizes: GrootSizes, shape: FlowShape) -> None:
         super().__init__()
         self.backbone = QwenTowers(sizes) if isinstance(sizes, QwenSizes) else EagleTowers(sizes)
         self.action_head = ActionHead(sizes, shape)
 
 
-def empty_network(sizes: Sizes, shape: Shape) -> Groot:
+def empty_network(sizes: GrootSizes, shape: FlowShape) -> Groot:
     """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         return Groot(sizes, shape)
@@ -127,7 +127,7 @@ class GrootModule(FlowModule):
         """What each of so many even blocks attends to, of images and prompt [B, P, D]; mask: bool [B, 1, 1, P]."""
         return [(mixed, mask)] * count
 
-    def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> Prefix:
+    def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         """`look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], through the head's part that
         comes before denoising."""
         head, seen = self.groot.action_head, mask[:, None, None]
@@ -137,9 +137,9 @@ class GrootModule(FlowModule):
         if isinstance(self.value_head, PrefixValueHead):
             summary = torch.cat([mean_over(mixed, mask), told[:, 0]], dim=1)
         sources = self.sources(mixed, seen, len(head.model.transformer_blocks[::2]))
-        return Prefix(head.model.pairs(sources), [shown for _, shown in sources], told, summary)
+        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], told, summary)
 
-    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
+    def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """The state is in the prefix."""
         head, horizon, bucket = self.groot.action_head, self.shape[0], bucket_of(time)
         tokens = [prefix.state, head.action_encoder(x, bucket, self.row) + head.position_embedding.weight[:horizon]]

@@ -11,9 +11,9 @@ from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_co
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
-UNREAD = Statistics(action=Scale(mode="IDENTITY", values=(), dim=0), state=None)
+UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), state=None)
 """In place of the data's, before they are read."""
 
 

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.gr00t.folder import N1_5, Generation
-from vla_rl.plugins.models.gr00t.inputs import Prompts
-from vla_rl.plugins.models.gr00t.network import GrootModule, Prefix, public_name
+from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
+from vla_rl.plugins.models.gr00t.network import GrootModule, GrootPrefix, public_name
 from vla_rl.plugins.models.gr00t.processor import processor_of
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
-from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, save_folder
+from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.scaling import GripperScaler
 
 
 @frozen(kw_only=True)
-class GrootCheckpoint(Checkpoint):
+class GrootCheckpoint(FlowCheckpoint):
     """`raw` stays empty: config.json is not lerobot's."""
 
     generation: Generation
@@ -42,13 +42,13 @@ class GrootPolicy(FlowPolicy):
     name = "gr00t"
     exact_time = True
 
-    def __init__(self, *common: Any, prompts: Prompts, gripper: str) -> None:
+    def __init__(self, *common: Any, prompts: ChatPrompts, gripper: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
         if gripper == "libero":
             self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
-    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+    def _prefix(self, obs: Observation, state: Tensor) -> GrootPrefix:
         ids, mask = self.prompts.rows(obs.instructions)
         pixels = self._pixels(obs)
         with self._frozen_prefix():

@@ -11,7 +11,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose, choose_new, scale
 from vla_rl.toolkit.models.checkpoints import read_json
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
 PROCESSOR, STATISTICS, ROWS = "processor_config.json", "statistics.json", "embodiment_id.json"
 SETTINGS = "processor_kwargs"
@@ -142,7 +142,7 @@ def processor_of(
     }
 
 
-def _ranges(scale: Scale) -> dict[str, list[float]]:
+def _ranges(scale: FeatureScale) -> dict[str, list[float]]:
     """The original wants all six; by the settings above it reads one pair."""
     low, high = (list(values) for values in scale.values)
     middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]

@@ -15,7 +15,7 @@ from attrs import frozen
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.toolkit.models.checkpoints import read_json
-from vla_rl.toolkit.models.lerobot import Scale, Statistics
+from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
 logger = logging.getLogger(__name__)
 METADATA = "experiment_cfg/metadata.json"
@@ -89,7 +89,7 @@ def scale(
     quantiles: bool = False,
     clip: bool = False,
     near: float = 0.0,
-) -> Scale:
+) -> FeatureScale:
     """The ranges of these keys, one behind the other. Raises CheckpointError for one that has none.
 
     Args:
@@ -108,7 +108,7 @@ def scale(
     low, high = ([float(x) for key in keys for x in entries[key][end]] for end in ends)
     high = [a if isclose(a, b, rel_tol=near, abs_tol=near / 1000) else b for a, b in zip(low, high, strict=True)]
     mode = "QUANTILES" if quantiles else "MIN_MAX"
-    return Scale(mode=mode, values=(tuple(low), tuple(high)), dim=len(low), flat=True, clip=clip)
+    return FeatureScale(mode=mode, values=(tuple(low), tuple(high)), dim=len(low), flat=True, clip=clip)
 
 
 def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:

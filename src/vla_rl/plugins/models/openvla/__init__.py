@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.openvla.checks import check
-from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, ValueHeadConfig, no_rl
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, no_rl
 from vla_rl.plugins.models.openvla.statistics import action_dim
 from vla_rl.toolkit.models.adapters import LoRAConfig
 
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from vla_rl.plugins.models.openvla.regression import L1Policy
 
 
-__all__ = ["LoRAConfig", "OpenVLAARConfig", "OpenVLAOFTConfig", "ValueHeadConfig", "build", "openvla", "openvla_oft"]
+__all__ = [
+    "LoRAConfig",
+    "OpenVLAARConfig",
+    "OpenVLAOFTConfig",
+    "OpenVLAValueHeadConfig",
+    "build",
+    "openvla",
+    "openvla_oft",
+]
 
 
 def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:

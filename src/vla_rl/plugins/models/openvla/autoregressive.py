@@ -137,12 +137,12 @@ class ARPolicy(FamilyPolicy):
         tokens = (index + self.module.first).unflatten(1, shape)
         scored = torch.stack(log_probs, dim=1).unflatten(1, shape)
         return Chunk(
-            actions=self.codec.decode(tokens), log_probs=scored, values=values, replay=replay(seen, tokens=tokens)
+            actions=self.codec.decode(tokens), log_probs=scored, values=values, extras=replay(seen, tokens=tokens)
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        tokens = as_tensor(chunk.replay["tokens"], self._device)
-        logits, values = self._score(obs, tokens, self._see(obs, chunk.replay))
+        tokens = as_tensor(chunk.extras["tokens"], self._device)
+        logits, values = self._score(obs, tokens, self._see(obs, chunk.extras))
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
         chosen = log_probs.gather(-1, (tokens - self.module.first).unsqueeze(-1)).squeeze(-1)
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)

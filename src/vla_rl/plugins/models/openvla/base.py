@@ -16,11 +16,11 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
-from vla_rl.plugins.models.openvla.codec import ActionCodec, Scaler
+from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScaler
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
-from vla_rl.plugins.models.openvla.images import ImageProcessor
+from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
-from vla_rl.plugins.models.openvla.prompts import Prompts
+from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.networks import as_tensor
 
@@ -32,9 +32,9 @@ class Parts:
     module: PolicyModule
     config: OpenVLAConfig
     codec: ActionCodec
-    prompts: Prompts
-    images: ImageProcessor
-    state_scaler: Scaler | None
+    prompts: DecodingPrompts
+    images: OpenVLAImageProcessor
+    state_scaler: ActionScaler | None
     cameras: tuple[str, ...]
     chunk: int
     bounds: tuple[tuple[float, ...], tuple[float, ...]]

@@ -12,9 +12,9 @@ from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.base import Parts
 from vla_rl.plugins.models.openvla.checkpoint import DEVIATION, read_part
 from vla_rl.plugins.models.openvla.checks import decoding, l1
-from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, Scaler
+from vla_rl.plugins.models.openvla.codec import EPSILON, ActionCodec, ActionScaler
 from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
-from vla_rl.plugins.models.openvla.fit import Fit, find_fit, over_full_vocabulary
+from vla_rl.plugins.models.openvla.fit import OpenVLAIOAdapter, find_fit, over_full_vocabulary
 from vla_rl.plugins.models.openvla.guards import check_network
 from vla_rl.plugins.models.openvla.heads import (
     ActionValueHead,
@@ -22,15 +22,15 @@ from vla_rl.plugins.models.openvla.heads import (
     Deviation,
     L1Head,
     OFTModule,
+    OpenVLAValueHead,
     PolicyModule,
     ProprioProjector,
-    ValueHead,
 )
-from vla_rl.plugins.models.openvla.images import ImageProcessor
+from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import add_adapters, fingerprint
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
-from vla_rl.plugins.models.openvla.prompts import CausalPrompts, Prompts
+from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate, fill, load_weights, unchanged
@@ -77,8 +77,8 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         config=fit.config,
         codec=codec,
         prompts=_prompts(fit, autoregressive, device, [task.instruction for task in context.env.tasks]),
-        images=ImageProcessor(fit.config, device, dtype, config.center_crop),
-        state_scaler=None if fit.state is None else Scaler(fit.state, device),
+        images=OpenVLAImageProcessor(fit.config, device, dtype, config.center_crop),
+        state_scaler=None if fit.state is None else ActionScaler(fit.state, device),
         cameras=fit.cameras,
         chunk=fit.chunk,
         bounds=(context.env.action_low, context.env.action_high),
@@ -91,11 +91,13 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
     )
 
 
-def _prompts(fit: Fit, autoregressive: bool, device: torch.device, instructions: list[str]) -> Prompts:
+def _prompts(
+    fit: OpenVLAIOAdapter, autoregressive: bool, device: torch.device, instructions: list[str]
+) -> DecodingPrompts:
     pad = fit.config.pad_token_id
     if autoregressive:
         return CausalPrompts(fit.tokenizer, pad_id=pad, device=device, instructions=instructions)
-    return Prompts(
+    return DecodingPrompts(
         fit.tokenizer,
         placeholders=fit.tokens,
         append_stop_token=fit.stop,
@@ -106,7 +108,12 @@ def _prompts(fit: Fit, autoregressive: bool, device: torch.device, instructions:
 
 
 def _module(
-    config: FamilyConfig, context: Context, fit: Fit, kind: type[M], device: torch.device, dtype: torch.dtype
+    config: FamilyConfig,
+    context: Context,
+    fit: OpenVLAIOAdapter,
+    kind: type[M],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> M:
     """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
     checkpoint = fit.checkpoint
@@ -144,7 +151,7 @@ def _module(
 
 
 def _network(
-    config: FamilyConfig, context: Context, fit: Fit, device: torch.device, dtype: torch.dtype
+    config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter, device: torch.device, dtype: torch.dtype
 ) -> OpenVLAForActionPrediction:
     vla = hollow_model(fit.config)
     if fit.checkpoint is None:
@@ -161,7 +168,7 @@ def _network(
     return vla
 
 
-def _deviation(config: FamilyConfig, context: Context, fit: Fit) -> Deviation | None:
+def _deviation(config: FamilyConfig, context: Context, fit: OpenVLAIOAdapter) -> Deviation | None:
     options = config.deviation if isinstance(config, OpenVLAOFTConfig) else None
     if options is None:
         return None
@@ -170,7 +177,7 @@ def _deviation(config: FamilyConfig, context: Context, fit: Fit) -> Deviation | 
     return part
 
 
-def _value_head(config: FamilyConfig, context: Context, width: int, fit: Fit) -> ValueHead | None:
+def _value_head(config: FamilyConfig, context: Context, width: int, fit: OpenVLAIOAdapter) -> OpenVLAValueHead | None:
     if context.values == "none":
         return None
     outputs = context.chunk if context.values == "action" else None
@@ -178,9 +185,11 @@ def _value_head(config: FamilyConfig, context: Context, width: int, fit: Fit) ->
     pools = options.kind == "action_attention"
     detach = pools if options.detach is None else options.detach
     if pools:
-        head: ValueHead = ActionValueHead(width, options.hidden, outputs, detach, seed, fit.tokens, options.steps)
+        head: OpenVLAValueHead = ActionValueHead(
+            width, options.hidden, outputs, detach, seed, fit.tokens, options.steps
+        )
     else:
-        kind = AttentionValueHead if options.kind == "attention" else ValueHead
+        kind = AttentionValueHead if options.kind == "attention" else OpenVLAValueHead
         head = kind(width, options.hidden, outputs, detach, seed)
     load_head(head, None if fit.checkpoint is None else fit.checkpoint.folder, VALUE_HEAD)
     return head

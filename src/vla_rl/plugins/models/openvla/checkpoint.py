@@ -23,7 +23,7 @@ from vla_rl.plugins.models.openvla.locate import resolve
 from vla_rl.plugins.models.openvla.lora import (
     Adapter,
     AdapterBase,
-    MergedState,
+    MergedLoRAState,
     fingerprint,
     read_adapter,
     save_adapter,
@@ -49,7 +49,7 @@ DEVIATION = "deviation.safetensors"
 
 
 @frozen(kw_only=True)
-class Checkpoint:
+class OpenVLACheckpoint:
     """An opened folder; weights are found, and not yet read."""
 
     name: str
@@ -85,7 +85,7 @@ class Checkpoint:
         return choose_statistics(self.folder, self.config.norm_stats, unnorm_key)
 
 
-def open_checkpoint(name: str) -> Checkpoint:
+def open_checkpoint(name: str) -> OpenVLACheckpoint:
     """Read what is light: sizes, statistics, tokenizer."""
     folder = resolve(name)
     raw = read_config(folder)
@@ -96,7 +96,9 @@ def open_checkpoint(name: str) -> Checkpoint:
     tokenizer = _tokenizer(folder)
     adapter = None if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file() else read_adapter(folder)
     weights = find_weights(folder if adapter is None else adapter.base_folder())
-    return Checkpoint(name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter)
+    return OpenVLACheckpoint(
+        name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter
+    )
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -131,7 +133,7 @@ def save_checkpoint(
     `dtype` stores the weights in another precision; more than `shard_bytes` of them are split over several files."""
     folder.mkdir(parents=True, exist_ok=True)
     if base is None:
-        state = MergedState(module.vla, dtype)
+        state = MergedLoRAState(module.vla, dtype)
         write_weights(folder, state.outline(), state.read, shard_bytes)
     else:
         save_adapter(module.vla, folder, base)

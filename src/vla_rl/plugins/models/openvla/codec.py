@@ -20,7 +20,7 @@ EPSILON = 1e-8
 
 
 @frozen(kw_only=True)
-class Scale:
+class ActionScale:
     """Affine map of [low, high] onto [-1, 1], dimension by dimension; those not in `mask` pass unchanged."""
 
     q01: tuple[float, ...]
@@ -28,7 +28,7 @@ class Scale:
     mask: tuple[bool, ...]
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> Scale:
+    def read(cls, entry: Mapping[str, Any], ends: tuple[str, str] = ("q01", "q99")) -> ActionScale:
         """From an entry of dataset_statistics.json; without "mask" every dimension is scaled. `ends`: the statistics
         that are taken."""
         low, high = (tuple(entry[name]) for name in ends)
@@ -36,21 +36,21 @@ class Scale:
         return cls(q01=low, q99=high, mask=tuple(bool(m) for m in mask))
 
     @classmethod
-    def between(cls, low: Sequence[float], high: Sequence[float]) -> Scale:
+    def between(cls, low: Sequence[float], high: Sequence[float]) -> ActionScale:
         return cls(q01=tuple(low), q99=tuple(high), mask=(True,) * len(low))
 
     @classmethod
-    def identity(cls, dim: int) -> Scale:
+    def identity(cls, dim: int) -> ActionScale:
         return cls(q01=(-1.0,) * dim, q99=(1.0,) * dim, mask=(False,) * dim)
 
     def entry(self) -> dict[str, list[Any]]:
         return {name: list(value) for name, value in attrs.asdict(self).items()}
 
 
-class Scaler:
-    """A `Scale` on a device, in float64 where the device has it. `epsilon` is OpenVLA-OFT's, in `restore`."""
+class ActionScaler:
+    """A `ActionScale` on a device, in float64 where the device has it. `epsilon` is OpenVLA-OFT's, in `restore`."""
 
-    def __init__(self, scale: Scale, device: torch.device, epsilon: float = EPSILON) -> None:
+    def __init__(self, scale: ActionScale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
         distance = torch.tensor(scale.q99, dtype=torch.float64, device=device) - self.low
         self.span, self._restored = distance + EPSILON, distance + epsilon
@@ -72,7 +72,7 @@ class ActionCodec:
 
     def __init__(
         self,
-        scale: Scale,
+        scale: ActionScale,
         vocab_end: int,
         bins: int,
         device: torch.device,
@@ -84,7 +84,7 @@ class ActionCodec:
         self.vocab_end, self.bins = vocab_end, bins
         self.first = vocab_end - bins
         self._gripper = gripper
-        self._scaler = Scaler(scale, device, epsilon)
+        self._scaler = ActionScaler(scale, device, epsilon)
         self._edges = torch.linspace(-1, 1, bins, dtype=torch.float64, device=device)
         centres = (self._edges[1:] + self._edges[:-1]) / 2
         self._centres = centres[(bins - 1 - torch.arange(bins, device=device)).clamp(max=bins - 2)]

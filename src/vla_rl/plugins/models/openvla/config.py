@@ -53,7 +53,7 @@ def _only_with_l1(config: OpenVLAOFTConfig, attribute: Attribute[Any], value: De
         )
 
 
-def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: ValueHeadConfig) -> None:
+def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: OpenVLAValueHeadConfig) -> None:
     if value.kind == "action_attention" and not isinstance(config, OpenVLAOFTConfig):
         raise ValueError(
             "value_head.kind: action_attention reads what stands at the action tokens, which openvla knows only once "
@@ -61,13 +61,13 @@ def _acts_in_one_pass(config: FamilyConfig, attribute: Attribute[Any], value: Va
         )
 
 
-def _only_for_actions(config: ValueHeadConfig, attribute: Attribute[Any], value: int | None) -> None:
+def _only_for_actions(config: OpenVLAValueHeadConfig, attribute: Attribute[Any], value: int | None) -> None:
     if value is not None and config.kind != "action_attention":
         raise ValueError(f"`steps` belongs to kind 'action_attention'; the kind is {config.kind!r}")
 
 
 @frozen(kw_only=True)
-class ValueHeadConfig:
+class OpenVLAValueHeadConfig:
     """The critic, built when the algorithm needs one, on the hidden state behind the first action token."""
 
     kind: str = field(default="mlp", validator=in_(VALUE_HEADS))
@@ -115,7 +115,7 @@ class FamilyConfig:
     reuse_vision_features: bool = field(default=False, validator=_features_are_frozen)
     """With `freeze_vision`: keep the features of acting for training, which then computes no vision transformer. Costs
     memory and, between processes, traffic: at full size about 1.1 MB a camera in bfloat16, seven times the image."""
-    value_head: ValueHeadConfig = field(factory=ValueHeadConfig, validator=_acts_in_one_pass)
+    value_head: OpenVLAValueHeadConfig = field(factory=OpenVLAValueHeadConfig, validator=_acts_in_one_pass)
     """The critic, when the algorithm asks for one."""
     gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
     """Recompute the layers of the Llama and of trained vision transformers in the backward pass: less memory, about a

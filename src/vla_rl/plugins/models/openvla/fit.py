@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, preset_config
-from vla_rl.plugins.models.openvla.checkpoint import Checkpoint, open_checkpoint
+from vla_rl.plugins.models.openvla.checkpoint import OpenVLACheckpoint, open_checkpoint
 from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_head, check_parts, decoding
-from vla_rl.plugins.models.openvla.codec import Scale
+from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
 from vla_rl.plugins.models.openvla.statistics import choose_range
@@ -29,16 +29,16 @@ from vla_rl.toolkit.models.fitting import (
 
 
 @frozen(kw_only=True)
-class Fit:
+class OpenVLAIOAdapter:
     """What model, simulator and spec agree on."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: OpenVLACheckpoint | None
     config: OpenVLAConfig
     tokenizer: Tokenizer
     cameras: tuple[str, ...]
     chunk: int
-    action: Scale
-    state: Scale | None
+    action: ActionScale
+    state: ActionScale | None
     stop: bool
     statistics_range: str = "q01_q99"
     """What scales, a name of RANGES."""
@@ -49,7 +49,7 @@ class Fit:
         return self.chunk * len(self.action.q01)
 
 
-def find_fit(config: FamilyConfig, context: Context) -> Fit:
+def find_fit(config: FamilyConfig, context: Context) -> OpenVLAIOAdapter:
     """Raises CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, _plugin(config))
     if isinstance(config, OpenVLAOFTConfig) and no_rl(config) and context.values != "none":
@@ -71,23 +71,23 @@ def _plugin(config: FamilyConfig) -> str:
     return PLUGINS[decoding(config)]
 
 
-def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
+def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
     """Random weights: actions scaled by the simulator's bounds, the state as it is."""
     sizes = preset_config(config.preset or "tiny")
     measured = _measured(config, context)
-    action = Scale.read(measured["action"]) if measured else Scale.between(env.action_low, env.action_high)
+    action = ActionScale.read(measured["action"]) if measured else ActionScale.between(env.action_low, env.action_high)
     state, stop = None, True
     if isinstance(config, OpenVLAOFTConfig):
         use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
         if use_state:
             require_state(env, "use_proprio")
-            state = Scale.read(measured["proprio"]) if measured else Scale.identity(env.state_dim)
+            state = ActionScale.read(measured["proprio"]) if measured else ActionScale.identity(env.state_dim)
         stop = config.append_stop_token is not False
     entry: dict[str, Any] = {"action": action.entry()}
     if state is not None:
         entry["proprio"] = state.entry()
     sizes.norm_stats = {config.unnorm_key or "simulator": entry}
-    return Fit(
+    return OpenVLAIOAdapter(
         checkpoint=None,
         config=sizes,
         tokenizer=train_tokenizer((task.instruction for task in env.tasks), sizes),
@@ -99,7 +99,7 @@ def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
     )
 
 
-def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: EnvInfo) -> Fit:
+def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAdapter:
     measured = _measured(config, context)
     if measured:
         checkpoint.config.norm_stats = {config.unnorm_key or "demonstrations": measured}
@@ -127,7 +127,7 @@ def _fit(checkpoint: Checkpoint, config: FamilyConfig, context: Context, env: En
         state = _state(checkpoint, config, env, key, entry, span)
         given = config.append_stop_token
         stop = bool(checkpoint.setup.get("append_stop_token", True)) if given is None else given
-    return Fit(
+    return OpenVLAIOAdapter(
         checkpoint=checkpoint,
         config=checkpoint.config,
         tokenizer=checkpoint.tokenizer,
@@ -153,7 +153,7 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     return entry
 
 
-def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str, span: str) -> Scale:
+def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part: str, span: str) -> ActionScale:
     """Statistics that cannot scale anything are refused here: they would give NaN, or actions upside down."""
     where = f"statistics {key!r} of {checkpoint.folder}"
     if part not in entry:
@@ -162,7 +162,7 @@ def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str, s
     absent = [name for name in ends if name not in entry[part]]
     if absent:
         raise MismatchError(f"{where}: {part} has no {' and no '.join(absent)}; it has: {', '.join(entry[part])}")
-    scale = Scale.read(entry[part], ends)
+    scale = ActionScale.read(entry[part], ends)
     lengths = {ends[0]: len(scale.q01), ends[1]: len(scale.q99), "mask": len(scale.mask)}
     if len(set(lengths.values())) > 1:
         raise MismatchError(f"{where}: {part} has lists of different lengths: {lengths}")
@@ -175,8 +175,8 @@ def _scale(checkpoint: Checkpoint, key: str, entry: dict[str, Any], part: str, s
 
 
 def _state(
-    checkpoint: Checkpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any], span: str
-) -> Scale | None:
+    checkpoint: OpenVLACheckpoint, config: OpenVLAOFTConfig, env: EnvInfo, key: str, entry: dict[str, Any], span: str
+) -> ActionScale | None:
     use_state = checkpoint.proprio_file is not None if config.use_proprio is None else config.use_proprio
     if not use_state:
         return None

@@ -31,7 +31,7 @@ class ProprioProjector(nn.Module):
         return result
 
 
-class ValueHead(nn.Module):
+class OpenVLAValueHead(nn.Module):
     """Critic on hidden states -> float32 [B] or, where `outputs` is a number, [B, outputs].
 
     Its weights stay in float32. The last layer has no bias and starts small, so that values start near 0.
@@ -64,7 +64,7 @@ class ValueHead(nn.Module):
         return hidden[torch.arange(len(hidden), device=hidden.device), at].float()
 
 
-class AttentionValueHead(ValueHead):
+class AttentionValueHead(OpenVLAValueHead):
     """Looks back from that position over image and prompt, and adds what it finds to what it has."""
 
     def __init__(
@@ -90,7 +90,7 @@ class AttentionValueHead(ValueHead):
         return own + found.flatten(1)
 
 
-class ActionValueHead(ValueHead):
+class ActionValueHead(OpenVLAValueHead):
     """Weighs the hidden states of all action tokens by learnt scores (AcceRL, equations 14 to 16, without the bias,
     which a softmax does not see). `steps`: rows of an embedding of the episode's step, which is added; it starts at 0,
     and steps behind the last row have that one."""
@@ -212,7 +212,7 @@ class PolicyModule(nn.Module):
         self,
         vla: OpenVLAForActionPrediction,
         proprio_projector: ProprioProjector | None = None,
-        value_head: ValueHead | None = None,
+        value_head: OpenVLAValueHead | None = None,
         action_head: L1Head | None = None,
         deviation: Deviation | None = None,
     ) -> None:

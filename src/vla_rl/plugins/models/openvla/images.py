@@ -29,7 +29,7 @@ PRECISION = 22
 """Bits behind the point of Pillow's weights for 8-bit images."""
 
 
-class ImageProcessor:
+class OpenVLAImageProcessor:
     """uint8 [B, H, W, 3] of each camera -> [B, 6 * cameras, S, S]."""
 
     def __init__(self, config: OpenVLAConfig, device: torch.device, dtype: torch.dtype, center_crop: bool) -> None:

@@ -165,7 +165,7 @@ def add_adapters(model: OpenVLAForActionPrediction, config: LoRAConfig, *, autoc
     return adapted
 
 
-class MergedState(adapters.MergedState):
+class MergedLoRAState(adapters.MergedState):
     """Of OpenVLA: with all rows of the head, on the host."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:

@@ -36,13 +36,13 @@ class OFTPolicy(FamilyPolicy):
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         tokens = index + self.codec.first
         return Chunk(
-            actions=self.codec.decode(tokens), log_probs=chosen, values=values, replay=replay(seen, tokens=tokens)
+            actions=self.codec.decode(tokens), log_probs=chosen, values=values, extras=replay(seen, tokens=tokens)
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        logits, values = self._act(obs, self._see(obs, chunk.replay))
+        logits, values = self._act(obs, self._see(obs, chunk.extras))
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = as_tensor(chunk.replay["tokens"], self._device) - self.codec.first
+        index = as_tensor(chunk.extras["tokens"], self._device) - self.codec.first
         chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 

@@ -77,7 +77,7 @@ class PromptBatch:
     start: Tensor
 
 
-class Prompts(KnownPrompts):
+class DecodingPrompts(KnownPrompts):
     """Rows for parallel decoding."""
 
     def __init__(
@@ -131,7 +131,7 @@ class Prompts(KnownPrompts):
         return PromptBatch(ids=self._ids[at], mask=mask, blank=self._blank[at], start=self._start[at])
 
 
-class CausalPrompts(Prompts):
+class CausalPrompts(DecodingPrompts):
     """Rows for autoregressive decoding: padded behind BOS, so that all end with the last prompt token."""
 
     def __init__(

@@ -92,12 +92,12 @@ class SampledL1Policy(L1Policy):
         said = mean if greedy else mean + self._deviation.draw(noise)
         actions = self.codec.restore(said.double()).clamp(self._low, self._high)
         return Chunk(
-            actions=actions, log_probs=self._log_probs(said, mean), values=values, replay=replay(seen, said=said)
+            actions=actions, log_probs=self._log_probs(said, mean), values=values, extras=replay(seen, said=said)
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        mean, values = self._predict(obs, self._see(obs, chunk.replay))
-        log_probs = self._log_probs(as_tensor(chunk.replay["said"], self._device), mean)
+        mean, values = self._predict(obs, self._see(obs, chunk.extras))
+        log_probs = self._log_probs(as_tensor(chunk.extras["said"], self._device), mean)
         entropy = self._deviation.entropy().sum(-1, keepdim=True).expand_as(log_probs)
         return Scores(log_probs=log_probs, entropy=entropy, values=values)
 

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from vla_rl.plugins.models.openvla.architecture import ViTSpec
 
 
-class Attention(nn.Module):
+class VisionAttention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -51,12 +51,12 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-class Block(GradientCheckpointingLayer):
+class VisionBlock(GradientCheckpointingLayer):
     def __init__(self, spec: ViTSpec) -> None:
         super().__init__()
         dim = spec.embed_dim
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
-        self.attn = Attention(dim, spec.num_heads)
+        self.attn = VisionAttention(dim, spec.num_heads)
         self.ls1 = LayerScale(dim) if spec.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = MLP(dim, spec.mlp_hidden)
@@ -102,7 +102,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if spec.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, spec.reg_tokens, dim)) if spec.reg_tokens else None
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches, dim))
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.depth))
+        self.blocks = nn.ModuleList(VisionBlock(spec) for _ in range(spec.depth))
         self.norm = nn.LayerNorm(dim, eps=1e-6) if spec.class_token or spec.attention_pool else None
         self.attn_pool = AttentionPool(spec) if spec.attention_pool else None
 

@@ -15,7 +15,7 @@ from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
 
-from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix, empty_network
+from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
 
 
@@ -64,7 +64,7 @@ class AdaptiveExpert(nn.Module):
         self.norm = AdaptiveNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = plain.rotary_emb
 
-    def forward(self, hidden: Tensor, condition: Tensor, prefix: Prefix) -> Tensor:
+    def forward(self, hidden: Tensor, condition: Tensor, prefix: PiPrefix) -> Tensor:
         rotation = self.rotary_emb(hidden, position_ids=prefix.positions)
         for layer in self.layers:
             hidden = layer(
@@ -134,7 +134,7 @@ class Pi05Module(Pi0Module):
     def _counted(self, valid: Tensor, prompt: int) -> Tensor:
         return torch.cat([valid[:, :-prompt], torch.ones_like(valid[:, -prompt:])], 1) if self.pads else valid
 
-    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """The state is in the prompt."""
         embed = self.pi0.embed_action_time
         result: Tensor = self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()

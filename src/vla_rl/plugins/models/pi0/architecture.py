@@ -10,14 +10,14 @@ from transformers import PI0Config
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0.statistics import horizon
-from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
 """openpi's names -> width and MLP width of a Gemma tower."""
 
 
 @frozen(kw_only=True)
-class Sizes:
+class PiSizes:
     """The three towers; the defaults are the public model's."""
 
     text_width: int = 2048
@@ -38,7 +38,7 @@ class Sizes:
     patch_size: int = 14
 
     @classmethod
-    def of_variants(cls, raw: Mapping[str, Any]) -> Sizes:
+    def of_variants(cls, raw: Mapping[str, Any]) -> PiSizes:
         """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
         text, expert = (
             raw.get(key, default)
@@ -51,16 +51,16 @@ class Sizes:
         return cls(text_width=text_width, text_mlp=text_mlp, expert_width=expert_width, expert_mlp=expert_mlp)
 
 
-def variants(sizes: Sizes) -> dict[str, str]:
+def variants(sizes: PiSizes) -> dict[str, str]:
     """The public names of these sizes; empty where they have none."""
     for text in ("gemma_2b", "gemma_300m"):
         names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
-        if Sizes.of_variants(names) == sizes:
+        if PiSizes.of_variants(names) == sizes:
             return names
     return {}
 
 
-TINY = Sizes(
+TINY = PiSizes(
     text_width=64,
     text_mlp=128,
     expert_width=64,
@@ -82,16 +82,16 @@ PROMPTS = {"pi0": 48, "pi05": 200}
 """Tokens of a prompt, where config.json does not say."""
 
 
-def read_shape(raw: Mapping[str, Any], model: str) -> Shape:
+def read_shape(raw: Mapping[str, Any], model: str) -> FlowShape:
     """From either layout's config.json."""
     length = {"tokenizer_max_length": PROMPTS[model]}
     if "action_horizon" in raw:
         width = int(raw["action_dim"])
-        return Shape(horizon=horizon(raw), action_dim=width, state_dim=width, **length)
-    return Shape.read_lerobot(raw, horizon(raw), **length)
+        return FlowShape(horizon=horizon(raw), action_dim=width, state_dim=width, **length)
+    return FlowShape.read_lerobot(raw, horizon(raw), **length)
 
 
-def network_config(sizes: Sizes, shape: Shape) -> PI0Config:
+def network_config(sizes: PiSizes, shape: FlowShape) -> PI0Config:
     """transformers' configuration of a network of this size."""
     tower = {
         "model_type": "gemma",

@@ -14,12 +14,12 @@ from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, empty_network, stays_float32
 from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
-from vla_rl.plugins.models.pi0.prompts import Prompts, prompt_text, state_text
+from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_state_kind
 from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import Checkpoint, Shape
+from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
 from vla_rl.toolkit.models.flow_fit import (
-    Fit,
+    FlowIOAdapter,
     add_adapters,
     choose_trained,
     fit_checkpoint,
@@ -50,7 +50,7 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
     options = prompt_options(source, env, device)
     if isinstance(module, Pi05Module):  # a prompt with the state is new at every step, and padded by itself
         options["full_width"] = module.pads or (fit.state is None and options["full_width"])
-    prompts = Prompts(**options)
+    prompts = PiPrompts(**options)
     common = config, context, fit, module, ImageProcessor(source.sizes.image_size, device, dtype), device
     if isinstance(config, Pi05Config):
         return Pi05Policy(*common, prompts=prompts, kind=kind)
@@ -70,16 +70,16 @@ def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool
     return True
 
 
-def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[Fit, str]:
+def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     """Random weights, no padding but of small states. And how the prompt tells the state."""
     model, kind = name_of(config), "none"
     if isinstance(config, Pi05Config):
         kind = config.state_in_prompt or ("exact" if env.state_dim else "none")
     sees = uses_state(_sees_state(config, kind, env), env)
     prompt = prompt_text if kind == "none" else (lambda text: state_text(text, range(10)))
-    checkpoint = Checkpoint(
+    checkpoint = FlowCheckpoint(
         sizes=TINY,
-        shape=Shape(
+        shape=FlowShape(
             horizon=context.chunk,
             action_dim=env.action_dim,
             state_dim=max(env.state_dim, 1),
@@ -93,7 +93,7 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
     return fit_preset(model, config, env, checkpoint, sees), kind
 
 
-def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[Fit, str]:
+def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
     own = measured(context, quantiles=model == "pi05")
@@ -108,7 +108,7 @@ def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tupl
     return fit, kind
 
 
-def _module(config: Pi0Config | Pi05Config, context: Context, fit: Fit) -> Pi0Module:
+def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter) -> Pi0Module:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)

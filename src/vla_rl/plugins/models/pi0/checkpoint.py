@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vla_rl.plugins.models.pi0.architecture import Sizes, read_shape, variants
+from vla_rl.plugins.models.pi0.architecture import PiSizes, read_shape, variants
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
 from vla_rl.plugins.models.pi0.statistics import (
@@ -21,7 +21,7 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_statistics,
 )
 from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, open_folder, save_folder
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
 SLOTS = 3
@@ -30,7 +30,7 @@ SLOTS = 3
 
 def open_checkpoint(
     name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
-) -> Checkpoint:
+) -> FlowCheckpoint:
     """Read what is light: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
@@ -38,7 +38,7 @@ def open_checkpoint(
     opened = open_folder(
         folder,
         raw if "type" in raw else {},
-        sizes=read_sizes(own, Sizes) if own.is_file() else Sizes.of_variants(raw),
+        sizes=read_sizes(own, PiSizes) if own.is_file() else PiSizes.of_variants(raw),
         shape=read_file(folder / "config.json", lambda _: read_shape(raw, model)),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
@@ -51,7 +51,7 @@ def open_checkpoint(
 
 
 def save_checkpoint(
-    module: Pi0Module, checkpoint: Checkpoint, cameras: tuple[str, ...], folder: Path, kind: str | None = None
+    module: Pi0Module, checkpoint: FlowCheckpoint, cameras: tuple[str, ...], folder: Path, kind: str | None = None
 ) -> None:
     """Write the folder in lerobot's layout, adapters merged into the weights. `kind`: pi0.5's state in the prompt."""
     names, shape = variants(checkpoint.sizes), checkpoint.shape

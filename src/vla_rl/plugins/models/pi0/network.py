@@ -22,7 +22,7 @@ from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValue
 
 
 @frozen(eq=False)
-class Prefix:
+class PiPrefix:
     """What the expert needs of images and instruction."""
 
     cache: LentCache
@@ -73,7 +73,7 @@ class Pi0Module(FlowModule):
         text = vlm.get_input_embeddings()(ids)
         return torch.cat([features.reshape(len(ids), -1, text.shape[2]).to(text.dtype), text], dim=1)
 
-    def see(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> Prefix:
+    def see(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> PiPrefix:
         """Run the vision-language model on `embed_prefix`'s inputs.
 
         Args:
@@ -97,7 +97,7 @@ class Pi0Module(FlowModule):
         among = mask.new_ones(tokens, tokens)
         among[: self.state_tokens, self.state_tokens :] = False  # the state does not see the actions
         reads = isinstance(self.value_head, PrefixValueHead)
-        return Prefix(
+        return PiPrefix(
             LentCache(cache),
             self._scores(
                 torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
@@ -122,7 +122,7 @@ class Pi0Module(FlowModule):
     def _scores(self, seen: Tensor) -> Tensor:
         return added_to_scores(seen, self._dtype)
 
-    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         hidden = self.pi0.model.dit(
             inputs_embeds=self.pi0.embed_action_time(state, x, time).to(self._dtype),
             attention_mask=prefix.mask,

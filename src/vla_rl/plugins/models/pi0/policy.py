@@ -11,8 +11,8 @@ from torch import Tensor
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
-from vla_rl.plugins.models.pi0.network import Pi0Module, Prefix
-from vla_rl.plugins.models.pi0.prompts import Prompts, bins_of
+from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
+from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
 
@@ -22,11 +22,11 @@ class Pi0Policy(FlowPolicy):
     module: Pi0Module
     name = "pi0"
 
-    def __init__(self, *common: Any, prompts: Prompts) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
         ids, mask = self.prompts.rows(obs.instructions)
         pixels = self._pixels(obs)
         with self._frozen_prefix():
@@ -42,11 +42,11 @@ class Pi05Policy(FlowPolicy):
     module: Pi05Module
     name = "pi05"
 
-    def __init__(self, *common: Any, prompts: Prompts, kind: str) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
         self.prompts, self.state_in_prompt = prompts, kind
 
-    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
         if self._state_scaler is None:
             ids, mask = self.prompts.rows(obs.instructions)
         else:

@@ -36,7 +36,7 @@ def state_text(instruction: str, bins: Sequence[int]) -> str:
     return f"Task: {prompt_text(instruction)[:-1]}, State: {' '.join(map(str, bins))};\nAction: "
 
 
-class Prompts(PaddedPrompts):
+class PiPrompts(PaddedPrompts):
     """Of both models."""
 
     def __init__(self, tokenizer: Tokenizer, **rest: Any) -> None:

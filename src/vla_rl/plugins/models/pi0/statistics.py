@@ -19,7 +19,7 @@ from vla_rl.plugins.models.pi0.layout import model_of, open_names
 from vla_rl.toolkit.models import lerobot
 from vla_rl.toolkit.models.checkpoints import WEIGHTS, find_tokenizer, find_weights, folder_of, read_json
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
-from vla_rl.toolkit.models.lerobot import PREPROCESSOR, Scale, Statistics
+from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
 
 OPENPI_STATISTICS = "norm_stats.json"
 WANTED = ("*.json", "*.safetensors")
@@ -109,7 +109,7 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
     entries = read_json(path).get("norm_stats", {})
     names = ("q01", "q99") if quantiles else ("mean", "std")
 
-    def scale(name: str) -> Scale:
+    def scale(name: str) -> FeatureScale:
         if not set(names) <= set(entries.get(name) or {}):
             there = ", ".join(entries) or "nothing"
             raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {there}")
@@ -123,8 +123,8 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
             dim = max((i + 1 for i, pair in enumerate(zip(first, second, strict=True)) if any(pair)), default=0)
         first, second = (tuple(map(float, values[:dim])) for values in (first, second))
         if quantiles:
-            return Scale(mode="QUANTILES", values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
-        return Scale(mode="MEAN_STD", values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
+            return FeatureScale(mode="QUANTILES", values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
+        return FeatureScale(mode="MEAN_STD", values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
 
     return Statistics(action=scale("actions"), state=scale("state"))
 

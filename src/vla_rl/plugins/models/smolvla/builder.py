@@ -8,14 +8,14 @@ import torch
 
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.plugins.models.smolvla.folder import WANTED, Sizes, horizon, read_config
+from vla_rl.plugins.models.smolvla.folder import WANTED, SmolVLASizes, horizon, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
-from vla_rl.plugins.models.smolvla.policy import Prompts, SmolVLAPolicy, prompt_text
+from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
 from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, Checkpoint, Shape, open_folder
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
-    Fit,
+    FlowIOAdapter,
     add_adapters,
     choose_trained,
     fit_checkpoint,
@@ -35,7 +35,7 @@ from vla_rl.toolkit.models.prompts import train_tokenizer
 
 SLOTS = 3
 """Images of the public model's training."""
-TINY = Sizes(
+TINY = SmolVLASizes(
     text_width=64,
     text_mlp=128,
     expert_width=64,
@@ -53,7 +53,7 @@ TINY = Sizes(
     patch_size=8,
     shuffle=2,
 )
-PRESETS = {"tiny": TINY, "full": Sizes()}
+PRESETS = {"tiny": TINY, "full": SmolVLASizes()}
 
 
 def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
@@ -65,19 +65,19 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     source = fit.checkpoint
     with torch.random.fork_rng(devices=[]):  # constructors of torch.nn draw numbers that are thrown away
         module = _module(config, context, fit).to(device)
-    prompts = Prompts(**prompt_options(source, env, device))
+    prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
     return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
 
 
-def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
+def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
     """Random weights; the tiny one takes no padding but of small states."""
     assert config.preset is not None
     sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
     widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if sizes is TINY else {}
-    checkpoint = Checkpoint(
+    checkpoint = FlowCheckpoint(
         sizes=sizes,
-        shape=Shape(horizon=context.chunk, **widths),
+        shape=FlowShape(horizon=context.chunk, **widths),
         statistics=measured(context) or preset_statistics(context, env, sees),
         tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt_text, TINY.vocab),
         raw={},
@@ -86,7 +86,7 @@ def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
     return fit_preset("smolvla", config, env, checkpoint, sees)
 
 
-def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
+def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter:
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
     raw = read_config(folder)
@@ -94,8 +94,8 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
     checkpoint = open_folder(
         folder,
         raw,
-        sizes=read_sizes(own, Sizes) if own.is_file() else Sizes.of_config(raw),
-        shape=read_file(folder / "config.json", lambda _: Shape.read_lerobot(raw, horizon(raw))),
+        sizes=read_sizes(own, SmolVLASizes) if own.is_file() else SmolVLASizes.of_config(raw),
+        shape=read_file(folder / "config.json", lambda _: FlowShape.read_lerobot(raw, horizon(raw))),
         statistics=measured(context) or read_statistics(folder, raw),
         tokenizer=config.tokenizer,
         slots=SLOTS,
@@ -105,7 +105,7 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> Fit:
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 
-def _module(config: SmolVLAConfig, context: Context, fit: Fit) -> SmolVLAModule:
+def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
     """Weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     smolvla = empty_network(sizes, shape)

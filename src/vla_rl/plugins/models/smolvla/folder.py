@@ -27,7 +27,7 @@ FIXED = {
 
 
 @frozen(kw_only=True)
-class Sizes:
+class SmolVLASizes:
     """The towers; the defaults are the public model's."""
 
     text_width: int = 960
@@ -52,7 +52,7 @@ class Sizes:
     """Patches in each direction that become one token."""
 
     @classmethod
-    def of_config(cls, raw: dict[str, Any]) -> Sizes:
+    def of_config(cls, raw: dict[str, Any]) -> SmolVLASizes:
         """From lerobot's config.json. Raises CheckpointError for a vision-language model that is not the public one."""
         public, name = cls(), raw.get("vlm_model_name", PUBLIC)
         if name != PUBLIC:

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMForConditionalGeneration
 from transformers.initialization import no_init_weights
 
-from vla_rl.plugins.models.smolvla.folder import Sizes
+from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
 from vla_rl.toolkit.models.attention import added_to_scores
-from vla_rl.toolkit.models.flow_checkpoint import Shape
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 @frozen(eq=False)
-class Seen:
+class PrefixCache:
     """What the language model makes of images and instruction."""
 
     pairs: list[Pair]
@@ -42,7 +42,7 @@ class Seen:
 
 
 @frozen(eq=False)
-class Prefix:
+class SmolVLAPrefix:
     """What the expert needs."""
 
     pairs: list[Pair]
@@ -60,7 +60,7 @@ class Prefix:
 class VLMWithExpert(nn.Module):
     """As lerobot names them."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: SmolVLASizes) -> None:
         super().__init__()
         tower: dict[str, Any] = {
             "num_hidden_layers": sizes.depth,
@@ -102,7 +102,7 @@ class VLMWithExpert(nn.Module):
 class SmolVLANetwork(nn.Module):
     """What a checkpoint holds."""
 
-    def __init__(self, sizes: Sizes, shape: Shape) -> None:
+    def __init__(self, sizes: SmolVLASizes, shape: FlowShape) -> None:
         super().__init__()
         width = sizes.expert_width
         self.sizes = sizes
@@ -115,7 +115,7 @@ class SmolVLANetwork(nn.Module):
         self.time = TimeEmbedding(width, shape.min_period, shape.max_period)
 
 
-def empty_network(sizes: Sizes, shape: Shape) -> SmolVLANetwork:
+def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     """The network with memory that is not initialised, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
         network = SmolVLANetwork(sizes, shape)
@@ -188,15 +188,15 @@ class SmolVLAModule(FlowModule):
         result: Tensor = torch.cat([features, text], dim=1) * text.shape[2] ** 0.5
         return result
 
-    def look(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Seen:
+    def look(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> PrefixCache:
         """Run the language model on `embed_prefix`'s inputs; mask: bool [B, L], False at padding."""
         embeds = self.embed_prefix(pixels, ids)
         rows, length = embeds.shape[:2]
         valid = torch.cat([mask.new_ones(rows, length - ids.shape[1]), mask], dim=1)
         hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
-        return Seen(pairs, valid, hidden)
+        return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, seen: Seen, state: Tensor) -> Prefix:
+    def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Add the state, normalised [B, S], and what odd layers of the expert make of the prefix."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
         valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
@@ -215,9 +215,9 @@ class SmolVLAModule(FlowModule):
         if isinstance(self.value_head, PrefixValueHead):
             summary = mean_over(torch.cat([seen.hidden, told], dim=1), valid)
         rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
-        return Prefix(pairs, self._scores(own), across, rotations, summary)
+        return SmolVLAPrefix(pairs, self._scores(own), across, rotations, summary)
 
-    def denoise(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """The state is in the prefix."""
         net = self.smolvla
         embed = net.action_in_proj(x)

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl.core.types import Observation
-from vla_rl.plugins.models.smolvla.folder import PUBLIC, Sizes, mlp_width
-from vla_rl.plugins.models.smolvla.network import Prefix, SmolVLAModule
+from vla_rl.plugins.models.smolvla.folder import PUBLIC, SmolVLASizes, mlp_width
+from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix
 from vla_rl.toolkit.models.flow_checkpoint import save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.lerobot import model_config, write_processors
@@ -23,7 +23,7 @@ def prompt_text(instruction: str) -> str:
     return instruction if instruction.endswith("\n") else f"{instruction}\n"
 
 
-class Prompts(PaddedPrompts):
+class SmolVLAPrompts(PaddedPrompts):
     """SmolVLM2's tokenizer on the instruction and a newline."""
 
     def ids(self, instruction: str) -> list[int]:
@@ -37,11 +37,11 @@ class SmolVLAPolicy(FlowPolicy):
     name = "smolvla"
     exact_time = True
 
-    def __init__(self, *common: Any, prompts: Prompts) -> None:
+    def __init__(self, *common: Any, prompts: SmolVLAPrompts) -> None:
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> Prefix:
+    def _prefix(self, obs: Observation, state: Tensor) -> SmolVLAPrefix:
         ids, mask = self.prompts.rows(obs.instructions)
         pixels = self._pixels(obs)
         with self._frozen_prefix():
@@ -71,7 +71,7 @@ class SmolVLAPolicy(FlowPolicy):
         )
 
 
-def _keys(sizes: Sizes) -> dict[str, Any]:
+def _keys(sizes: SmolVLASizes) -> dict[str, Any]:
     """lerobot's keys for these sizes; empty where the vision-language model is not the public one."""
     keys = {
         "vlm_model_name": PUBLIC,
@@ -79,4 +79,4 @@ def _keys(sizes: Sizes) -> dict[str, Any]:
         "expert_width_multiplier": sizes.expert_width / sizes.text_width,
         "self_attn_every_n_layers": sizes.alternate,
     }
-    return keys if sizes.expert_mlp == mlp_width(sizes.expert_width) and Sizes.of_config(keys) == sizes else {}
+    return keys if sizes.expert_mlp == mlp_width(sizes.expert_width) and SmolVLASizes.of_config(keys) == sizes else {}

@@ -44,7 +44,7 @@ class Networks(nn.Module):
 
 
 @frozen(eq=False, kw_only=True)
-class Batch:
+class WindowBatch:
     """Windows of B rows, as tensors."""
 
     pictures: Tensor
@@ -160,7 +160,7 @@ class EDM(WorldModel):
         optimizer.step()
         return norm.detach()
 
-    def _looked(self, windows: Windows, rows: slice, actions: Array) -> tuple[Batch, Path, Tensor]:
+    def _looked(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
         """These rows, where the chunk leads that is asked about, and what the heads see of it."""
         batch = self._batch(windows, rows, actions)
         path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
@@ -177,12 +177,12 @@ class EDM(WorldModel):
             self._observe(batch)
         return {"denoising": denoising} | found
 
-    def _observe(self, batch: Batch) -> None:
+    def _observe(self, batch: WindowBatch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
             states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.pictures))
             self._motion.observe(batch.chunks[:, t, :-1], *states, batch.played[:, t], pair)
 
-    def _denoising(self, denoiser: Denoiser, batch: Batch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
+    def _denoising(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """-> DIAMOND's loss, and pictures: the first predicted from recorded ones, those that follow from the model's
         own prediction of it, in which there is no gradient."""
         K, pictures, predicted = self.history, batch.pictures, list(batch.pictures.unbind(1))
@@ -209,7 +209,7 @@ class EDM(WorldModel):
         return loss, predicted
 
     def _of_heads(
-        self, heads: Heads, batch: Batch, predicted: list[Tensor], learning: Noise | None
+        self, heads: Heads, batch: WindowBatch, predicted: list[Tensor], learning: Noise | None
     ) -> dict[str, Tensor]:
         """They see recorded and predicted pictures alike; with noise to learn with they take a step on each."""
         found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
@@ -260,7 +260,7 @@ class EDM(WorldModel):
         fold = self.config.fold
         return 3 * len(self.cameras) * fold**2, height // fold, width // fold
 
-    def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> Batch:
+    def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
         """Of these rows; with actions float32 [all rows, C, A], of a chunk that follows on the window."""
         asked, played = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
@@ -269,7 +269,7 @@ class EDM(WorldModel):
         steps = torch.from_numpy(played).to(self.device)
         flags = (steps > 0).float()[..., None]
         scaled = (self._tensor(asked) - self._low) / self._span * 2 - 1
-        return Batch(
+        return WindowBatch(
             pictures=self._pictures([to_numpy(windows.images[name])[rows] for name in self.cameras]),
             state=self._tensor(windows.state[rows]),
             chunks=torch.cat((scaled.flatten(2) * flags, flags), dim=2),

@@ -14,8 +14,8 @@ import numpy as np
 
 from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.interfaces import MakeHost
-from vla_rl.runtime.comm.shared_memory import here
-from vla_rl.runtime.messages.reports import Count
+from vla_rl.runtime.comm.shared_memory import host_key
+from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.processes import ignore_signals
 
@@ -77,7 +77,7 @@ class Actor:
         self.worker.meet(RayPeers(own.index, actors, own.side_by_side))
 
     def leave_play(self) -> None:
-        self.worker.has_to_leave = lambda: True
+        self.worker.stop_requested = lambda: True
 
     leave_play.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
@@ -87,12 +87,12 @@ class Actor:
     doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def process(self) -> tuple[tuple[str, str] | None, int]:
-        """The machine, as `here`, and the number of this process."""
-        return here(), os.getpid()
+        """The machine, as `host_key`, and the number of this process."""
+        return host_key(), os.getpid()
 
     process.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
-    def played(self) -> Count:
+    def played(self) -> RolloutProgress:
         return self.worker.count()
 
     played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend
 from vla_rl.runtime.comm.interfaces import HostInterface, MakeHost
 from vla_rl.runtime.comm.remote import Door
-from vla_rl.runtime.messages.reports import Count
+from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import machine
 from vla_rl.toolkit.waiting import Work, listening, works_now
@@ -37,7 +37,7 @@ class LocalBackend(Backend):
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
         self._listening.enter_context(listening(self._beat))
         self.worker = self._make_host(spec, assignments[0], self._beat)
-        self.worker.has_to_leave = lambda: self.interrupts.requested
+        self.worker.stop_requested = lambda: self.interrupts.requested
 
     def _beat(self) -> None:
         if monotonic() - self._ticked >= TICK_S:
@@ -47,7 +47,7 @@ class LocalBackend(Backend):
     def starting(self) -> tuple[Work, ...]:
         return works_now()
 
-    def played(self, workers: Sequence[int]) -> Count:
+    def played(self, workers: Sequence[int]) -> RolloutProgress:
         assert self.worker is not None
         return self.worker.count()
 

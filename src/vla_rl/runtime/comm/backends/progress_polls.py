@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from vla_rl.runtime.messages.reports import Count
+from vla_rl.runtime.messages.reports import RolloutProgress
 
 
-class Glances:
+class ProgressPolls:
     """What busy workers have played, asked without waiting for their answers."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._asked: dict[Any, Any] = {}
         """Actor -> reference to its next answer."""
-        self._known: dict[Any, Count] = {}
+        self._known: dict[Any, RolloutProgress] = {}
 
-    def count(self, actors: Iterable[Any]) -> Count:
+    def count(self, actors: Iterable[Any]) -> RolloutProgress:
         """The sum of what these have said; asks again."""
-        total = Count()
+        total = RolloutProgress()
         for actor in actors:
             asked = self._asked.get(actor)
             if asked is not None and self._ray.wait([asked], timeout=0)[0]:
                 self._known[actor] = self._answer(asked)
                 asked = None
             self._asked[actor] = actor.played.remote() if asked is None else asked
-            total += self._known.get(actor, Count())
+            total += self._known.get(actor, RolloutProgress())
         return total
 
     def silent(self, actors: Iterable[Any]) -> int:
@@ -38,9 +38,9 @@ class Glances:
         self._asked.clear()
         self._known.clear()
 
-    def _answer(self, reference: Any) -> Count:
+    def _answer(self, reference: Any) -> RolloutProgress:
         try:
-            found: Count = self._ray.get(reference)
+            found: RolloutProgress = self._ray.get(reference)
         except self._ray.exceptions.RayActorError:  # whoever waits for its work says so
-            return Count()
+            return RolloutProgress()
         return found

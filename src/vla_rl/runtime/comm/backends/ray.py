@@ -19,12 +19,12 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
 from vla_rl.runtime.comm.backends.actor import HERE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
-from vla_rl.runtime.comm.backends.progress_polls import Glances
+from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
 from vla_rl.runtime.comm.remote import Door
-from vla_rl.runtime.comm.shared_memory import here
-from vla_rl.runtime.messages.reports import Count
+from vla_rl.runtime.comm.shared_memory import host_key
+from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 
@@ -51,7 +51,7 @@ class RayBackend(Backend):
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """What each worker was last asked to do."""
-        self._glances = Glances(ray)
+        self._glances = ProgressPolls(ray)
         self.silent: dict[str, float] = {}
         """Since when workers have not even said what they do."""
         self.looked = time()
@@ -181,8 +181,8 @@ class RayBackend(Backend):
             return works
         return Work(what="starting workers", done=there, total=len(self.actors)), *works
 
-    def played(self, workers: Sequence[int]) -> Count:
-        return self._glances.count([self.actors[worker] for worker in workers]) + Count(works=works_now())
+    def played(self, workers: Sequence[int]) -> RolloutProgress:
+        return self._glances.count([self.actors[worker] for worker in workers]) + RolloutProgress(works=works_now())
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
@@ -275,7 +275,7 @@ class RayBackend(Backend):
         told, _ = self.ray.wait([self.processes[worker]], timeout=0)
         with suppress(self.ray.exceptions.RayError, ProcessLookupError):
             machine, number = self.ray.get(told[0]) if told else (None, 0)
-            if machine is not None and machine == here():
+            if machine is not None and machine == host_key():
                 os.kill(number, signal.SIGKILL)
         self.ray.kill(self.actors[worker])
 

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
-from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
 BOUND_TOLERANCE = 1e-4
 
@@ -66,7 +66,7 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: i
     return clipped
 
 
-def not_deterministic(env: str, start: Start, chunks: str, paid: str) -> EnvError:
+def not_deterministic(env: str, start: EpisodeRequest, chunks: str, paid: str) -> EnvError:
     """What to raise where an episode comes out otherwise the second time: which chunk of it, and what it paid."""
     return EnvError(
         f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "

@@ -16,19 +16,19 @@ from vla_rl.core.reset_states import draw_state
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
-from vla_rl.runtime.comm.shared_memory import Outbox
+from vla_rl.runtime.comm.shared_memory import SharedMemoryWriter
 from vla_rl.runtime.messages.ids import DEMONSTRATIONS
-from vla_rl.runtime.messages.requests import Key, Request, Start
+from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey, StepRequest
 from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.workers.env.closing import close_env
-from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
+from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.env.recording import Spool, Takes
-from vla_rl.runtime.workers.env.world_model_recording import Recordings
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
+from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
 
-class SimRole(Rows, EnvInterface):
+class EnvWorker(EnvLanes, EnvInterface):
     def __init__(
         self,
         spec: Spec,
@@ -39,9 +39,9 @@ class SimRole(Rows, EnvInterface):
         framed: bool,
         camera: str | None,
         local: bool,
-        recordings: Recordings | None = None,
+        recordings: WorldModelRecordings | None = None,
         beat: Callable[[], None],
-        has_to_leave: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] = lambda: False,
     ):
         """
         Args:
@@ -55,10 +55,10 @@ class SimRole(Rows, EnvInterface):
         """
         super().__init__(spec.env.type, spec.runtime.max_faults)
         self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
-        self.has_to_leave, self.practises = has_to_leave, recordings is not None
+        self.stop_requested, self.practises = stop_requested, recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> episodes in which the scripted expert succeeded."""
-        self.outboxes = {s.index: Outbox() for s in slices}
+        self.outboxes = {s.index: SharedMemoryWriter() for s in slices}
         self.shared: dict[int, bool] = {}
         """Lane -> the process of its policy shares memory with this one."""
         rollout = spec.rollout
@@ -69,7 +69,7 @@ class SimRole(Rows, EnvInterface):
             "seed": spec.seed,
             "on_fault": self.on_fault,
         }
-        self.spools = {"rollout": Spool(), "evaluation": Spool()}
+        self.spools = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -110,12 +110,12 @@ class SimRole(Rows, EnvInterface):
     def train_states(self) -> tuple[ResetState, ...]:
         return self.states
 
-    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Any:
+    def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> Any:
         if purpose == "evaluation":
             self.train[lane].leave()
         return self._answer(lane, self.started(lane, purpose, tickets))
 
-    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Any:
+    def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> Any:
         return self._answer(lane, self.stepped(lane, actions, tickets))
 
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
@@ -130,7 +130,10 @@ class SimRole(Rows, EnvInterface):
             if good >= count:
                 break
             index = [round_index * self.spec.env.num_envs + own.first_row + p for p in range(own.rows)]
-            starts = [Start(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i) for i in index]
+            starts = [
+                EpisodeRequest(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i)
+                for i in index
+            ]
             episodes.clear()
             request = episodes.step(None, starts)
             solved = np.zeros(own.rows, bool)
@@ -138,7 +141,7 @@ class SimRole(Rows, EnvInterface):
             first = np.zeros(own.rows, np.int64)  # of the steps; later than 0 where a row broke and began anew
             while not request.done and request.obs is not None:
                 self.beat()
-                if self.has_to_leave():
+                if self.stop_requested():
                     raise StopRequested
                 first[request.positions[request.chunks == 0]] = len(steps)
                 label = to_numpy(self._expert_chunk(env))[request.positions]
@@ -176,13 +179,13 @@ class SimRole(Rows, EnvInterface):
                 "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
             ) from exc
 
-    def _takes(self, env: SimEnv, what: str) -> Takes:
-        return Takes(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
+    def _takes(self, env: SimEnv, what: str) -> EpisodeRecorder:
+        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
 
-    def recorded(self, what: str) -> list[Key]:
+    def recorded(self, what: str) -> list[RecordingKey]:
         return self.spools[what].keys()
 
-    def recording(self, what: str, key: Key) -> Recording:
+    def recording(self, what: str, key: RecordingKey) -> Recording:
         return self.spools[what].get(key)
 
     def forget_recordings(self, what: str, last: int | None) -> None:
@@ -195,14 +198,14 @@ class SimRole(Rows, EnvInterface):
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
 
-    def _draw(self, start: Start, episode: int) -> Start:
+    def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
         """With auto_reset, an episode of a ticket."""
         group = start.key // self.spec.rollout.group_size
         return evolve(
             start, episode=episode, state=draw_state(self.states, self.spec.seed, group, episode, start.weights)
         )
 
-    def _answer(self, lane: int, request: Request) -> Any:
+    def _answer(self, lane: int, request: StepRequest) -> Any:
         """The request, or the message that it travels in."""
         if self.local and not self.practises:
             return request

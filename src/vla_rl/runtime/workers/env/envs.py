@@ -8,11 +8,11 @@ from threading import Lock
 from attrs import evolve
 
 from vla_rl.core.types import Array
-from vla_rl.runtime.messages.requests import Request, Start, too_many_faults
+from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest, too_many_faults
 from vla_rl.runtime.workers.env.episodes import Episodes
 
 
-class Rows:
+class EnvLanes:
     def __init__(self, name: str, max_faults: int) -> None:
         """
         Args:
@@ -29,13 +29,13 @@ class Rows:
         self.fault_count = 0
         self._counting = Lock()
 
-    def started(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
+    def started(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Play these tickets, and forget what the lane has played before."""
         self.running[lane] = self.played[purpose][lane]
         self.running[lane].clear()
         return self.stepped(lane, None, tickets)
 
-    def stepped(self, lane: int, actions: Array | None, tickets: Sequence[Start]) -> Request:
+    def stepped(self, lane: int, actions: Array | None, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Execute a chunk in each row that plays, and begin with further tickets."""
         request = self.running[lane].step(actions, tickets)
         with self._counting:
@@ -52,7 +52,7 @@ class Rows:
             raise too_many_faults(count, self.max_faults, self.name, text)
 
 
-def in_host_memory(request: Request) -> Request:
+def in_host_memory(request: StepRequest) -> StepRequest:
     """With observations as NumPy arrays."""
     obs = None if request.obs is None else request.obs.numpy()
     final = None if request.final is None else request.final.numpy()

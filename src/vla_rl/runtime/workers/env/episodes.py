@@ -32,17 +32,17 @@ from attrs import evolve
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Episode, Observation, to_numpy
-from vla_rl.runtime.messages.requests import Finished, Request, Start
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.checked import (
     checked_actions,
     checked_observation,
     checked_result,
     not_deterministic,
 )
-from vla_rl.runtime.workers.env.observer import Watch
+from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
-from vla_rl.runtime.workers.env.recording import Spool, Takes
-from vla_rl.runtime.workers.env.statistics import Accounts
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
+from vla_rl.runtime.workers.env.statistics import EpisodeStatistics
 from vla_rl.toolkit.data.recording import RecordSettings
 
 NO_ROWS = np.zeros(0, np.int64)
@@ -62,15 +62,15 @@ class Episodes:
         max_steps: int | None = None,
         auto_reset: Literal["off", "immediate", "deferred"] = "off",
         chunk_steps: int | None = None,
-        draw: Callable[[Start, int], Start] | None = None,
+        draw: Callable[[EpisodeRequest, int], EpisodeRequest] | None = None,
         ignore_terminations: bool = False,
         reward: Literal["raw", "relative"] = "raw",
         reward_coef: float = 1.0,
         bootstrap: bool = False,
         camera: str | None = None,
-        watch: Watch | None = None,
+        watch: RolloutObserver | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
-        takes: Takes | None = None,
+        takes: EpisodeRecorder | None = None,
     ):
         """
         Args:
@@ -86,14 +86,14 @@ class Episodes:
         self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
-        self.takes = takes or Takes(env.info, RecordSettings(), Spool())
+        self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
         self.broke: dict[int, Sequence[str]] = {}  # within a chunk
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
         self.rows = env.num_envs
-        self.accounts = Accounts(
+        self.accounts = EpisodeStatistics(
             self.rows,
             name=name,
             chunk=chunk,
@@ -102,7 +102,7 @@ class Episodes:
             reward_coef=reward_coef,
         )
         n = self.rows
-        self.starts: list[Start | None] = [None] * n  # of the running episode, or of the last one
+        self.starts: list[EpisodeRequest | None] = [None] * n  # of the running episode, or of the last one
         self.identity = np.zeros((n, 4), np.int64)  # its number, key, episode and version
         self.limit = np.zeros(n, np.int64)  # of its steps
         self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which it began, or was gone on with
@@ -116,7 +116,7 @@ class Episodes:
 
     def clear(self) -> None:
         """Forget what is being played; but not which scenes the rows have, nor streams that stand between tickets."""
-        self.waiting: deque[Start] = deque()
+        self.waiting: deque[EpisodeRequest] = deque()
         self.takes.clear()
         self.active = np.zeros(self.rows, bool)
         self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]  # of the running ticket; [N, ...]
@@ -129,7 +129,7 @@ class Episodes:
         """Somebody else will play on the simulator."""
         self.going_on.clear()
 
-    def step(self, actions: Array | None = None, tickets: Sequence[Start] = ()) -> Request:
+    def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
         """Execute float [R, C, A], aligned with the last request's `positions`; let rows that are free begin with
         tickets, of which others wait in the lane; and ask for the next chunks."""
         self.waiting.extend(tickets)
@@ -192,7 +192,7 @@ class Episodes:
             filled.append(row)
         return np.array(filled, np.int64)
 
-    def _next_of(self, row: Any) -> Start | None:
+    def _next_of(self, row: Any) -> EpisodeRequest | None:
         """The ticket for a row, best one of the task whose scene it has."""
         before, own = self.starts[row], [t for t in self.waiting if t.row in (None, self.first_row + row)]
         like = (t for t in own if before is not None and t.state.task == before.state.task)
@@ -207,11 +207,11 @@ class Episodes:
         assert self.draw is not None
         self._play(row, self.draw(self._start(row), episode))
 
-    def _play(self, row: Any, start: Start) -> None:
+    def _play(self, row: Any, start: EpisodeRequest) -> None:
         self.starts[row], self.limit[row] = start, self.limits[start.state.task]
         self.identity[row] = start.number, start.key, start.episode, start.version
 
-    def _hand_over(self, row: int, obs: Observation) -> Finished:
+    def _hand_over(self, row: int, obs: Observation) -> EnvTrajectory:
         """The ticket that a row is done with; the row is free then. `obs`: of all rows."""
         start, records, self.active[row] = self._start(row), self.records[row], False
         after, since = None, self.since[row]
@@ -220,7 +220,7 @@ class Episodes:
             after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
         if since:
             self.going_on[row] = obs.take(np.array([row]))
-        return Finished(
+        return EnvTrajectory(
             number=start.number,
             light={key: np.stack([record[key][row] for record in records]) for key in records[0]},
             episodes=tuple(self.ended[row]),
@@ -352,8 +352,8 @@ class Episodes:
             return sum(count + 1 == self.chunk_steps for count in played)
         return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
 
-    def _start(self, row: Any) -> Start:
-        start: Start | None = self.starts[row]
+    def _start(self, row: Any) -> EpisodeRequest:
+        start: EpisodeRequest | None = self.starts[row]
         assert start is not None
         return start
 
@@ -363,11 +363,11 @@ class Episodes:
 
     def _request(
         self,
-        valued: Sequence[Start] = (),
+        valued: Sequence[EpisodeRequest] = (),
         final: Observation | None = None,
-        finished: Sequence[Finished] = (),
+        finished: Sequence[EnvTrajectory] = (),
         again: Sequence[tuple[int, int]] = (),
-    ) -> Request:
+    ) -> StepRequest:
         positions = np.flatnonzero(self.active)
         asking = np.empty((6, len(positions)), np.int64)
         asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
@@ -378,7 +378,7 @@ class Episodes:
             whole = np.array_equal(positions, self.obs_rows)
             of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
             obs = self._counted(of, positions)
-        return Request(
+        return StepRequest(
             asking=asking,
             obs=obs,
             ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),

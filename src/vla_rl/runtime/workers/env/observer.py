@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from vla_rl.core.types import Array, Observation
-from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.requests import EpisodeRequest
 
 
-class Watch(Protocol):
+class RolloutObserver(Protocol):
     """Somebody who sees all of a lane's episodes: `runtime/imagination` records them."""
 
-    def began(self, rows: Array, starts: Sequence[Start], seeds: Array, obs: Observation) -> None:
+    def began(self, rows: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
         """These rows (int64 [R]) were reset, with these seeds (int64 [R]); `obs` is theirs."""
 
     def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:

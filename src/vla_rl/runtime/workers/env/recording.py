@@ -15,29 +15,29 @@ import numpy as np
 from attrs import define, field
 
 from vla_rl.core.types import Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
-from vla_rl.runtime.messages.requests import Key, Start
+from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
 
 
 @define
-class Spool:
+class RecordingStore:
     """Recordings in a file, in the order in which they come; it is emptied when nobody wants any of them."""
 
     _file: Any = field(factory=tempfile.TemporaryFile, init=False)
-    _places: dict[Key, tuple[int, int]] = field(factory=dict, init=False)
+    _places: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
     _lock: Any = field(factory=Lock, init=False)
 
-    def put(self, key: Key, recording: Recording) -> None:
+    def put(self, key: RecordingKey, recording: Recording) -> None:
         data = pickle.dumps(recording, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
             self._places[key] = self._file.seek(0, 2), len(data)
             self._file.write(data)
 
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[RecordingKey]:
         with self._lock:
             return list(self._places)
 
-    def get(self, key: Key) -> Recording:
+    def get(self, key: RecordingKey) -> Recording:
         with self._lock:
             start, length = self._places[key]
             self._file.seek(start)
@@ -63,10 +63,10 @@ class _Take:
     instruction: str
 
 
-class Takes:
+class EpisodeRecorder:
     """Of one lane: what its rows are recording."""
 
-    def __init__(self, info: EnvInfo, settings: RecordSettings, spool: Spool) -> None:
+    def __init__(self, info: EnvInfo, settings: RecordSettings, spool: RecordingStore) -> None:
         self.info, self.settings, self.spool = info, settings, spool
         self.by_step = settings.rows == "steps"
         self._takes: dict[int, _Take] = {}
@@ -79,7 +79,7 @@ class Takes:
         """Whether one of the active rows (bool [N]) records each environment step."""
         return self.by_step and any(active[row] for row in self._takes)
 
-    def begin(self, row: int, start: Start, obs: Observation, position: int) -> None:
+    def begin(self, row: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
         """An episode begins in a row, whose observation is at this position."""
         self._takes.pop(row, None)
         if start.recorded:

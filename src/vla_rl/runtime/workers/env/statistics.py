@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 
 from vla_rl.core.types import Array, ChunkResult, Episode, to_numpy
-from vla_rl.runtime.messages.requests import EnvError, Start
+from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
 
-class Accounts:
+class EpisodeStatistics:
     def __init__(
         self,
         rows: int,
@@ -83,7 +83,7 @@ class Accounts:
             record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
         return record, (terminated | truncated).any(1), int(executed.sum())
 
-    def close(self, row: int, start: Start, truncated: bool) -> Episode:
+    def close(self, row: int, start: EpisodeRequest, truncated: bool) -> Episode:
         """An episode ended."""
         return Episode(
             number=start.key,

@@ -9,13 +9,13 @@ from attrs import define, field
 
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.runtime.comm.interfaces import WorldModelRecordingInterface
-from vla_rl.runtime.messages.requests import Start
+from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 
 
 @define(eq=False)
 class _Running:
-    start: Start
+    start: EpisodeRequest
     seed: int
     frames: list[Observation]
     """Of one row each."""
@@ -24,7 +24,7 @@ class _Running:
     outcomes: list[int] = field(factory=list)
 
 
-class Tap:
+class WorldModelObserver:
     """A `Watch` of a lane without auto_reset, where a ticket is an episode."""
 
     def __init__(self, recordings: dict[int, RecordedEpisode]) -> None:
@@ -32,7 +32,7 @@ class Tap:
         self.recordings = recordings
         self._running: dict[int, _Running] = {}
 
-    def began(self, rows: Array, starts: Sequence[Start], seeds: Array, obs: Observation) -> None:
+    def began(self, rows: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
         for place, (row, start) in enumerate(zip(rows.tolist(), starts, strict=True)):
             self._running[row] = _Running(start, int(seeds[place]), [_copy(obs, place)])
 
@@ -50,16 +50,16 @@ class Tap:
                 self.recordings[running.start.number] = _recording(self._running.pop(row))
 
 
-class Recordings(WorldModelRecordingInterface):
+class WorldModelRecordings(WorldModelRecordingInterface):
     """A role of each worker with simulators: episodes of tickets that ended there."""
 
     def __init__(self) -> None:
         self.ended: dict[int, RecordedEpisode] = {}
         """By the numbers of their tickets; those of later steps too, where rollouts run ahead."""
 
-    def tap(self) -> Tap:
+    def tap(self) -> WorldModelObserver:
         """For the episodes of a lane."""
-        return Tap(self.ended)
+        return WorldModelObserver(self.ended)
 
     def take(self, last: int) -> list[RecordedEpisode]:
         return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]

@@ -19,7 +19,7 @@ from torch import nn
 from vla_rl.core.errors import PluginError
 from vla_rl.core.types import Array, Batch, Loss, Scores, Statistic
 from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import Heavy
+from vla_rl.runtime.messages.model_inputs import ModelInputs
 
 Light = Mapping[str, "Array | None"]
 LINEAR = 1e-3
@@ -27,7 +27,7 @@ LINEAR = 1e-3
 
 
 @define(eq=False)
-class Tally:
+class MetricAccumulator:
     """What losses say beside their gradients."""
 
     sums: dict[str, torch.Tensor] = field(factory=dict)
@@ -47,7 +47,7 @@ class Tally:
 
 
 @define(eq=False)
-class Undivided:
+class GradientAccumulator:
     parameters: Mapping[str, nn.Parameter]
     """Their `grad` holds the policy's sum; in the end, the gradient."""
     loss: Callable[[Scores, Batch], Loss]
@@ -55,16 +55,18 @@ class Undivided:
     """There are further epochs, which need the parts again."""
     seconds: float = field(default=0.0, init=False)
     """That the parts took."""
-    _sums: Tally = field(factory=Tally, init=False)
+    _sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
     """The policy's, and all that is no sum."""
-    _value_sums: Tally = field(factory=Tally, init=False)
+    _value_sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
     _value_gradients: dict[str, torch.Tensor | None] = field(factory=dict, init=False)
-    _parts: list[tuple[Heavy | None, Light, Sequence[Array], int]] = field(factory=list, init=False)
+    _parts: list[tuple[ModelInputs | None, Light, Sequence[Array], int]] = field(factory=list, init=False)
     _checked: bool = field(default=False, init=False)
     _broken: bool = field(default=False, init=False)
 
     @contextmanager
-    def part(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int) -> Iterator[None]:
+    def part(
+        self, heavy: ModelInputs | None, light: Light, micro_batches: Sequence[Array], passes: int
+    ) -> Iterator[None]:
         """Whose micro-batches are added meanwhile. Nothing goes on from one that failed."""
         before = perf_counter()
         self._check_whole()
@@ -105,7 +107,7 @@ class Undivided:
             self._sums.add(whole.maxima, whole.statistics)  # each entry once
             self._value_sums.add_sums(of_values)
 
-    def divide(self, step: OptimizerStep, tally: Tally, steps: int) -> torch.Tensor:
+    def divide(self, step: OptimizerStep, tally: MetricAccumulator, steps: int) -> torch.Tensor:
         """Make the sums of gradients one gradient, and add the rest to the tally of so many optimiser steps.
         -> the loss."""
         self._check_whole()
@@ -116,14 +118,14 @@ class Undivided:
             if value is not None:
                 value.div_(step.value_divisor)
                 parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
-        found = Tally({"loss/total": torch.zeros(())})
+        found = MetricAccumulator({"loss/total": torch.zeros(())})
         found.add_sums(self._sums.sums, step.divisor)
         found.add_sums(self._value_sums.sums, step.value_divisor)
         tally.add_sums(found.sums, steps)
         tally.add(self._sums.maxima, self._sums.statistics)
         return found.sums["loss/total"]
 
-    def again(self, steps: Sequence[OptimizerStep]) -> tuple[Heavy | None, Light, list[OptimizerStep]]:
+    def again(self, steps: Sequence[OptimizerStep]) -> tuple[ModelInputs | None, Light, list[OptimizerStep]]:
         """The parts that were kept, as one, and the same optimiser steps: those after the first go over its
         micro-batches."""
         self._check_whole()
@@ -137,7 +139,7 @@ class Undivided:
         light = {name: _joined([part[1][name] for part in self._parts]) for name in self._parts[0][1]}
         there = [heavy for heavy, _, _, _ in self._parts if heavy is not None]
         further = [evolve(step, micro_batches=tuple(micro_batches), passes=passes) for step in steps[1:]]
-        return (Heavy.concat(there) if there else None), light, [steps[0], *further]
+        return (ModelInputs.concat(there) if there else None), light, [steps[0], *further]
 
     def _swap(self) -> None:
         """Exchange the sums of the policy's and the critic's gradients."""

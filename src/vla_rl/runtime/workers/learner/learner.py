@@ -22,22 +22,22 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Array, Batch, Chunk, EnvInfo, Loss, Observation, Scores
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
-from vla_rl.runtime.comm.weight_sync import Published, Publisher
-from vla_rl.runtime.messages.learning import UNDIVIDED, Asked, Found, ImitationStep, OptimizerStep
-from vla_rl.runtime.messages.model_inputs import Heavy, Part, blank
+from vla_rl.runtime.comm.weight_sync import PublishedWeights, WeightPublisher
+from vla_rl.runtime.messages.learning import UNDIVIDED, ImitationStep, OptimizerStep, SampleScores, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, dummy_sample
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner import optimizer
-from vla_rl.runtime.workers.learner.gradient_accumulator import Light, Tally, Undivided
-from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding, Replicas
-from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
+from vla_rl.runtime.workers.learner.gradient_accumulator import GradientAccumulator, Light, MetricAccumulator
+from vla_rl.runtime.workers.learner.parallel.data_parallel import DataParallel, ParallelStrategy
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredRows
 from vla_rl.runtime.workers.learner.scoring import Scoring
-from vla_rl.toolkit.data.samples import Held
+from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.models.checkpoints import read_pickled
 
-HeavyRows = Heavy | Rows[Heavy]
+HeavyRows = ModelInputs | ScatteredRows[ModelInputs]
 
 
-class LearnerRole(LearnerInterface):
+class Learner(LearnerInterface):
     def __init__(
         self,
         model: VLAModel,
@@ -64,9 +64,9 @@ class LearnerRole(LearnerInterface):
         self.rank, self.version = 0, 0
         self.door: socket.socket | None = None
         """At which rank 0 lets the others in."""
-        self.group: Holding = Replicas(world)
-        self.publisher = Publisher()
-        self.buffer = Buffer()
+        self.group: ParallelStrategy = DataParallel(world)
+        self.publisher = WeightPublisher()
+        self.buffer = SampleBuffer()
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -118,7 +118,7 @@ class LearnerRole(LearnerInterface):
         before = perf_counter()
         self.group.release()
         optimizer.set_rates(self.optimizer, self.train, self.train.factor(step))
-        tally, norms = Tally({"loss/total": torch.zeros((), device=self.device)}), list[float]()
+        tally, norms = MetricAccumulator({"loss/total": torch.zeros((), device=self.device)}), list[float]()
         if any(optimizer_step.fed for optimizer_step in steps):
             before -= self.fed.seconds
             heavy, light, steps = self.fed.again(steps)
@@ -138,7 +138,9 @@ class LearnerRole(LearnerInterface):
             "seconds": perf_counter() - before,
         }
 
-    def feed(self, heavy: Heavy | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool) -> None:
+    def feed(
+        self, heavy: ModelInputs | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool
+    ) -> None:
         """The passes of a part of a training step's samples, before the rest is there; `update` steps the optimiser.
 
         Args:
@@ -160,11 +162,11 @@ class LearnerRole(LearnerInterface):
                 batch = self._blank_batch(light, UNDIVIDED)
                 self.fed.add(self._scores(batch), batch, counts=False)
 
-    def _begin(self) -> Undivided:
-        return Undivided(self.parameters, self.algorithm.loss, keep=self.train.epochs > 1)
+    def _begin(self) -> GradientAccumulator:
+        return GradientAccumulator(self.parameters, self.algorithm.loss, keep=self.train.epochs > 1)
 
     def _passes(
-        self, heavy: HeavyRows | None, light: Light, optimizer_step: OptimizerStep, tally: Tally, steps: int
+        self, heavy: HeavyRows | None, light: Light, optimizer_step: OptimizerStep, tally: MetricAccumulator, steps: int
     ) -> torch.Tensor:
         """Forward and backward of all micro-batches of one of so many optimiser steps. -> the loss."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -184,14 +186,14 @@ class LearnerRole(LearnerInterface):
             self._loss(self._blank_batch(light, optimizer_step)).total.backward()
         return total
 
-    def score(self, asked: Asked) -> Found:
+    def score(self, asked: ScoreRequest) -> SampleScores:
         self.group.release()
         filler = self.filler if self.group.lockstep else None
         found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
         self._let_act()
         return found
 
-    def receive(self, policy: int, part: Part, copied: bool) -> None:
+    def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
         self.buffer.add(policy, [deepcopy(part) if copied else part])
 
     def release(self, places: Mapping[int, Array]) -> int:
@@ -201,17 +203,17 @@ class LearnerRole(LearnerInterface):
     def sample_bytes(self) -> int:
         if self.group.lockstep:
             return self.filler.nbytes
-        obs, chunk = blank(self.model, self.info)
-        return Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay).nbytes
+        obs, chunk = dummy_sample(self.model, self.info)
+        return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras).nbytes
 
     def skip(self) -> None:
         self.version += 1
 
     def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         there = [d for d in demonstrations if d is not None]
-        self.data = Held(there) if there else None
+        self.data = InMemoryDataset(there) if there else None
 
-    def imitate(self, steps: Sequence[ImitationStep]) -> float:
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
         self.group.release()
         size = self.train.micro_batch
         parts = [[s.indices[i : i + size] for i in range(0, len(s.indices), size)] for s in steps]
@@ -244,7 +246,7 @@ class LearnerRole(LearnerInterface):
                 yield ready.result()
             yield following.result()
 
-    def forget_imitation(self) -> None:
+    def forget_demonstrations(self) -> None:
         self.data = None
         self.optimizer.state.clear()
 
@@ -287,7 +289,7 @@ class LearnerRole(LearnerInterface):
         if fields["value_weights"] is not None:
             fields["value_weights"] = fields["value_weights"] / optimizer_step.value_divisor
         chunk = Chunk(
-            actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], replay=heavy.replay
+            actions=heavy.actions, log_probs=fields["log_probs"], values=fields["values"], extras=heavy.extras
         )
         reference = None
         if "reference" in self.algorithm.needs:
@@ -297,7 +299,7 @@ class LearnerRole(LearnerInterface):
 
     # -------------------------------------------------------------------------------------- weights and state
 
-    def weights(self, check: bool) -> Published | None:
+    def weights(self, check: bool) -> PublishedWeights | None:
         with self._whole() as mine:
             return self.publisher.publish(self.model, self.version, check) if mine else None
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding
+from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrategy
 
 
 def built(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec) -> torch.optim.AdamW:
@@ -35,7 +35,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def step(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[nn.Parameter],
-    group: Holding,
+    group: ParallelStrategy,
     limit: float | None,
     loss: torch.Tensor,
     model: str,

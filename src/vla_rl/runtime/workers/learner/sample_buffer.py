@@ -9,28 +9,28 @@ import numpy as np
 from attrs import define, frozen
 
 from vla_rl.core.types import Array, Observation
-from vla_rl.runtime.messages.model_inputs import Heavy, Part, nbytes
+from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, nbytes
 
 
-class Batch(Protocol):
-    """`Heavy` and `Observation`."""
+class Indexable(Protocol):
+    """`ModelInputs` and `Observation`."""
 
     def take(self, indices: Array, /) -> Any: ...
 
 
-T = TypeVar("T", bound=Batch)
+T = TypeVar("T", bound=Indexable)
 
 
 @define(eq=False)
 class _Block:
     """A part, and how many of its samples are still wanted."""
 
-    part: Part
+    part: SampleBatch
     left: int
 
 
 @frozen(eq=False)
-class Rows(Generic[T]):
+class ScatteredRows(Generic[T]):
     """B rows that lie in several batches of one kind."""
 
     batches: Sequence[T]
@@ -53,7 +53,7 @@ class Rows(Generic[T]):
         return type(parts[0]).concat(parts).take(np.argsort(order))  # type: ignore[no-any-return]
 
 
-class Buffer:
+class SampleBuffer:
     """Samples by the worker whose policy made them, and their place there. One thread adds while others read."""
 
     def __init__(self) -> None:
@@ -65,19 +65,19 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def add(self, worker: int, parts: Iterable[Part]) -> None:
+    def add(self, worker: int, parts: Iterable[SampleBatch]) -> None:
         """Keep what that worker's policy made, until `release`."""
         for part in parts:
             block = _Block(part, len(part.places))
             self.bytes += _bytes_of(part)
             self._blocks.update({(worker, place): (block, row) for row, place in enumerate(part.places.tolist())})
 
-    def heavy(self, workers: Array, places: Array) -> Rows[Heavy]:
+    def heavy(self, workers: Array, places: Array) -> ScatteredRows[ModelInputs]:
         """These samples."""
         found = self._find(workers, places)
         return _rows([block for block, _ in found], [row for _, row in found], lambda block: block.part.heavy)
 
-    def finals(self, workers: Array, places: Array) -> Rows[Observation]:
+    def finals(self, workers: Array, places: Array) -> ScatteredRows[Observation]:
         """The observations behind these samples, each of which has one."""
         blocks = [block for block, _ in self._find(workers, places)]
         rows = [int(np.searchsorted(b.part.ended, place)) for b, place in zip(blocks, places.tolist(), strict=True)]
@@ -96,11 +96,11 @@ class Buffer:
                     self.bytes -= 0 if block.left else _bytes_of(block.part)
 
 
-def _rows(blocks: Sequence[_Block], rows: Sequence[int], batch_of: Callable[[_Block], T]) -> Rows[T]:
+def _rows(blocks: Sequence[_Block], rows: Sequence[int], batch_of: Callable[[_Block], T]) -> ScatteredRows[T]:
     """`rows` of the batches of `blocks`, one each."""
     index = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     of = np.array([index[block] for block in blocks], np.int64)
-    return Rows([batch_of(block) for block in index], of, np.array(rows, np.int64))
+    return ScatteredRows([batch_of(block) for block in index], of, np.array(rows, np.int64))
 
 
 def _finals_of(block: _Block) -> Observation:
@@ -108,5 +108,5 @@ def _finals_of(block: _Block) -> Observation:
     return block.part.finals
 
 
-def _bytes_of(part: Part) -> int:
+def _bytes_of(part: SampleBatch) -> int:
     return part.heavy.nbytes + (0 if part.finals is None else nbytes(part.finals))

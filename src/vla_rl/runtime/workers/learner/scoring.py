@@ -12,10 +12,10 @@ from attrs import asdict, frozen
 
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
-from vla_rl.runtime.messages.learning import Asked, Found
-from vla_rl.runtime.messages.model_inputs import Heavy
-from vla_rl.runtime.workers.learner.parallel.data_parallel import Holding
-from vla_rl.runtime.workers.learner.sample_buffer import Buffer, Rows
+from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import ModelInputs
+from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrategy
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredRows
 
 T = TypeVar("T")
 
@@ -23,18 +23,18 @@ T = TypeVar("T")
 @frozen(eq=False)
 class Scoring:
     model: VLAModel
-    group: Holding
-    buffer: Buffer
-    filler: Heavy | None
+    group: ParallelStrategy
+    buffer: SampleBuffer
+    filler: ModelInputs | None
     """One sample to keep step with other ranks, where all passes are made together."""
     beat: Callable[[], None]
 
     @torch.no_grad()
-    def answer(self, asked: Asked) -> Found:
+    def answer(self, asked: ScoreRequest) -> SampleScores:
         """Raises KeyError for a sample that does not lie here."""
         heavy, finals = self.buffer.heavy, self.buffer.finals
         values, next_values, log_probs = asked.passes
-        return Found(
+        return SampleScores(
             values=self._each(lambda b: self._values(_all(heavy(*b)).obs), asked.values, values, self._blank_values),
             next_values=self._each(
                 lambda b: _first(self._values(_all(finals(*b)))), asked.finals, next_values, self._blank_values
@@ -45,7 +45,7 @@ class Scoring:
         )
 
     def _each(
-        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, blank: Callable[[Heavy], Any]
+        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, blank: Callable[[ModelInputs], Any]
     ) -> list[Array]:
         found = []
         for batch in batches:
@@ -61,20 +61,20 @@ class Scoring:
         values: Array = to_numpy(self.group.run(lambda: self.model.values(obs))).astype(np.float32)
         return values
 
-    def _log_probs(self, heavy: Heavy, recorded: Array) -> Array:
-        chunk = Chunk(actions=heavy.actions, log_probs=recorded, replay=heavy.replay)
+    def _log_probs(self, heavy: ModelInputs, recorded: Array) -> Array:
+        chunk = Chunk(actions=heavy.actions, log_probs=recorded, extras=heavy.extras)
         scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(heavy.obs, chunk), recurse=False))
         log_probs: Array = to_numpy(scores["log_probs"]).astype(np.float32)
         return log_probs
 
-    def _blank_values(self, filler: Heavy) -> None:
+    def _blank_values(self, filler: ModelInputs) -> None:
         self._values(filler.obs)
 
-    def _blank_log_probs(self, filler: Heavy) -> None:
+    def _blank_log_probs(self, filler: ModelInputs) -> None:
         self._log_probs(filler, np.zeros((*filler.actions.shape[:2], self.model.tokens_per_action), np.float32))
 
 
-def _all(rows: Rows[Any]) -> Any:
+def _all(rows: ScatteredRows[Any]) -> Any:
     return rows.take(np.arange(len(rows)))
 
 

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.remote import IMAGINED
-from vla_rl.runtime.comm.shared_memory import Inbox
+from vla_rl.runtime.comm.shared_memory import SharedMemoryReader
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, Lane
 
@@ -24,17 +24,17 @@ class _Remote:
 
 
 @define(eq=False)
-class Reach:
+class EnvClients:
     assignment: Assignment
     direct: Callable[[str], Call]
     """Calls to a role of this worker."""
     idle: Callable[[], None]
     """Says that the worker waits."""
     peers: RayPeers | None = field(default=None, init=False)
-    _inboxes: dict[int, Inbox] = field(init=False)
+    _inboxes: dict[int, SharedMemoryReader] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._inboxes = {lane.index: Inbox() for lane in self.assignment.served}
+        self._inboxes = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
     def meet(self, peers: RayPeers) -> None:
         """From now on these are the workers of the other simulators."""

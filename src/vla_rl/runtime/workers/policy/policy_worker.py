@@ -19,10 +19,10 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
-from vla_rl.runtime.comm.weight_sync import Published, receive, swap_in
+from vla_rl.runtime.comm.weight_sync import PublishedWeights, receive, swap_in
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.model_inputs import Heavy, Part
-from vla_rl.runtime.messages.requests import Finished, Mode, Request
+from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.toolkit.models.checkpoints import read_file
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class _Inference:
     log_probs: Array
     values: Array | None
     """float32 [R, ...]."""
-    heavy: Heavy
+    heavy: ModelInputs
     next_values: Array
     """float32 [R]: bootstrap values; 0 where there is none."""
     left: int
@@ -52,7 +52,7 @@ class _Inference:
     """Of these, where learners ask for their values again."""
 
 
-class PolicyRole(PolicyInterface):
+class PolicyWorker(PolicyInterface):
     def __init__(
         self,
         model: VLAModel,
@@ -81,13 +81,13 @@ class PolicyRole(PolicyInterface):
         self.made = 0
         """Inferences so far."""
         self.seconds: dict[str, float] = {}
-        """Purpose of a `Mode` -> that it took, until whoever plays reads it."""
+        """Purpose of a `PolicyMode` -> that it took, until whoever plays reads it."""
         self.store: dict[int, _Inference] = {}
         """By place, until nobody wants a row of it any more."""
         self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
         """Ticket -> its chunk steps: inference and row there."""
 
-    def act(self, mode: Mode, lanes: tuple[int, ...], *requests: Request) -> list[Array]:
+    def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         before = perf_counter()
         if mode.keep:
             for number, standing in (ticket for request in requests for ticket in request.again):
@@ -120,7 +120,7 @@ class PolicyRole(PolicyInterface):
         empty = np.zeros((0, 0, 0), np.float32)
         return [actions.get(lane, empty) for lane in lanes]
 
-    def results(self, finished: Sequence[Finished], framed: bool) -> list[dict[str, Any]]:
+    def results(self, finished: Sequence[EnvTrajectory], framed: bool) -> list[dict[str, Any]]:
         """Of each ticket that ended: its light fields [T, ...], and "features" [D] of its frames where these are asked
         for. "ended" says behind which chunks there is a final observation."""
         features = self._features([self._frames(ticket) for ticket in finished]) if framed and finished else None
@@ -138,10 +138,10 @@ class PolicyRole(PolicyInterface):
             results.append(light if features is None else light | {"features": features[i]})
         return results
 
-    def take(self, samples: Array) -> Part:
-        return Part.concat(self.parts(samples)).numpy()
+    def take(self, samples: Array) -> SampleBatch:
+        return SampleBatch.concat(self.parts(samples)).numpy()
 
-    def parts(self, samples: Array) -> list[Part]:
+    def parts(self, samples: Array) -> list[SampleBatch]:
         """The same where they lie, by inference; nothing is copied of one that is wanted as a whole."""
         inferences, rows = SampleId.unpack(samples)
         cuts = np.flatnonzero(np.diff(inferences)) + 1
@@ -151,11 +151,11 @@ class PolicyRole(PolicyInterface):
             if len(own)
         ]
 
-    def _part(self, inference: _Inference, rows: Array) -> Part:
+    def _part(self, inference: _Inference, rows: Array) -> SampleBatch:
         finals, with_final = inference.finals, rows[inference.ended[rows]]
         if finals is not None:
             finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
-        return Part(
+        return SampleBatch(
             places=SampleId.pack(inference.place, rows),
             heavy=inference.heavy.take(rows),
             ended=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
@@ -185,7 +185,7 @@ class PolicyRole(PolicyInterface):
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    def load(self, version: int, published: Published) -> None:
+    def load(self, version: int, published: PublishedWeights) -> None:
         received = receive(self.model, published)
         with self.between_requests:
             swap_in(self.model, received, published)
@@ -238,7 +238,7 @@ class PolicyRole(PolicyInterface):
         self.model.load_weights(weights)
         self.version = version
 
-    def _frames(self, ticket: Finished) -> Array:
+    def _frames(self, ticket: EnvTrajectory) -> Array:
         assert ticket.frames is not None
         (images,) = ticket.frames.values()
         return images
@@ -256,12 +256,12 @@ class PolicyRole(PolicyInterface):
 
     # ------------------------------------------------------------------------------------------------- records
 
-    def _keep(self, request: Request, chunk: Chunk, part: slice, versions: Array) -> None:
+    def _keep(self, request: StepRequest, chunk: Chunk, part: slice, versions: Array) -> None:
         assert request.obs is not None
-        heavy = Heavy(
+        heavy = ModelInputs(
             obs=request.obs,
             actions=chunk.actions[part],
-            replay={name: tensor[part] for name, tensor in chunk.replay.items()},
+            extras={name: tensor[part] for name, tensor in chunk.extras.items()},
         )
         rows = len(request.positions)
         inference = _Inference(
@@ -279,7 +279,7 @@ class PolicyRole(PolicyInterface):
         for row, number in enumerate(request.numbers.tolist()):
             self.tickets.setdefault(number, []).append((inference, row))
 
-    def _value_finals(self, requests: Sequence[Request]) -> None:
+    def _value_finals(self, requests: Sequence[StepRequest]) -> None:
         """Bootstrap values of the previous chunk step: one value-only forward on just the rows that need one."""
         due = [request for request in requests if request.final is not None]
         if not due:
@@ -322,7 +322,7 @@ def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
         actions=pick(concat([chunk.actions for chunk in chunks]), order),
         log_probs=pick(concat([chunk.log_probs for chunk in chunks]), order),
         values=pick(concat(values), order) if values else None,
-        replay={key: pick(concat([chunk.replay[key] for chunk in chunks]), order) for key in chunks[0].replay},
+        extras={key: pick(concat([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras},
     )
 
 

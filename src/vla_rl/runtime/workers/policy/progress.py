@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vla_rl.runtime.messages.reports import Count
-from vla_rl.runtime.messages.requests import Request
+from vla_rl.runtime.messages.reports import RolloutProgress
+from vla_rl.runtime.messages.requests import StepRequest
 
 
-class Progress:
+class ProgressCounter:
     """Counts what a policy is asked. Written by the thread that plays, read by others."""
 
     def __init__(self) -> None:
@@ -18,9 +18,9 @@ class Progress:
         """A rollout, or an evaluation, begins."""
         self._tickets, self._steps = 0, {}
 
-    def note(self, lane: int, request: Request) -> None:
+    def note(self, lane: int, request: StepRequest) -> None:
         self._tickets += len(request.finished)
         self._steps[lane] = request.steps
 
-    def count(self) -> Count:
-        return Count(self._tickets, sum(tuple(self._steps.values())))
+    def count(self) -> RolloutProgress:
+        return RolloutProgress(self._tickets, sum(tuple(self._steps.values())))

@@ -13,14 +13,14 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Array, ArrayOrTensor, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
 TRIES = 3
 """Of a trajectory in which the model gives numbers that are not finite, each with noise of its own."""
 
 
-class Imagination(SimEnv):
+class ImaginedEnv(SimEnv):
     """N rows that start where recorded train episodes were, and go on as the model says.
 
     A reset state is a window of the recorder. The reset's seed keys everything that is drawn, so rows of a group are
@@ -31,7 +31,7 @@ class Imagination(SimEnv):
     def __init__(
         self,
         model: WorldModel,
-        recorder: Recorder,
+        recorder: EpisodeStore,
         info: EnvInfo,
         num_envs: int,
         *,
@@ -49,7 +49,7 @@ class Imagination(SimEnv):
             seed: of the run.
         Raises UserError for a recorder of another simulator's episodes.
         """
-        found, wanted = recorder.shape, Shape.of(info, recorder.shape.chunk)
+        found, wanted = recorder.shape, EpisodeShape.of(info, recorder.shape.chunk)
         for name in ("cameras", "state_dim", "action_dim"):
             if getattr(found, name) != getattr(wanted, name):
                 raise UserError(

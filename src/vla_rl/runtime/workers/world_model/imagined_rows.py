@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vla_rl.runtime.comm.interfaces import ImaginedEnvInterface
-from vla_rl.runtime.messages.requests import Request, Start
-from vla_rl.runtime.workers.env.envs import Rows, in_host_memory
-from vla_rl.runtime.workers.world_model.worker import Practice
+from vla_rl.runtime.messages.requests import EpisodeRequest, StepRequest
+from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
+from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 
 
-class ImaginedRows(Rows, ImaginedEnvInterface):
-    def __init__(self, practice: Practice, rows: Mapping[int, int], bootstrap: bool) -> None:
+class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
+    def __init__(self, practice: WorldModelWorker, rows: Mapping[int, int], bootstrap: bool) -> None:
         """
         Args:
             rows: lane -> how many it has, for all lanes of the run.
@@ -24,15 +24,15 @@ class ImaginedRows(Rows, ImaginedEnvInterface):
         self.practice = practice
         self.played |= practice.episodes(rows, bootstrap, self.on_fault)
 
-    def begin(self, lane: int, purpose: str, tickets: Sequence[Start]) -> Request:
+    def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         self._check(tickets)
         return in_host_memory(self.started(lane, purpose, tickets))
 
-    def step(self, lane: int, actions: Any, tickets: Sequence[Start]) -> Request:
+    def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         self._check(tickets)
         return in_host_memory(self.stepped(lane, actions, tickets))
 
-    def _check(self, tickets: Sequence[Start]) -> None:
+    def _check(self, tickets: Sequence[EpisodeRequest]) -> None:
         """Raises RuntimeError for a ticket of another version of the world model than the one that is here."""
         here = self.practice.counts.updates
         for ticket in tickets:

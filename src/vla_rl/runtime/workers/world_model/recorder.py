@@ -47,7 +47,7 @@ class Entry:
 
 
 @frozen(kw_only=True)
-class Shape:
+class EpisodeShape:
     """What all episodes of a recorder have in common."""
 
     cameras: Mapping[str, tuple[int, int]]
@@ -58,13 +58,13 @@ class Shape:
     """Chunks of the longest episode."""
 
     @staticmethod
-    def of(info: EnvInfo, chunk: int) -> Shape:
+    def of(info: EnvInfo, chunk: int) -> EpisodeShape:
         """Raises UserError for a simulator without cameras."""
         if not info.cameras:
             raise UserError("a world model predicts frames, and this simulator has no cameras; choose another one")
         longest = max(math.ceil(task.max_steps / chunk) for task in info.tasks)
         dims = {"state_dim": info.state_dim, "action_dim": info.action_dim}
-        return Shape(cameras=dict(info.cameras), chunk=chunk, longest=longest, **dims)
+        return EpisodeShape(cameras=dict(info.cameras), chunk=chunk, longest=longest, **dims)
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (type, shape) of what a slot holds."""
@@ -90,10 +90,10 @@ class _Kept:
     recorded: int = 0
 
 
-class Recorder:
+class EpisodeStore:
     """Holds the newest `capacity` episodes."""
 
-    def __init__(self, folder: Path, shape: Shape, *, capacity: int, spare: int, held_out: float = 0.2) -> None:
+    def __init__(self, folder: Path, shape: EpisodeShape, *, capacity: int, spare: int, held_out: float = 0.2) -> None:
         """
         Args:
             spare: episodes that may be recorded between two checkpoints.

@@ -25,11 +25,11 @@ from vla_rl.core.types import Context, EnvInfo, ResetState
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.comm.interfaces import WorldModelInterface
 from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
-from vla_rl.runtime.messages.world_model import Fitted, RecordedEpisode
+from vla_rl.runtime.messages.world_model import FitResult, RecordedEpisode
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.world_model.comparison_images import write_strips
-from vla_rl.runtime.workers.world_model.imagined_env import Imagination
-from vla_rl.runtime.workers.world_model.recorder import Recorder, Shape
+from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
+from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 from vla_rl.toolkit.models.checkpoints import read_pickled
 from vla_rl.toolkit.world_models.measures import GATES, gates, measure
 
@@ -49,7 +49,7 @@ class _Counts:
     """All gates were open when it was measured last."""
 
 
-class Practice(WorldModelInterface):
+class WorldModelWorker(WorldModelInterface):
     """A role of the worker that has the simulators."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Practice(WorldModelInterface):
         wrappers: Named,
         *,
         beat: Callable[[], None],
-        has_to_leave: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
         """
         Args:
@@ -74,10 +74,10 @@ class Practice(WorldModelInterface):
         """
         assert spec.world_model is not None and spec.imagination is not None
         self.spec, self.section, self.folder = spec, spec.imagination, folder
-        self.beat, self.has_to_leave = beat, has_to_leave
+        self.beat, self.stop_requested = beat, stop_requested
         self.info = limited(info, spec.rollout.max_steps)
-        shape = Shape.of(self.info, spec.rollout.chunk)
-        self.recorder = Recorder(
+        shape = EpisodeShape.of(self.info, spec.rollout.chunk)
+        self.recorder = EpisodeStore(
             folder / "episodes",
             shape,
             capacity=self.section.buffer,
@@ -88,7 +88,7 @@ class Practice(WorldModelInterface):
         part = spec.world_model
         built: WorldModel = build("world_model", part.type, part.config, context, spec.plugins)
         self.model = wrap("world_model", built, part.type, wrappers)
-        self.envs: list[Imagination] = []
+        self.envs: list[ImaginedEnv] = []
         self.counts = _Counts()
         self._pool: tuple[ResetState, ...] = ()
         self._before: dict[str, Any] | None = None
@@ -105,8 +105,8 @@ class Practice(WorldModelInterface):
         for lane, count in rows.items():
             settings: dict[str, Any] = {"outcome": section.outcome, "recent": section.recent, "seed": self.spec.seed}
             longest, of_model = self.recorder.shape.longest, (self.model, self.recorder, self.info, count)
-            practice = Imagination(*of_model, horizon=section.horizon, start=section.start, **settings)
-            probe = Imagination(*of_model, horizon=longest, start="first", **settings)
+            practice = ImaginedEnv(*of_model, horizon=section.horizon, start=section.start, **settings)
+            probe = ImaginedEnv(*of_model, horizon=longest, start="first", **settings)
             self.envs.append(practice)
             for purpose, env in (("imagination", practice), ("inflation", probe)):
                 found[purpose][lane] = Episodes(
@@ -123,7 +123,7 @@ class Practice(WorldModelInterface):
 
     # ----------------------------------------------------------------------------------------------- of a step
 
-    def fit(self, step: int, *ended: list[RecordedEpisode]) -> Fitted:
+    def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
         section, before = self.section, perf_counter()
         self.recorder.saved()
         self._before = copy.deepcopy(self._state())
@@ -147,7 +147,7 @@ class Practice(WorldModelInterface):
         opened = gates(found, self.counts.good) if found else dict.fromkeys(GATES, False)
         self.counts.good = all(opened.values())
         self._pool = self._starts()
-        return Fitted(
+        return FitResult(
             updates=updates,
             version=self.counts.updates,
             metrics={
@@ -218,7 +218,7 @@ class Practice(WorldModelInterface):
 
     def _go_on(self) -> None:
         self.beat()
-        if self.has_to_leave():
+        if self.stop_requested():
             raise StopRequested
 
 

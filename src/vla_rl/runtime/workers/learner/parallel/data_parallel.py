@@ -16,7 +16,7 @@ from torch import nn
 T = TypeVar("T")
 
 
-class Holding(Protocol):
+class ParallelStrategy(Protocol):
     """How a rank holds the model."""
 
     lockstep: bool
@@ -44,7 +44,7 @@ class Holding(Protocol):
         """What this rank holds of a whole tensor, as it holds the parameter `like`. Other values as they are."""
 
 
-class Replicas:
+class DataParallel:
     """The whole model on every rank."""
 
     lockstep = False

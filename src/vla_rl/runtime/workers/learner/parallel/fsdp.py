@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.messages.model_inputs import Heavy, blank
+from vla_rl.runtime.messages.model_inputs import ModelInputs, dummy_sample
 from vla_rl.runtime.workers.learner.parallel.data_parallel import on_host
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class _Whole(nn.Module):
         return {name: None if tensor is None else tensor.clone() for name, tensor in result.items()}
 
 
-class Shards:
+class FullyShardedParallel:
     """A share of the model on every rank. Weights are gathered a block at a time: `blocks` are submodules, the rest
     (embeddings, heads) is one more block. Gradients are reduced as soon as a block's are there."""
 
@@ -154,10 +154,10 @@ def called(model: VLAModel) -> Iterator[list[nn.Module]]:
         blocks.extend(found.values())
 
 
-def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Shards, Heavy]:
+def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[FullyShardedParallel, ModelInputs]:
     """Keep a share of the model, whose weights are equal on all ranks; all ranks together. -> (how it is held, one
     blank sample)."""
-    obs, chunk = blank(model, info)
+    obs, chunk = dummy_sample(model, info)
     passes: list[Callable[[], Any]] = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         with called(model) as blocks:
@@ -170,7 +170,7 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Shar
                 except NotOffered:  # one that cannot be trained this way
                     continue
                 passes.append(forward)
-        held = Shards(model.module, blocks, device, world)
+        held = FullyShardedParallel(model.module, blocks, device, world)
         held.run(passes[0])  # FSDP finds its blocks in the first pass
     held.release()
-    return held, Heavy(obs=obs, actions=chunk.actions, replay=chunk.replay)
+    return held, ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
