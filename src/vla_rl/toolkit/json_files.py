@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import said
@@ -19,80 +19,123 @@ MAX_BYTES = 64 << 20
 LARGEST = 2**53
 """Largest integer that every JSON reader keeps exactly."""
 LARGEST_NUMBER = 1e300
+LONGEST_NAME = 255
+"""Bytes of a file's name on the usual file systems."""
 
 
 @frozen(kw_only=True)
 class Record:
-    """A JSON object, or a row of a table, whose values are checked when they are read. Each method raises `error`,
-    which names the file, the key, the value and what is expected."""
+    """A JSON object, or a row of a table, whose values are checked as they are asked for. Each method raises `error`,
+    which names the file, the key, what is there and what is expected. A key that is left out has the `default`, where
+    there is one."""
 
     source: str
     """File of the object, and the place in it."""
     data: Mapping[str, Any]
     error: type[UserError] = UserError
 
-    def text(self, key: str) -> str:
-        value = self._find(key, "a text")
+    def text(self, key: str, default: str | None = None) -> str:
+        expected = "a text"
+        value = self._find(key, expected, default)
         if not isinstance(value, str) or not _encodes(value):
-            raise self._wrong(key, "a text")
+            raise self.wrong(key, expected)
         return value
 
-    def integer(self, key: str, low: int = 0) -> int:
-        expected = f"a whole number from {low} on"
-        value = self._find(key, expected)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= LARGEST:
-            raise self._wrong(key, expected)
+    def texts(self, key: str, default: Sequence[str] | None = None) -> tuple[str, ...]:
+        """A list of texts."""
+        return self._list(key, "a text", lambda item: isinstance(item, str) and _encodes(item), default)
+
+    def integer(self, key: str, low: int = 0, high: int = LARGEST, default: int | None = None) -> int:
+        expected = f"a whole number from {low} {f'to {high:,}' if high < LARGEST else 'on'}"
+        value = self._find(key, expected, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(key, expected)
         return value
 
-    def number(self, key: str, low: float = -math.inf, above: float = -math.inf) -> float:
-        """Return a finite number, at least `low` and more than `above`."""
-        bounds = [f"from {low:g} on"] if low > -math.inf else []
+    def number(
+        self,
+        key: str,
+        low: float = -math.inf,
+        above: float = -math.inf,
+        high: float = math.inf,
+        default: float | None = None,
+    ) -> float:
+        """A finite number, at least `low`, more than `above` and at most `high`."""
+        bounds = [f"from {low:g} {f'to {high:g}' if high < math.inf else 'on'}"] if low > -math.inf else []
         bounds += [f"above {above:g}"] if above > -math.inf else []
         expected = " ".join(["a number", *bounds])
-        value = self._find(key, expected)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and abs(value) <= LARGEST_NUMBER and value >= low and value > above):
-            raise self._wrong(key, expected)
+        value = self._find(key, expected, default)
+        if not (_is_number(value) and low <= value <= high and value > above):
+            raise self.wrong(key, expected)
         return float(value)
 
-    def boolean(self, key: str) -> bool:
-        value = self._find(key, "true or false")
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers."""
+        return tuple(map(float, self._list(key, "a number", _is_number)))
+
+    def boolean(self, key: str, default: bool | None = None) -> bool:
+        value = self._find(key, "true or false", default)
         if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
+            raise self.wrong(key, "true or false")
         return value
 
-    def sizes(self, key: str) -> tuple[int, ...]:
-        """Return a list of whole numbers from 0 on."""
-        expected = "a list of whole numbers from 0 on"
+    def sizes(self, key: str, low: int = 0, high: int = LARGEST) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        expected = f"a list of whole numbers from {low} {f'to {high:,}' if high < LARGEST else 'on'}"
         value = self._find(key, expected)
-        if not isinstance(value, list | tuple) or not all(type(size) is int and 0 <= size <= LARGEST for size in value):
-            raise self._wrong(key, expected)
+        if not isinstance(value, list | tuple) or not all(type(size) is int and low <= size <= high for size in value):
+            raise self.wrong(key, expected)
         return tuple(value)
 
     def records(self, key: str) -> dict[str, Record]:
-        """Return a JSON object of JSON objects."""
-        value = self._find(key, "a JSON object")
-        if not isinstance(value, Mapping):
-            raise self._wrong(key, "a JSON object")
-        return Record(source=f"{self.source}: {key}", data=value, error=self.error).records_here()
+        """A JSON object of JSON objects."""
+        return self.record(key).records_here()
 
     def records_here(self) -> dict[str, Record]:
         """Return all values, each a JSON object."""
         return {name: self.record(name) for name in self.data}
 
-    def record(self, key: str) -> Record:
-        value = self._find(key, "a JSON object")
+    def record(self, key: str, default: Mapping[str, Any] | None = None) -> Record:
+        """A JSON object."""
+        value = self._find(key, "a JSON object", default)
         if not isinstance(value, Mapping):
-            raise self._wrong(key, "a JSON object")
+            raise self.wrong(key, "a JSON object")
         return Record(source=f"{self.source}: {key}", data=value, error=self.error)
 
-    def _find(self, key: str, expected: str) -> Any:
-        if key not in self.data:
-            raise self.error(f"{self.source}: {key!r} is missing, {expected} is expected")
-        return self.data[key]
+    def section(self, key: str) -> Record:
+        """A JSON object, an empty one where it is left out or null."""
+        return self.record(key) if self.given(key) else evolve(self, source=f"{self.source}: {key}", data={})
 
-    def _wrong(self, key: str, expected: str) -> UserError:
-        return self.error(f"{self.source}: {key!r} is {said(self.data[key])}, {expected} is expected")
+    def list_of_records(self, key: str, default: Sequence[Mapping[str, Any]] | None = None) -> list[Record]:
+        """A list of JSON objects."""
+        items = self._list(key, "a JSON object", lambda item: isinstance(item, Mapping), default)
+        return [Record(source=f"{self.source}: {key}[{i}]", data=x, error=self.error) for i, x in enumerate(items)]
+
+    def given(self, key: str) -> bool:
+        """Whether the key is there with a value other than null."""
+        return self.data.get(key) is not None
+
+    def wrong(self, key: str, expected: str) -> UserError:
+        """The error for a key that is missing or holds something else."""
+        fact = said(self.data[key]) if key in self.data else "missing"
+        return self.error(f"{self.source}: {key!r} is {fact}, {expected} is expected")
+
+    def _list(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = None) -> tuple[Any, ...]:
+        """A list of which each item is what is expected."""
+        value = self._find(key, f"a list (each item {expected})", default)
+        if not isinstance(value, list | tuple):
+            raise self.wrong(key, f"a list (each item {expected})")
+        for i, item in enumerate(value):
+            if not fits(item):
+                raise self.error(f"{self.source}: {f'{key}[{i}]'!r} is {said(item)}, {expected} is expected")
+        return tuple(value)
+
+    def _find(self, key: str, expected: str, default: Any = None) -> Any:
+        if key in self.data:
+            return self.data[key]
+        if default is None:
+            raise self.wrong(key, expected)
+        return default
 
 
 def read_record(file: Path, error: type[UserError] = UserError, limit: int = MAX_BYTES) -> Record:
@@ -127,7 +170,8 @@ def path_inside(folder: Path, name: str, source: str, error: type[UserError] = U
         source: file and key that the name comes from.
     """
     parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name:
+    too_long = any(len(part.encode(errors="replace")) > LONGEST_NAME for part in parts)
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name or "\\" in name or too_long:
         raise error(f"{source} names the file {name!r:.200}, which is not inside {folder}; a relative path is expected")
     return folder / name
 
@@ -177,6 +221,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (twice, count), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"it has the key {twice!r} {count} times, and only one of them can be meant")
     return result
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
 
 
 def _encodes(text: str) -> bool:

@@ -119,9 +119,9 @@ def test_a_simulator_without_a_state_gets_a_policy_without(tmp_path: Path) -> No
 def test_what_is_missing_or_broken_is_named(folder: Path) -> None:
     for name, content, message in (
         ("config.json", '{"model_type": "openvla"}', "holds a model of type 'openvla', not 'film_resnet'"),
-        ("config.json", '{"model_type": "film_resnet"}', "cannot read .*config.json"),
+        ("config.json", '{"model_type": "film_resnet"}', "config.json: network: required, but missing"),
         ("config.json", None, "has no config.json"),
-        ("statistics.json", "{}", "cannot read .*statistics.json"),
+        ("statistics.json", "{}", "statistics.json: action: required, but missing"),
         ("statistics.json", None, "has no statistics.json"),
         ("model.safetensors", "short", "cannot read .*model.safetensors"),
         ("model.safetensors", None, "has no model.safetensors"),

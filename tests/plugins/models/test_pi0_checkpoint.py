@@ -279,7 +279,7 @@ def test_only_lists_as_wide_as_the_network_are_padded(openpi: Path) -> None:
         assert action_dim(Pi0Config(checkpoint=str(openpi))) == 3
         assert policy(checkpoint=str(openpi)).sample_chunk(observation(2), noise(2), True).actions.isfinite().all()
     file.write_text(json.dumps({"norm_stats": {**STATS_4, "actions": {"mean": [0.0] * 3, "std": [1.0] * 2}}}))
-    refused("'actions' has 3 numbers of mean and 2 of std", checkpoint=str(openpi))
+    refused("actions has 3 numbers of 'mean' and 2 of 'std'", checkpoint=str(openpi))
 
 
 def test_several_statistics_need_a_name(openpi: Path) -> None:

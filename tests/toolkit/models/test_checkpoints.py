@@ -234,8 +234,8 @@ class Sizes:
 def test_sizes_of_a_network_are_bounded(tmp_path: Path) -> None:
     file = tmp_path / "architecture.json"
     for content, message in (
-        ({"depth": 10**9}, "'depth' is 1000000000, a whole number from 0 to 1,000 is expected"),
-        ({"width": -1}, "'width' is -1, a whole number from 0 to 1,048,576 is expected"),
+        ({"depth": 10**9}, "'depth' is 1000000000, a whole number from 1 to 1,000 is expected"),
+        ({"width": -1}, "'width' is -1, a whole number from 1 to 1,048,576 is expected"),
         ({"width": "8"}, "width: expected int"),
         ({"widht": 8}, "widht: unknown key; did you mean 'width'"),
     ):
@@ -249,8 +249,8 @@ def test_sizes_of_a_network_are_bounded(tmp_path: Path) -> None:
 def test_lerobots_lists_are_checked_before_they_are_read(tmp_path: Path) -> None:
     step = {"registry_name": "normalizer_processor", "config": {}}
     for steps, raw, message in (
-        ([3], {}, "'steps' is to be a list of JSON objects"),
-        (7, {}, "'steps' is to be a list of JSON objects"),
+        ([3], {}, r"'steps\[0\]' is int 3, a JSON object is expected"),
+        (7, {}, "'steps' is int 7, a list"),
         (
             [{**step, "state_file": "../other.safetensors"}],
             {},

@@ -14,10 +14,11 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems, Structurer, keys_of
-from vla_rl.toolkit.json_files import path_inside, read_record
+from vla_rl.toolkit.json_files import Record, path_inside, read_record
 from vla_rl.toolkit.waiting import waiting
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
 
 T = TypeVar("T")
@@ -27,8 +28,12 @@ TOKENIZER, ADAPTER_CONFIG = "tokenizer.json", "adapter_config.json"
 UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".aria2")
 MB = 10**6
 NAMED = re.compile(r"(?:GLOBAL|[Uu]nsupported (?:global|class)):? ?(?:GLOBAL )?([\w.]+)")
-"""Pattern of the class that a pickle asks for, in torch's error messages."""
-MAX_LAYERS, MAX_SIZE = 1000, 1 << 20
+"""What torch says that a pickle asks for."""
+MAX_LAYERS, MAX_SIZE, MAX_PIXELS = 1000, 1 << 20, 4096
+MAX_DIM = 4096
+"""Numbers of an action or a state that a network takes."""
+MAX_CHUNK, MAX_TOKENS = 4096, 1 << 16
+"""Actions of a chunk and tokens of a prompt: no weight has their number, and memory grows with it."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -123,23 +128,66 @@ def read_file(path: Path, reader: Callable[[Path], T]) -> T:
         raise unreadable(path, error) from error
 
 
+def read_keys(path: Path) -> Record:
+    """A JSON object whose values are checked as they are asked for. Raises CheckpointError for a file that is missing
+    or holds none."""
+    return read_file(path, lambda file: read_record(file, CheckpointError))
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raise CheckpointError if the file is missing or holds none."""
-    return read_file(path, lambda file: dict(read_record(file, CheckpointError).data))
+    """Read a JSON object as a dict, whose values are not checked. Raise CheckpointError as `read_keys` does."""
+    return dict(read_keys(path).data)
+
+
+def read_class(path: Path, content: Mapping[str, Any], cls: type[T]) -> T:
+    """What a file holds as an attrs class. Raises CheckpointError."""
+    try:
+        result: T = Structurer().read_class(content, cls)
+    except Problems as exc:
+        raise CheckpointError(f"{path}: {exc}") from exc
+    return result
 
 
 def read_sizes(path: Path, cls: type[T]) -> T:
-    """Read an attrs class of a network's sizes. They are bounded here, because the network is constructed before its
-    weights are compared, and one of 10^9 layers would never finish. Raise CheckpointError."""
-    try:
-        sizes: T = Structurer().read_class(read_json(path), cls)
-    except Problems as exc:
-        raise CheckpointError(f"{path}: {exc}") from exc
-    for key in keys_of(cls):
-        value, limit = getattr(sizes, key), MAX_LAYERS if "depth" in key or "layers" in key else MAX_SIZE
-        if isinstance(value, int) and not 0 <= value <= limit:
-            raise CheckpointError(f"{path}: {key!r} is {value}, a whole number from 0 to {limit:,} is expected")
+    """An attrs class of a network's sizes. They are bounded here, since the network is begun before its weights are
+    compared, and one of 10^9 layers never is. Raises CheckpointError."""
+    sizes = read_class(path, read_json(path), cls)
+    check_sizes(path, sizes)
     return sizes
+
+
+def check_sizes(source: Path | str, sizes: Any) -> None:
+    """Raises CheckpointError where an attrs class has a size that no network has."""
+    for key, attribute in keys_of(type(sizes)).items():
+        value = getattr(sizes, key)
+        if type(value) is int:
+            check_size(source, key, value, 0 if attribute.default == 0 else 1)
+        for i, item in enumerate(value if isinstance(value, tuple) else ()):
+            if type(item) is int:
+                check_size(source, f"{key}[{i}]", item, 0)
+
+
+def check_size(source: Path | str, key: str, value: int, least: int = 1) -> None:
+    """Raises CheckpointError for a size that no network has. The key's name tells layers from widths."""
+    layers = any(word in key for word in ("depth", "layers", "blocks"))
+    limit = MAX_LAYERS if layers else MAX_PIXELS if key.startswith("image") else MAX_SIZE
+    if not least <= value <= limit:
+        raise CheckpointError(f"{source}: {key!r} is {value}, a whole number from {least} to {limit:,} is expected")
+
+
+def check_multiples(sizes: Any, **parts: str) -> None:
+    """Raise ValueError where a size of this attrs object is no multiple of its part (name of a size=name of its part)."""
+    for whole, part in parts.items():
+        size, unit = getattr(sizes, whole), getattr(sizes, part)
+        if unit < 1 or size % unit:
+            raise ValueError(f"{whole!r} is {size}, a multiple of {part!r} ({unit}) is expected")
+
+
+def check_even(sizes: Any, *names: str) -> None:
+    """Raise ValueError where one of these sizes is odd: halves are rotated, or become sines and cosines."""
+    for name in names:
+        if getattr(sizes, name) % 2:
+            raise ValueError(f"{name!r} is {getattr(sizes, name)}, an even number is expected")
 
 
 def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> dict[str, Any]:
@@ -171,6 +219,13 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
             "the folder, or name it in model.tokenizer"
         )
     return file
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Raises CheckpointError for a file that is missing or holds none."""
+    from tokenizers import Tokenizer
+
+    return read_file(path, lambda file: Tokenizer.from_file(str(file)))
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
@@ -302,8 +357,8 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _adapter_alone(folder: Path) -> str:
-    """Explain what to do with a peft adapter that is there without its base."""
-    base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    """What to do with a peft adapter that lies there without its base."""
+    base = read_keys(folder / ADAPTER_CONFIG).text("base_model_name_or_path", "")
     fact = f"{folder} holds a peft adapter of {base!r} and not the weights, which are read; merge it into them"
     if (folder / "config.json").is_file() and "type" not in read_json(folder / "config.json"):
         return f"{fact} with peft's merge_and_unload()"

@@ -15,21 +15,26 @@ import attrs
 from attrs import frozen
 from tokenizers import Tokenizer
 
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.adapters import MergedState
 from vla_rl.toolkit.models.checkpoints import (
+    MAX_DIM,
+    MAX_TOKENS,
     TOKENIZER,
     WEIGHTS,
     WeightFiles,
     find_tokenizer,
     find_weights,
-    read_file,
+    read_tokenizer,
     save_tensors,
 )
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
-from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics
+from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics, read_horizon
 
 ARCHITECTURE = "architecture.json"
+PERIODS = (1e-6, 1e6)
+"""Between which the network's clock is finite in float32."""
 
 
 @frozen(kw_only=True)
@@ -47,12 +52,21 @@ class FlowShape:
     """Most tokens of an instruction; longer ones are cut off."""
 
     @classmethod
-    def read_lerobot(cls, raw: Mapping[str, Any], horizon: int, **defaults: Any) -> FlowShape:
-        """Read the sizes from lerobot's config.json."""
-        own = {"action_dim": "max_action_dim", "state_dim": "max_state_dim"}
-        names = {name: own.get(name, name) for name in attrs.fields_dict(cls)}
-        given = {name: raw[key] for name, key in names.items() if key in raw}
-        return cls(**{**defaults, **given, "horizon": horizon})
+    def read_lerobot(cls, raw: Record, tokens: int = 48) -> FlowShape:
+        """From lerobot's config.json. Raises CheckpointError.
+
+        Args:
+            tokens: of an instruction, where the file does not say.
+        """
+        shortest = raw.number("min_period", PERIODS[0], high=PERIODS[1], default=4e-3)
+        return cls(
+            horizon=read_horizon(raw),
+            action_dim=raw.integer("max_action_dim", 1, MAX_DIM, default=32),
+            state_dim=raw.integer("max_state_dim", 1, MAX_DIM, default=32),
+            min_period=shortest,
+            max_period=raw.number("max_period", shortest, high=PERIODS[1], default=4.0),
+            tokenizer_max_length=raw.integer("tokenizer_max_length", 1, MAX_TOKENS, default=tokens),
+        )
 
     def written(self) -> dict[str, Any]:
         """Return the keys of config.json that `read_lerobot` reads, without the horizon."""
@@ -91,7 +105,7 @@ class FlowCheckpoint:
 
 
 def images_of(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    names = [name.removeprefix(IMAGES) for name in raw.get("input_features", {}) if name.startswith(IMAGES)]
+    names = [name.removeprefix(IMAGES) for name in raw.get("input_features") or () if name.startswith(IMAGES)]
     return tuple(name for name in names if not name.startswith("empty_camera"))
 
 
@@ -116,7 +130,7 @@ def open_folder(
         sizes=sizes,
         shape=shape,
         statistics=statistics,
-        tokenizer=read_file(find_tokenizer(folder, tokenizer), lambda path: Tokenizer.from_file(str(path))),
+        tokenizer=read_tokenizer(find_tokenizer(folder, tokenizer)),
         raw=raw,
         slots=max(slots, len(images_of(raw))),
         folder=folder,

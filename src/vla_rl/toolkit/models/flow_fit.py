@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from attrs import evolve, frozen
@@ -21,12 +21,14 @@ from vla_rl.toolkit.models.fitting import (
     choose_cameras,
     require_state,
 )
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
 from vla_rl.toolkit.models.flow_network import freeze_unused
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescaled
-from vla_rl.toolkit.models.networks import allocate, fill
+from vla_rl.toolkit.models.networks import allocate, check_shapes, fill
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @frozen(kw_only=True)
@@ -170,6 +172,15 @@ def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.devic
         "instructions": [task.instruction for task in env.tasks],
         "full_width": any(task.instruction_varies for task in env.tasks),
     }
+
+
+def begin(checkpoint: FlowCheckpoint, make: Callable[[], M], public_name: Callable[[str], str]) -> M:
+    """What `make` makes, a network whose memory is not initialised. Where a file tells its sizes, they are compared
+    with the weights before there is memory for them. Raises CheckpointError."""
+    if checkpoint.weights is not None and (checkpoint.weights.folder / ARCHITECTURE).is_file():
+        with torch.device("meta"):
+            check_shapes(make(), checkpoint.weights, public_name)
+    return make()
 
 
 def give_weights(

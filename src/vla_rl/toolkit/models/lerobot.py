@@ -14,9 +14,8 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
-from vla_rl.core.spec.structure import said
-from vla_rl.toolkit.json_files import path_inside
-from vla_rl.toolkit.models.checkpoints import read_file, read_json
+from vla_rl.toolkit.json_files import Record, path_inside
+from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, read_file, read_keys
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER = "normalizer_processor"
@@ -31,7 +30,9 @@ MODES = {
     "QUANTILE10": ("q10", "q90"),
     "IDENTITY": (),
 }
-"""Normalisation modes of lerobot, and the two statistics that each needs."""
+"""lerobot's normalisation modes and the two statistics that each needs."""
+LARGEST_SCALE = 1e30
+"""The largest number of statistics; twice as much, and what it is multiplied with, are finite in float32."""
 
 
 @frozen(kw_only=True)
@@ -76,27 +77,26 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
     Args:
         raw: config.json.
     """
-    steps = read_steps(folder)
+    steps, record = read_steps(folder), _config(folder, raw)
     refuse_relative_actions(folder, raw, steps)
-    step = next((s for s in steps if s.get("registry_name") == NORMALIZER), None)
+    step = next((s for s in steps if s.data.get("registry_name") == NORMALIZER), None)
     if step is None:
         raise CheckpointError(
             f"{folder / PREPROCESSOR} has no step {NORMALIZER!r}: there are no statistics to scale with"
         )
-    where, config = str(folder / PREPROCESSOR), str(folder / "config.json")
-    settings = _mapping(where, step, "config")
-    tensors = {}
-    if "state_file" in step:
-        tensors = _tensors(path_inside(folder, str(step["state_file"]), f"{where}: 'state_file'", CheckpointError))
-    modes = {**_mapping(config, raw, "normalization_mapping"), **_mapping(where, settings, "norm_map")}
-    features = {
-        **_mapping(config, raw, "output_features"),
-        **_mapping(config, raw, "input_features"),
-        **_mapping(where, settings, "features"),
-    }
+    settings = step.section("config")
+    file, tensors = folder / PREPROCESSOR, {}
+    if "state_file" in step.data:
+        file = path_inside(folder, step.text("state_file"), f"{step.source}: 'state_file'", CheckpointError)
+        tensors = _tensors(file)
+    modes = record.section("normalization_mapping"), settings.section("norm_map")
+    features: dict[str, Record] = {}
+    for section in (record.section("output_features"), record.section("input_features")):
+        features |= section.records_here()
+    features |= settings.section("features").records_here()
 
     def scale(feature: str, kind: str) -> FeatureScale:
-        mode = modes.get(kind, "IDENTITY")
+        mode = next((part.text(kind) for part in reversed(modes) if kind in part.data), "IDENTITY")
         if mode not in MODES:
             raise CheckpointError(f"{folder}: normalisation {mode!r} is not known{did_you_mean(mode, MODES)}")
         names = [f"{feature}.{statistic}" for statistic in MODES[mode]]
@@ -107,44 +107,89 @@ def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
                 f"{', '.join(sorted(tensors)) or 'none'}"
             )
         values = tuple(tensors[name] for name in names)
-        dim = len(values[0]) if values else int(features[feature]["shape"][0])
-        return FeatureScale(mode=mode, values=values, dim=dim, eps=float(settings.get("eps", 1e-8)))
+        check_scale(str(file), mode, dict(zip(names, values, strict=True)))
+        dim = len(values[0]) if values else _dim(features[feature])
+        return FeatureScale(mode=mode, values=values, dim=dim, eps=settings.number("eps", 0, high=1, default=1e-8))
 
     if ACTION not in features:
         raise CheckpointError(f"{folder / 'config.json'} names no output feature {ACTION!r}")
     return Statistics(action=scale(ACTION, "ACTION"), state=scale(STATE, "STATE") if STATE in features else None)
 
 
-def read_steps(folder: Path) -> list[dict[str, Any]]:
-    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError."""
-    steps = read_json(folder / PREPROCESSOR).get("steps", [])
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise CheckpointError(f"{folder / PREPROCESSOR}: 'steps' is to be a list of JSON objects")
-    return steps
+def check_scale(source: str, mode: str, values: Mapping[str, Sequence[float]]) -> None:
+    """Raises CheckpointError for statistics that cannot scale anything: they would give NaN, or actions upside down.
+
+    Args:
+        source: the file, and the place in it.
+        mode: of MODES.
+        values: its two statistics, with the names that the file has for them.
+    """
+    for name, numbers in values.items():
+        for i, number in enumerate(numbers):
+            if not abs(number) <= LARGEST_SCALE:
+                raise CheckpointError(
+                    f"{source}: {f'{name}[{i}]'!r} is {number}, a number of at most {LARGEST_SCALE:g} is expected"
+                )
+    if not values:
+        return
+    (first, low), (second, high) = values.items()
+    if len(low) != len(high):
+        raise CheckpointError(f"{source} has {len(low)} numbers of {first!r} and {len(high)} of {second!r}")
+    for i, (start, end) in enumerate(zip(low, high, strict=True)):
+        if mode == "MEAN_STD" and end < 0:
+            raise CheckpointError(f"{source}: {f'{second}[{i}]'!r} is {end}, a number from 0 on is expected")
+        if mode != "MEAN_STD" and end < start:
+            raise CheckpointError(
+                f"{source}: {f'{second}[{i}]'!r} is {end}, below the {start} of {f'{first}[{i}]'!r}: that is no range"
+            )
 
 
-def _mapping(source: str, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a JSON object within another; empty if there is none. Raise CheckpointError."""
-    value = data.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise CheckpointError(f"{source}: {key!r} is {said(value)}, a JSON object is expected")
-    return value or {}
+def read_horizon(raw: Record) -> int:
+    """H, actions in a denoised chunk, by config.json. Raises CheckpointError."""
+    return raw.integer("chunk_size", 1, MAX_CHUNK, default=50)
+
+
+def read_steps(folder: Path) -> list[Record]:
+    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a file that is damaged."""
+    return read_keys(folder / PREPROCESSOR).list_of_records("steps", [])
+
+
+def _config(folder: Path, raw: Mapping[str, Any]) -> Record:
+    return Record(source=str(folder / "config.json"), data=raw, error=CheckpointError)
+
+
+def _dim(feature: Record) -> int:
+    """Numbers of a feature. Raises CheckpointError."""
+    shape = feature.sizes("shape", 0, MAX_SIZE)
+    if len(shape) != 1:
+        raise feature.wrong("shape", "a list of one whole number")
+    return shape[0]
 
 
 def check_actions(folder: Path, raw: Mapping[str, Any]) -> None:
     """Check a folder whose statistics are not used and may be missing. Raise CheckpointError for a model whose actions
     are relative to the state."""
     refuse_relative_actions(folder, raw, read_steps(folder) if (folder / PREPROCESSOR).is_file() else ())
+    for section in ("input_features", "output_features"):
+        _config(folder, raw).section(section).records_here()
+    _config(folder, raw).section("normalization_mapping")
 
 
-def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raise CheckpointError for a model whose actions are relative to the state."""
-    relative = [s for s in steps if s.get("registry_name") in RELATIVE and (s.get("config") or {}).get("enabled", True)]
-    if relative or raw.get("use_relative_actions") or raw.get("use_delta_joint_actions_aloha"):
+def refuse_relative_actions(folder: Path, raw: Mapping[str, Any], steps: Sequence[Record]) -> None:
+    """Raises CheckpointError for a model whose actions are differences to the state."""
+    relative = [step.section("config") for step in steps if step.data.get("registry_name") in RELATIVE]
+    record = _config(folder, raw)
+    flags = [_flag(record, key) for key in ("use_relative_actions", "use_delta_joint_actions_aloha")]
+    if any(flags) or any(settings.boolean("enabled", True) for settings in relative):
         raise CheckpointError(
             f"{folder} gives actions relative to the state, which is not supported; use a checkpoint that was trained "
             "on absolute actions"
         )
+
+
+def _flag(record: Record, key: str) -> bool:
+    """False where it is left out or null. Raises CheckpointError."""
+    return record.boolean(key) if record.given(key) else False
 
 
 def model_config(
@@ -173,8 +218,8 @@ def rescaled(raw: Mapping[str, Any], statistics: Statistics) -> dict[str, Any]:
     """Return config.json of a model that these statistics normalise; empty if `raw` is."""
     if not raw:
         return {}
-    modes = {**raw.get("normalization_mapping", {}), "ACTION": statistics.action.mode}
-    inputs = {name: entry for name, entry in raw.get("input_features", {}).items() if name != STATE}
+    modes = {**(raw.get("normalization_mapping") or {}), "ACTION": statistics.action.mode}
+    inputs = {name: entry for name, entry in (raw.get("input_features") or {}).items() if name != STATE}
     if statistics.state is not None:
         modes["STATE"] = statistics.state.mode
         inputs[STATE] = {"type": "STATE", "shape": [statistics.state.dim]}

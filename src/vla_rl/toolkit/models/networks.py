@@ -106,8 +106,7 @@ def fill(
         stays_float32: name of a parameter -> whether it stays float32 instead of `dtype`.
     """
     own = {public_name(name): name for name in network.state_dict()}
-    shapes = {public: tuple(network.get_parameter(name).shape) for public, name in own.items()}
-    check_names(shapes, weights.shapes, weights.folder)
+    check_shapes(network, weights, public_name)
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
 
     def put(public: str, tensor: Tensor) -> None:
@@ -116,6 +115,12 @@ def fill(
         replace(network, name, change(public, tensor).to(device, precision, copy=True))
 
     weights.each(put)
+
+
+def check_shapes(network: nn.Module, weights: WeightFiles, public_name: Callable[[str], str]) -> None:
+    """Raises CheckpointError where the files hold other tensors than the network."""
+    shapes = {public_name(name): tuple(network.get_parameter(name).shape) for name in network.state_dict()}
+    check_names(shapes, weights.shapes, weights.folder)
 
 
 def allocate(

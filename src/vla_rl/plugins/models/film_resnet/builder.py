@@ -37,7 +37,7 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
     measured = _measured(context, setup)
-    statistics = measured or (_plain(env, setup) if folder is None else read_statistics(folder))
+    statistics = measured or (_plain(env, setup) if folder is None else read_statistics(folder, setup))
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
     check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
@@ -118,9 +118,9 @@ def _module(
     device: torch.device,
     dtype: torch.dtype,
 ) -> FilmResnet:
-    """Return the network with weights from the folder, or random ones that depend on the seed alone. The critic stays
-    in float32."""
-    module = FilmResnet(setup.network, len(setup.cameras), setup.state_dim, setup.chunk, setup.action_dim)
+    """Weights from the folder, or random ones that depend on the seed alone. The critic stays in float32."""
+    with torch.device("cpu" if folder is None else "meta"):
+        module = FilmResnet(setup.network, len(setup.cameras), setup.state_dim, setup.chunk, setup.action_dim)
     if folder is None:
         initialise(module, derived_seed(context.seed, "film_resnet/network"))
         module.to(device, dtype)

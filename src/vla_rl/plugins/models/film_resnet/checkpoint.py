@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import cattrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
-from vla_rl.toolkit.models.checkpoints import find_weights, read_file, read_json, resolve
+from vla_rl.toolkit.models.checkpoints import (
+    MAX_CHUNK,
+    check_size,
+    check_sizes,
+    find_weights,
+    read_class,
+    read_json,
+    resolve,
+)
 from vla_rl.toolkit.models.fitting import MismatchError, known_action_dim
-from vla_rl.toolkit.models.lerobot import Statistics
+from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
 
 BUILTIN = Path(__file__).parent / "checkpoints"
 MODEL_TYPE = "film_resnet"
@@ -45,23 +52,52 @@ def open_folder(name: str, download: bool = True) -> Path:
 
 
 def read_setup(folder: Path) -> Setup:
-    """Read config.json. Raise CheckpointError where it cannot be read, or is of another model."""
+    """Raises CheckpointError where config.json cannot be read, or is of another model."""
+    path = folder / CONFIG
+    raw = read_json(path)
+    kind = raw.pop("model_type", None)
+    if kind != MODEL_TYPE:
+        raise CheckpointError(
+            f"{folder} holds a model of type {kind!r}, not {MODEL_TYPE!r} ('model_type' of {CONFIG}); choose the model "
+            "plugin that matches it"
+        )
+    setup = read_class(path, raw, Setup)
+    check_sizes(f"{path}: network", evolve(setup.network, state_waves=1))
+    if not 1 <= setup.chunk <= MAX_CHUNK:
+        raise CheckpointError(f"{path}: 'chunk' is {setup.chunk}, a whole number from 1 to {MAX_CHUNK:,} is expected")
+    check_size(path, "action_dim", setup.action_dim)
+    check_size(path, "state_dim", setup.state_dim, 0)
+    return setup
 
-    def read(path: Path) -> Setup:
-        raw = read_json(path)
-        kind = raw.pop("model_type", None)
-        if kind != MODEL_TYPE:
-            raise CheckpointError(
-                f"{folder} holds a model of type {kind!r}, not {MODEL_TYPE!r}; choose the model plugin that matches it"
-            )
-        return cattrs.Converter(forbid_extra_keys=True).structure(raw, Setup)
 
-    return read_file(folder / CONFIG, read)
+def read_statistics(folder: Path, setup: Setup) -> Statistics:
+    """Raises CheckpointError where they cannot be read, or are not of the network's actions and state."""
+    path = folder / STATISTICS
+    statistics = read_class(path, read_json(path), Statistics)
+    _check_scale(path, "action", statistics.action, setup.action_dim)
+    if setup.state_dim and statistics.state is None:
+        raise CheckpointError(f"{path}: 'state' is missing, and the network sees one of {setup.state_dim} numbers")
+    if statistics.state is not None:
+        _check_scale(path, "state", statistics.state, setup.state_dim)
+    return statistics
 
 
-def read_statistics(folder: Path) -> Statistics:
-    """Read statistics.json. Raise CheckpointError where it cannot be read."""
-    return read_file(folder / STATISTICS, lambda path: cattrs.structure(read_json(path), Statistics))
+def _check_scale(path: Path, name: str, scale: FeatureScale, dim: int) -> None:
+    names = MODES.get(scale.mode)
+    if names is None:
+        raise CheckpointError(f"{path}: {name}: 'mode' is {scale.mode!r}, one of {', '.join(MODES)} is expected")
+    if scale.dim != dim:
+        raise CheckpointError(f"{path}: {name}: 'dim' is {scale.dim}, the {dim} of {CONFIG} is expected")
+    if len(scale.values) != len(names) or any(len(numbers) != dim for numbers in scale.values):
+        lengths = ", ".join(str(len(numbers)) for numbers in scale.values) or "no"
+        raise CheckpointError(
+            f"{path}: {name}: 'values' is {len(scale.values)} lists of {lengths} numbers, {len(names)} of {dim} are "
+            "expected"
+        )
+    for key in ("eps", "margin"):
+        if not 0 <= getattr(scale, key) <= 1:
+            raise CheckpointError(f"{path}: {name}: {key!r} is {getattr(scale, key)}, a number from 0 to 1 is expected")
+    check_scale(f"{path}: {name}", scale.mode, dict(zip(names, scale.values, strict=True)))
 
 
 def write_setup(folder: Path, setup: Setup, statistics: Statistics) -> None:
@@ -96,8 +132,9 @@ def check(config: FilmResnetConfig, context: Context) -> None:
         return
     with at("checkpoint"):
         folder = open_folder(config.checkpoint, download=False)
-        check_setup(folder, read_setup(folder), config, context.chunk)
-        read_statistics(folder)
+        setup = read_setup(folder)
+        check_setup(folder, setup, config, context.chunk)
+        read_statistics(folder, setup)
         find_weights(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
 from vla_rl.toolkit.models import flow_fit
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_file, read_sizes, resolve
+from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_sizes, read_tokenizer, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
@@ -129,14 +130,14 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
     raw, generation, robot = read_folder(folder, config, flow_fit.measured(context, quantiles=True))
-    file = find_tokenizer(folder, config.tokenizer)
+    shape = FlowShape(**generation.shape_of(raw))
     checkpoint = GrootCheckpoint(
-        sizes=_sizes(folder, generation, robot),
-        shape=FlowShape(**generation.shape_of(raw)),
+        sizes=_sizes(folder, generation, robot, shape),
+        shape=shape,
         statistics=robot.statistics,
-        tokenizer=read_file(file, lambda path: Tokenizer.from_file(str(path))),
+        tokenizer=read_tokenizer(find_tokenizer(folder, config.tokenizer)),
         raw={},
-        config=raw,
+        config=dict(raw.data),
         slots=max(SLOTS, len(robot.cameras)),
         folder=folder,
         weights=find_weights(folder, network.open_names),
@@ -164,8 +165,8 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
     )
 
 
-def _sizes(folder: Path, generation: Generation, robot: Robot) -> GrootSizes:
-    """Return the sizes of the network. Raise CheckpointError for an image size that it does not take."""
+def _sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape) -> GrootSizes:
+    """Return the sizes of the network. Raise CheckpointError for images, chunks and robots that it does not take."""
     own = folder / ARCHITECTURE
     if own.is_file():
         sizes = read_sizes(own, generation.sizes)
@@ -174,6 +175,15 @@ def _sizes(folder: Path, generation: Generation, robot: Robot) -> GrootSizes:
     if robot.pixels not in (None, sizes.image_size):
         raise CheckpointError(
             f"{folder} scales images to {robot.pixels} pixels, {sizes.image_size} are supported (shortest_image_edge)"
+        )
+    if shape.horizon > sizes.positions:
+        raise CheckpointError(
+            f"{folder / 'config.json'}: 'action_horizon' is {shape.horizon}, and the network has {sizes.positions} "
+            "positions"
+        )
+    if robot.row >= sizes.embodiments:
+        raise CheckpointError(
+            f"{folder}: embodiment {robot.tag!r} has row {robot.row}, and the network {sizes.embodiments} rows"
         )
     return sizes
 
@@ -184,7 +194,7 @@ def _module(
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     assert isinstance(source, GrootCheckpoint)
-    groot = network.empty_network(sizes, shape)
+    groot = flow_fit.begin(source, partial(network.empty_network, sizes, shape), network.public_name)
     rules = {"public_name": network.public_name, "stays_float32": network.stays_float32}
     flow_fit.give_weights("gr00t", config, context, source, groot, network.initialise, **rules)
     heads = flow_fit.make_heads(

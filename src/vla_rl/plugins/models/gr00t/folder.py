@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import reduce
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_DIM, MAX_SIZE, check_even, check_multiples, read_keys
 
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -57,6 +58,13 @@ class GrootSizes:
     positions: int = 1024
     embodiments: int = 32
 
+    def __attrs_post_init__(self) -> None:
+        check_multiples(self, vision_width="vision_heads", heads="kv_heads", text_width="mixer_heads")
+        check_multiples(self, image_size="patch_size")
+        check_even(self, "head_dim", "dit_head_dim")
+        if self.width > MAX_SIZE:
+            raise ValueError(f"'dit_heads' times 'dit_head_dim' is {self.width}, at most {MAX_SIZE:,} are expected")
+
     @property
     def width(self) -> int:
         """Width of the diffusion transformer's tokens."""
@@ -98,6 +106,19 @@ class QwenSizes(GrootSizes):
     """Period of text attention: one of this many cross-attention blocks attends to the prompt, the others to the
     images."""
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.merge < 1 or self.image_size // self.patch_size % self.merge:
+            raise ValueError(f"'merge' is {self.merge}, a divisor of the patches of a side is expected")
+        if self.vision_width // self.vision_heads % 4:
+            raise ValueError(f"'vision_heads' is {self.vision_heads}, heads of four numbers or a multiple are expected")
+        if any(layer >= self.vision_depth for layer in self.deepstack):
+            raise ValueError(f"'deepstack' is {list(self.deepstack)}, layers below {self.vision_depth} are expected")
+        if len(self.rope) != 3 or 2 * sum(self.rope) != self.head_dim:
+            raise ValueError(f"'rope' is {list(self.rope)}, three parts of {self.head_dim // 2} are expected")
+        if isqrt(max(self.vision_positions, 0)) ** 2 != self.vision_positions:
+            raise ValueError(f"'vision_positions' is {self.vision_positions}, a square is expected")
+
     @property
     def side(self) -> int:
         return self.image_size // (self.patch_size * self.merge)
@@ -117,9 +138,14 @@ class Generation:
     fixed: Mapping[str, Any]
     """Keys of config.json with the only value that is supported."""
 
-    def shape_of(self, raw: Mapping[str, Any]) -> dict[str, int]:
-        head = raw if self.section is None else raw[self.section]
-        return {name: int(head.get(key, usual)) for name, (key, usual) in self.shape.items()}
+    def shape_of(self, raw: Record) -> dict[str, int]:
+        """Raises CheckpointError."""
+        head = raw if self.section is None else raw.record(self.section)
+        limits = {"horizon": MAX_CHUNK}
+        return {
+            name: head.integer(key, 1, limits.get(name, MAX_DIM), default=usual)
+            for name, (key, usual) in self.shape.items()
+        }
 
     def written(self, shape: Any) -> dict[str, Any]:
         """Return the config.json of a preset."""
@@ -173,10 +199,11 @@ N1_7 = Generation(
 GENERATIONS = {generation.model_type: generation for generation in (N1_5, N1_7)}
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], Generation]:
-    """Read config.json. Raise CheckpointError for another model, and for what is not supported."""
+def read_config(folder: Path) -> tuple[Record, Generation]:
+    """config.json. Raises CheckpointError for another model, and for what is not supported."""
     path = folder / "config.json"
-    raw = read_json(path)
+    record = read_keys(path)
+    raw = record.data
     kind = str(raw.get("model_type", raw.get("type")))
     if kind not in GENERATIONS:
         why = next((text for pattern, text in OTHERS.items() if re.search(pattern, kind.lower())), None)
@@ -192,7 +219,10 @@ def read_config(folder: Path) -> tuple[dict[str, Any], Generation]:
         )
     for name, value in generation.fixed.items():
         *sections, key = name.split(".")
-        given = reduce(lambda part, section: part.get(section) or {}, sections, raw).get(key, value)
-        if given != value:
+        part = record
+        for section in sections:
+            part = part.record(section) if part.given(section) else evolve(part, data={})
+        given = part.data.get(key, value)
+        if given != value or isinstance(given, bool) != isinstance(value, bool):
             raise CheckpointError(f"{path}: {name} {given!r} is not supported, {value!r} is")
-    return raw, generation
+    return record, generation

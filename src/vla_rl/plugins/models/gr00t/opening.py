@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_config
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
@@ -19,8 +19,8 @@ UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), stat
 
 def read_folder(
     folder: Path, config: GrootConfig, measured: Statistics | None = None
-) -> tuple[dict[str, Any], Generation, Robot]:
-    """Return config.json, the generation, and the robot that the spec asks for. Raise CheckpointError.
+) -> tuple[Record, Generation, Robot]:
+    """config.json and the robot that the spec asks for. Raises CheckpointError.
 
     Args:
         measured: statistics of the data that the run scales by; the folder then needs none of that robot.
@@ -29,8 +29,8 @@ def read_folder(
     return raw, generation, (read_metadata if generation == N1_5 else read_processor)(folder, config, measured)
 
 
-def longest_chunk(raw: dict[str, Any], generation: Generation, robot: Robot) -> int:
-    """Return how many actions of a denoised chunk can be executed."""
+def longest_chunk(raw: Record, generation: Generation, robot: Robot) -> int:
+    """Actions that can be executed of a denoised chunk."""
     return min(generation.shape_of(raw)["horizon"], robot.actions or 10**6)
 
 

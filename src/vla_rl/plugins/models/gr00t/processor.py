@@ -10,7 +10,8 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose, choose_new, scale
-from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_PIXELS, MAX_SIZE, read_keys
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
 PROCESSOR, STATISTICS, ROWS = "processor_config.json", "statistics.json", "embodiment_id.json"
@@ -31,69 +32,102 @@ def read_processor(folder: Path, config: GrootConfig, measured: Statistics | Non
     """Return the robot that the spec asks for. Raise CheckpointError for one that is not in the files (unless the run
     has `measured` its data's statistics), and for inputs and actions that are not supported."""
     path, told, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
-    settings = read_json(path).get(SETTINGS, {})
+    settings = read_keys(path).section(SETTINGS)
     for name, value in FIXED.items():
-        if settings.get(name, value) != value:
-            raise CheckpointError(f"{path}: {name} {settings[name]!r} is not supported, {value!r} is")
-    kinds, rows = settings.get("modality_configs", {}), read_json(numbers)
-    statistics = read_json(told) if measured is None or told.is_file() else {}
-    both = (name for name in statistics if name in kinds)
+        if settings.data.get(name, value) is not value:
+            raise CheckpointError(f"{path}: {name} {settings.data[name]!r} is not supported, {value!r} is")
+    kinds, rows = settings.section("modality_configs"), read_keys(numbers)
+    empty = Record(source=str(told), data={}, error=CheckpointError)
+    statistics = read_keys(told) if measured is None or told.is_file() else empty
+    both = (name for name in statistics.data if name in kinds.data)
     tag = (choose if measured is None else choose_new)(told, both, config.embodiment)
-    if tag not in rows:
-        raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows)}")
-    robot = kinds.get(tag, {})
+    if tag not in rows.data:
+        raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows.data)}")
+    robot = kinds.section(tag)
     _refuse(f"{path}, embodiment {tag!r}", robot, settings)
-    keys = {part: tuple(robot.get(part, {}).get("modality_keys", ())) for part in ("video", "state", "action")}
+    parts = {part: robot.section(part) for part in ("video", "state", "action")}
+    keys = {part: found.texts("modality_keys", ()) for part, found in parts.items()}
     if measured is None:
         action_keys, state_keys = config.action_keys or keys["action"], config.state_keys or keys["state"]
-        measured = _statistics(told, statistics[tag], action_keys, state_keys, settings)
+        measured = _statistics(told, statistics.record(tag), action_keys, state_keys, settings)
         files = {file.name: file.read_bytes() for file in (path, told, numbers)}
     else:
         files = {}
-    size, crop = settings.get("image_target_size"), settings.get("image_crop_size")
-    edge = settings.get("shortest_image_edge", 256) or (size and size[0])
-    part = settings.get("crop_fraction", 0.95) or (crop and size and crop[0] / size[0])
-    if not edge or not part:
-        raise CheckpointError(f"{path} does not say how images are scaled (shortest_image_edge, crop_fraction)")
+    edge, part = _scaling(path, settings)
     return Robot(
         tag=tag,
-        row=int(rows[tag]),
+        row=rows.integer(tag, high=MAX_SIZE),
         statistics=measured,
         cameras=keys["video"],
         files=files,
-        actions=len(robot.get("action", {}).get("delta_indices") or ()) or None,
-        pixels=int(edge),
-        crop=float(part),
-        formal=bool(settings.get("formalize_language", True)),
+        actions=len(_indices(parts["action"])) or None,
+        pixels=edge,
+        crop=part,
+        formal=settings.boolean("formalize_language", True),
     )
+
+
+def _scaling(path: Path, settings: Record) -> tuple[int, float]:
+    """The side that images are scaled to, and the part of it that is seen. Null stands for the older settings, which
+    are two sizes. Raises CheckpointError."""
+    older = {name: _side(settings, name) for name in ("image_target_size", "image_crop_size")}
+    size, crop = older["image_target_size"], older["image_crop_size"]
+    edge, part = size, crop / size if crop and size else None
+    if settings.given("shortest_image_edge") or "shortest_image_edge" not in settings.data:
+        edge = settings.integer("shortest_image_edge", 1, MAX_PIXELS, default=256)
+    if settings.given("crop_fraction") or "crop_fraction" not in settings.data:
+        part = settings.number("crop_fraction", above=0, high=1, default=0.95)
+    if edge is None or part is None:
+        raise CheckpointError(f"{path} does not say how images are scaled (shortest_image_edge, crop_fraction)")
+    if part > 1:
+        raise CheckpointError(f"{path}: 'image_crop_size' is larger than 'image_target_size'")
+    return edge, part
+
+
+def _side(settings: Record, key: str) -> int | None:
+    if not settings.given(key):
+        return None
+    sides = settings.sizes(key, 1, MAX_PIXELS)
+    if not sides:
+        raise settings.wrong(key, "a height and a width")
+    return sides[0]
+
+
+def _indices(part: Record) -> tuple[int, ...]:
+    """Return the offsets of frames or actions from the present one; empty where the file has none."""
+    return part.sizes("delta_indices", -MAX_CHUNK, MAX_CHUNK) if part.given("delta_indices") else ()
 
 
 def _statistics(
-    path: Path, ranges: Mapping[str, Any], action: Sequence[str], state: Sequence[str], settings: Mapping[str, Any]
+    path: Path, ranges: Record, action: Sequence[str], state: Sequence[str], settings: Record
 ) -> Statistics:
-    """Return the statistics of these keys of one robot."""
-    rules: dict[str, Any] = {"quantiles": bool(settings.get("use_percentiles", False)), "near": 1e-5}
-    clip = bool(settings.get("clip_outliers", True))
+    """By these keys of one robot's ranges."""
+    rules: dict[str, Any] = {"quantiles": settings.boolean("use_percentiles", False), "near": 1e-5}
+    clip = settings.boolean("clip_outliers", True)
     return Statistics(
-        action=scale(path, ranges.get("action", {}), action, "action", clip=True, **rules),
-        state=scale(path, ranges.get("state", {}), state, "state", clip=clip, **rules) if state else None,
+        action=scale(path, ranges.section("action"), action, "action", clip=True, **rules),
+        state=scale(path, ranges.section("state"), state, "state", clip=clip, **rules) if state else None,
     )
 
 
-def _refuse(where: str, robot: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for states, actions and images of a robot that this plugin does not support."""
+def _refuse(where: str, robot: Record, settings: Record) -> None:
+    """What a robot's state, actions and images are that this plugin does not make."""
     for part, what in ONE.items():
-        seen = robot.get(part, {}).get("delta_indices") or (0,)
-        if list(seen) != [0]:
+        seen = _indices(robot.section(part)) or (0,)
+        if seen != (0,):
             raise CheckpointError(f"{where}: it sees more than the last {what} (delta_indices {list(seen)})")
     for part in ("state", "action"):
-        if robot.get(part, {}).get("mean_std_embedding_keys"):
+        if robot.section(part).data.get("mean_std_embedding_keys"):
             raise CheckpointError(f"{where}: {part} keys scaled by mean and deviation are not supported")
-    if settings.get("apply_sincos_state_encoding") and robot.get("state", {}).get("sin_cos_embedding_keys"):
+    sines = robot.section("state").data.get("sin_cos_embedding_keys")
+    if settings.data.get("apply_sincos_state_encoding") and sines:
         raise CheckpointError(f"{where}: angles as sines and cosines are not supported")
-    forms = robot.get("action", {}).get("action_configs") or ()
+    action = robot.section("action")
+    forms = action.data.get("action_configs") or ()
+    if not isinstance(forms, list | tuple) or not all(form is None or isinstance(form, Mapping) for form in forms):
+        raise action.wrong("action_configs", "a list of JSON objects")
     kinds = {str(form.get("rep", "")).rpartition(".")[2].lower() for form in forms if form}
-    if settings.get("use_relative_action") and "relative" in kinds:
+    if settings.data.get("use_relative_action") and "relative" in kinds:
         raise CheckpointError(
             f"{where} gives actions relative to the state, which is not supported; use a checkpoint that was trained "
             "on absolute actions"

@@ -14,8 +14,9 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.toolkit.models.checkpoints import read_json
-from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import read_keys
+from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
 
 logger = logging.getLogger(__name__)
 METADATA = "experiment_cfg/metadata.json"
@@ -82,7 +83,7 @@ def choose_new(path: Path, entries: Iterable[str], asked: str | None) -> str:
 
 def scale(
     path: Path,
-    entries: Mapping[str, Any],
+    entries: Record,
     keys: Sequence[str],
     part: str,
     *,
@@ -95,19 +96,24 @@ def scale(
     Args:
         near: relative distance below which the ends of a range count as equal.
     """
-    ends = ("q01", "q99") if quantiles else ("min", "max")
+    mode = "QUANTILES" if quantiles else "MIN_MAX"
+    ends = MODES[mode]
+    low: list[float] = []
+    high: list[float] = []
     for key in keys:
-        if key not in entries:
-            raise CheckpointError(
-                f"{path} has no {part} key {key!r}; it has: {', '.join(entries)}{did_you_mean(key, entries)}"
-            )
-        if not set(ends) <= set(entries[key]):
+        if key not in entries.data:
+            there = ", ".join(entries.data)
+            raise CheckpointError(f"{path} has no {part} key {key!r}; it has: {there}{did_you_mean(key, entries.data)}")
+        entry = entries.record(key)
+        if not set(ends) <= set(entry.data):
             raise CheckpointError(f"{path} has no {' and '.join(ends)} of {part} key {key!r}")
+        found = {end: entry.numbers(end) for end in ends}
+        check_scale(entry.source, mode, found)
+        for values, end in zip((low, high), ends, strict=True):
+            values.extend(found[end])
     if not keys:
         raise CheckpointError(f"{path} has no statistics of the {part} to scale with")
-    low, high = ([float(x) for key in keys for x in entries[key][end]] for end in ends)
     high = [a if isclose(a, b, rel_tol=near, abs_tol=near / 1000) else b for a, b in zip(low, high, strict=True)]
-    mode = "QUANTILES" if quantiles else "MIN_MAX"
     return FeatureScale(mode=mode, values=(tuple(low), tuple(high)), dim=len(low), flat=True, clip=clip)
 
 
@@ -115,23 +121,25 @@ def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None
     """Return N1.5's robot. Raise CheckpointError for one that is not in the file (unless the run has `measured` its
     data's statistics), or that has no layers in this model."""
     path = folder / METADATA
-    entries = read_json(path) if measured is None or path.is_file() else {}
-    tag = (choose if measured is None else choose_new)(path, entries, config.embodiment)
+    empty = Record(source=str(path), data={}, error=CheckpointError)
+    entries = read_keys(path) if measured is None or path.is_file() else empty
+    tag = (choose if measured is None else choose_new)(path, entries.data, config.embodiment)
     if tag not in ROWS:
         raise CheckpointError(
             f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"
         )
-    entry = entries.get(tag, {})
-    cameras = tuple(entry.get("modalities", {}).get("video", {}))
+    entry = entries.record(tag, {})
+    cameras = tuple(entry.record("modalities", {}).record("video", {}).data)
     if measured is not None:
         return Robot(tag=tag, row=ROWS[tag], statistics=measured, cameras=cameras, files={})
-    action, state = (entry.get("statistics", {}).get(part) for part in ("action", "state"))
+    statistics = entry.record("statistics", {})
+    action, state = (statistics.section(part) for part in ("action", "state"))
     return Robot(
         tag=tag,
         row=ROWS[tag],
         statistics=Statistics(
-            action=scale(path, action or {}, config.action_keys or tuple(action or ()), "action"),
-            state=scale(path, state, config.state_keys or tuple(state), "state") if state else None,
+            action=scale(path, action, config.action_keys or tuple(action.data), "action"),
+            state=scale(path, state, config.state_keys or tuple(state.data), "state") if state.data else None,
         ),
         cameras=cameras,
         files={METADATA: path.read_bytes()},

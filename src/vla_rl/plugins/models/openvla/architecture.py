@@ -7,8 +7,16 @@ from typing import Any, ClassVar
 import attrs
 from attrs import frozen
 from transformers import LlamaConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from vla_rl.core.errors import CheckpointError, did_you_mean
+from vla_rl.core.spec.structure import Structurer
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import check_sizes
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+BRIGHTEST = 1.0
+"""Largest value of RGB in [0, 1], and so of its mean and deviation."""
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
@@ -26,10 +34,10 @@ class ViTSpec:
     reg_tokens: int = 0
     layer_scale: bool = False
     attention_pool: bool = False
-    """Whether the file holds SigLIP's pooling head, which OpenVLA does not use."""
-    mean: tuple[float, ...] = HALF[0]
-    std: tuple[float, ...] = HALF[1]
-    """Mean and standard deviation that normalise RGB in [0, 1]."""
+    """The file holds SigLIP's pooling head, which OpenVLA does not use."""
+    mean: tuple[float, float, float] = HALF[0]
+    std: tuple[float, float, float] = HALF[1]
+    """Normalisation of RGB in [0, 1]."""
 
 
 def dinov2(*, embed_dim: int, depth: int, num_heads: int, mlp_hidden: int, patch_size: int = 14) -> ViTSpec:
@@ -112,7 +120,9 @@ class OpenVLAConfig(PreTrainedConfig):
     def backbones(self) -> tuple[ViTSpec, ViTSpec]:
         """Return the two vision transformers' sizes. Raise ValueError for an unknown backbone."""
         if self.vision_specs is not None:
-            first, second = (ViTSpec(**spec) for spec in self.vision_specs)
+            if not isinstance(self.vision_specs, list) or len(self.vision_specs) != 2:
+                raise ValueError("'vision_specs' is to be a list of two JSON objects")
+            first, second = (Structurer().read_class(spec, ViTSpec) for spec in self.vision_specs)
             return first, second
         unknown = [name for name in self.timm_model_ids if name not in BACKBONES]
         if unknown or len(self.timm_model_ids) != 2:
@@ -121,6 +131,33 @@ class OpenVLAConfig(PreTrainedConfig):
             )
         first, second = (BACKBONES[name] for name in self.timm_model_ids)
         return first, second
+
+
+def check_fit(raw: Record, config: OpenVLAConfig) -> None:
+    """Raises CheckpointError for vision transformers and activations that are not known, and for sizes that do not go
+    together."""
+    activation = config.text_config.hidden_act
+    if activation not in ACT2FN:
+        raise CheckpointError(
+            f"{raw.source}: 'hidden_act' {activation!r} is not known{did_you_mean(activation, ACT2FN)}"
+        )
+    try:
+        specs = config.backbones()
+    except ValueError as exc:
+        raise CheckpointError(f"{raw.source}: {exc}") from exc
+    for i, (spec, pixels) in enumerate(zip(specs, config.image_sizes, strict=True)):
+        source = f"{raw.source}: vision_specs[{i}]"
+        check_sizes(source, spec)
+        if pixels % spec.patch_size:
+            raise CheckpointError(f"{source}: 'patch_size' is {spec.patch_size}, a divisor of {pixels} is expected")
+        if spec.embed_dim % spec.num_heads:
+            raise CheckpointError(
+                f"{source}: 'num_heads' is {spec.num_heads}, a divisor of {spec.embed_dim} is expected"
+            )
+        if not all(0 < number <= BRIGHTEST for number in spec.std):
+            raise CheckpointError(f"{source}: 'std' is {list(spec.std)}, numbers above 0 are expected")
+        if not all(0 <= number <= BRIGHTEST for number in spec.mean):
+            raise CheckpointError(f"{source}: 'mean' is {list(spec.mean)}, numbers from 0 to 1 are expected")
 
 
 def preset_config(name: str) -> OpenVLAConfig:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
+from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, check_fit
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
 from vla_rl.plugins.models.openvla.locate import resolve
@@ -29,16 +29,17 @@ from vla_rl.plugins.models.openvla.lora import (
     save_adapter,
 )
 from vla_rl.plugins.models.openvla.prompts import TOKENIZER_CONFIG
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics
+from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_statistics, read_known
 from vla_rl.plugins.models.openvla.weights import SHARD_BYTES, write_weights
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import (
     INDEX,
     WEIGHTS,
     WeightFiles,
     find_weights,
     read_file,
-    read_json,
     read_pickled,
+    read_tokenizer,
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 
@@ -56,6 +57,8 @@ class OpenVLACheckpoint:
     """Name of the checkpoint, as in the spec."""
     folder: Path
     config: OpenVLAConfig
+    known: Record
+    """Statistics of all data sets, by name."""
     tokenizer: Tokenizer
     weights: WeightFiles
     """Weight files of the network; of its base where the folder holds an adapter."""
@@ -81,28 +84,26 @@ class OpenVLACheckpoint:
         return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, fingerprint(self.weights))
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-        """Return name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
-        return choose_statistics(self.folder, self.config.norm_stats, unnorm_key)
+        """Name and entry of a data set's statistics; `X` also finds `X_no_noops`."""
+        return choose_statistics(self.folder, self.known, unnorm_key)
 
 
 def open_checkpoint(name: str) -> OpenVLACheckpoint:
     """Open a folder and read what is small: sizes, statistics, tokenizer."""
     folder = resolve(name)
     raw = read_config(folder)
-    raw.pop("auto_map", None)  # names Python code in the folder, which is never run nor copied
-    config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(raw))
-    if (folder / STATISTICS).is_file():
-        config.norm_stats = read_json(folder / STATISTICS)
-    tokenizer = _tokenizer(folder)
+    # auto_map names Python code in the folder, which is not run; nor would a copy of it be there
+    told = {key: value for key, value in raw.data.items() if key != "auto_map"}
+    config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(told))
+    check_fit(raw, config)
+    known = read_known(folder, raw)
+    config.norm_stats = dict(known.data)
+    tokenizer = read_tokenizer(find_tokenizer(folder))
     adapter = None if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file() else read_adapter(folder)
     weights = find_weights(folder if adapter is None else adapter.base_folder())
     return OpenVLACheckpoint(
-        name=name, folder=folder, config=config, tokenizer=tokenizer, weights=weights, adapter=adapter
+        name=name, folder=folder, config=config, known=known, tokenizer=tokenizer, weights=weights, adapter=adapter
     )
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    return read_file(find_tokenizer(folder), lambda path: Tokenizer.from_file(str(path)))
 
 
 def read_part(path: Path) -> dict[str, Tensor]:

@@ -11,10 +11,22 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
-from vla_rl.plugins.models.openvla.statistics import STATISTICS, choose_range, choose_statistics
-from vla_rl.toolkit.models.checkpoints import INDEX, WEIGHTS, find_weights, folder_of, read_json
+from vla_rl.plugins.models.openvla.statistics import choose_range, choose_statistics, read_known
+from vla_rl.toolkit.json_files import LARGEST, Record
+from vla_rl.toolkit.models.checkpoints import (
+    INDEX,
+    MAX_CHUNK,
+    MAX_LAYERS,
+    MAX_PIXELS,
+    MAX_SIZE,
+    MAX_TOKENS,
+    WEIGHTS,
+    find_weights,
+    folder_of,
+    read_keys,
+)
 from vla_rl.toolkit.models.fitting import MismatchError
 
 MODEL_TYPE = "openvla"
@@ -38,8 +50,9 @@ def check(config: FamilyConfig, context: Context) -> None:
             return
         raw = read_config(folder)
         find_tokenizer(folder)
-        known = read_json(folder / STATISTICS) if (folder / STATISTICS).is_file() else raw.get("norm_stats") or {}
-        check_decoding(folder, raw.get("policy_setup") or {}, config, context.chunk)
+        known = read_known(folder, raw)
+        setup = read_setup(raw)
+        check_decoding(folder, setup, config, context.chunk)
         check_head(folder, find_part(folder, "action_head"), config)
         check_parts(folder, config)
         _check_weights(folder)
@@ -47,19 +60,99 @@ def check(config: FamilyConfig, context: Context) -> None:
         with at("checkpoint" if config.unnorm_key is None else "unnorm_key"):
             key, entry = choose_statistics(folder, known, config.unnorm_key)
         with at("statistics_range"):
-            choose_range(folder, key, entry, raw.get("policy_setup") or {}, config)
+            choose_range(folder, key, entry, setup, config)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json. Raise CheckpointError where it cannot be read, or is of another model."""
+def read_config(folder: Path) -> Record:
+    """config.json. Raises CheckpointError where it cannot be read, is of another model, or describes no network."""
     _refuse_adapter_alone(folder)
-    raw = read_json(folder / "config.json")
-    if raw.get("model_type") != MODEL_TYPE:
+    raw = read_keys(folder / "config.json")
+    kind = raw.data.get("model_type")
+    if kind != MODEL_TYPE:
         raise CheckpointError(
-            f"{folder} holds a model of type {raw.get('model_type')!r}, not {MODEL_TYPE!r}; "
-            "choose the model plugin that matches it"
+            f"{folder} holds a model of type {kind!r}, not {MODEL_TYPE!r}; choose the model plugin that matches it"
         )
+    _check_network(raw)
     return raw
+
+
+TEXT_SIZES = {
+    "hidden_size": MAX_SIZE,
+    "intermediate_size": MAX_SIZE,
+    "num_hidden_layers": MAX_LAYERS,
+    "num_attention_heads": MAX_SIZE,
+    "num_key_value_heads": MAX_SIZE,
+    "head_dim": MAX_SIZE,
+    "vocab_size": MAX_SIZE,
+    "max_position_embeddings": LARGEST,
+}
+"""Keys of `text_config`, which is Llama's, and their largest values."""
+TEXT_NUMBERS = {"rms_norm_eps": 1.0, "attention_dropout": 1.0, "initializer_range": 1e6}
+TEXT_FLAGS = ("attention_bias", "mlp_bias", "output_hidden_states", "output_attentions")
+STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
+"""How images become squares, by `image_resize_strategy`."""
+BINS, PADDING, PAD, VOCABULARY = 256, 64, 32000, 32000
+"""What `OpenVLAConfig` has for keys that are left out."""
+
+
+def _check_network(raw: Record) -> None:
+    """Raises CheckpointError for a key of another type than the network needs, or that no network has."""
+    text = raw.section("text_config")
+    _check_llama(text)
+    bins = raw.integer("n_action_bins", 2, MAX_TOKENS, default=BINS)
+    padding = raw.integer("pad_to_multiple_of", 0, MAX_TOKENS, default=PADDING)
+    vocabulary = text.integer("vocab_size", 1, default=VOCABULARY)
+    if bins + padding > vocabulary:
+        raise raw.error(
+            f"{raw.source}: {bins} action tokens ('n_action_bins') and {padding} of padding ('pad_to_multiple_of') are "
+            f"more than the vocabulary's {vocabulary} ('vocab_size')"
+        )
+    raw.integer("pad_token_id", 0, vocabulary - 1, default=PAD)
+    if text.given("pad_token_id"):
+        text.integer("pad_token_id", 0, vocabulary - 1)
+    if raw.given("image_sizes") and len(raw.sizes("image_sizes", 1, MAX_PIXELS)) != 2:
+        raise raw.wrong("image_sizes", "a list of two whole numbers")
+    if raw.text("image_resize_strategy", STRATEGIES[0]) not in STRATEGIES:
+        raise raw.wrong("image_resize_strategy", f"one of {', '.join(STRATEGIES)}")
+    if raw.given("timm_model_ids"):
+        raw.texts("timm_model_ids")
+    read_setup(raw)
+
+
+def _check_llama(text: Record) -> None:
+    for key, high in TEXT_SIZES.items():
+        if text.given(key):
+            text.integer(key, 1, high)
+    for key, most in TEXT_NUMBERS.items():
+        text.number(key, 0, high=most, default=0.0)
+    for key in TEXT_FLAGS:
+        if text.given(key):
+            text.boolean(key)
+    for rope in (text, text.section("rope_parameters"), text.section("rope_scaling")):
+        rope.number("rope_theta", 1, high=1e12, default=1e4)
+        kinds = [key for key in ("rope_type", "type") if key in rope.data and rope is not text]
+        if any(rope.text(key) != "default" for key in kinds):
+            raise rope.wrong(kinds[0], "'default', the positions of Llama 2,")
+    text.text("hidden_act", "silu")
+    heads = text.integer("num_attention_heads", 1, default=32)
+    groups = text.integer("num_key_value_heads", 1) if text.given("num_key_value_heads") else heads
+    if heads % groups:
+        raise text.wrong("num_key_value_heads", f"a divisor of the {heads} of 'num_attention_heads'")
+    if text.given("head_dim") and text.integer("head_dim") % 2:
+        raise text.wrong("head_dim", "an even number")
+
+
+def read_setup(raw: Record) -> Mapping[str, Any]:
+    """How the policy was trained, as far as config.json says so. Raises CheckpointError."""
+    setup = raw.section("policy_setup")
+    if setup.text("decoding", "parallel") not in PLUGINS:
+        raise setup.wrong("decoding", f"one of {', '.join(PLUGINS)}")
+    if setup.text("statistics_range", "q01_q99") not in RANGES:
+        raise setup.wrong("statistics_range", f"one of {', '.join(RANGES)}")
+    setup.texts("cameras", ())
+    setup.integer("chunk", 1, MAX_CHUNK, default=1)
+    setup.boolean("append_stop_token", True)
+    return setup.data
 
 
 def _refuse_adapter_alone(folder: Path) -> None:
@@ -70,7 +163,9 @@ def _refuse_adapter_alone(folder: Path) -> None:
     beside = all((folder / name).is_file() for name in (ADAPTER_CONFIG, "config.json"))
     if merged or beside or not (inner / ADAPTER_CONFIG).is_file():
         return
-    base = read_json(inner / ADAPTER_CONFIG).get("base_model_name_or_path") or "openvla/openvla-7b"
+    adapter = read_keys(inner / ADAPTER_CONFIG)
+    named = adapter.text("base_model_name_or_path") if adapter.given("base_model_name_or_path") else ""
+    base = named or "openvla/openvla-7b"
     raise CheckpointError(
         f"{folder} holds an adapter of {base!r} alone, which OpenVLA-OFT's training did not merge. Merge it in a clone "
         f"of openvla-oft:\n"

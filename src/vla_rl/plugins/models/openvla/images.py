@@ -23,7 +23,6 @@ from vla_rl.toolkit.models.networks import as_tensor
 if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor
 
-STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CROP_SIDE = math.sqrt(0.9)
 PRECISION = 22
 """Fractional bits of Pillow's weights for 8-bit images."""
@@ -33,8 +32,6 @@ class OpenVLAImageProcessor:
     """Converts images uint8 [B, H, W, 3] of each camera to [B, 6 * cameras, S, S]."""
 
     def __init__(self, config: OpenVLAConfig, device: torch.device, dtype: torch.dtype, center_crop: bool) -> None:
-        if config.image_resize_strategy not in STRATEGIES:
-            raise ValueError(f"image_resize_strategy {config.image_resize_strategy!r} is not one of {STRATEGIES}")
         self._size, self._strategy = config.image_sizes[0], config.image_resize_strategy
         self._device, self._dtype, self._center_crop = device, dtype, center_crop
         specs = config.backbones()

@@ -23,7 +23,14 @@ from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models import adapters
 from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seeded, trained_layers
-from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names, read_file, read_json, save_tensors
+from vla_rl.toolkit.models.checkpoints import (
+    MAX_SIZE,
+    WeightFiles,
+    check_names,
+    read_file,
+    read_keys,
+    save_tensors,
+)
 from vla_rl.toolkit.models.networks import shapes_of
 
 ADAPTER, FINGERPRINT = "adapter_model.safetensors", "base_fingerprint.json"
@@ -63,7 +70,7 @@ class Adapter:
         """Raise CheckpointError when the adapter was trained on other weights (a public adapter does not say on
         which)."""
         file = self.folder / FINGERPRINT
-        trained = read_json(file).get("fingerprint") if file.is_file() else fingerprint
+        trained = read_keys(file).text("fingerprint") if file.is_file() else fingerprint
         if trained != fingerprint:
             raise CheckpointError(
                 f"the adapter in {self.folder} belongs to other weights than {self.base!r} holds now (fingerprint "
@@ -125,16 +132,17 @@ def read_adapter(folder: Path) -> Adapter | None:
         return None
     if not weights.is_file():
         raise CheckpointError(f"{folder} is not a complete adapter: it has no {ADAPTER}")
-    raw = read_json(file)
-    kind, base, rank, alpha = read_file(
-        file, lambda _: (raw["peft_type"], raw["base_model_name_or_path"], raw["r"], raw["lora_alpha"])
-    )
+    record = read_keys(file)
+    raw = record.data
+    kind = record.text("peft_type")
+    base = record.text("base_model_name_or_path") if record.given("base_model_name_or_path") else ""
+    rank, alpha = record.integer("r", 1, MAX_SIZE), record.number("lora_alpha", high=MAX_SIZE)
     used = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if raw.get(key)]
     if kind != "LORA" or raw.get("bias", "none") != "none" or used:
         raise CheckpointError(f"{file}: only plain LoRA adapters without biases are read, this is {kind} {used or ''}")
     if not base:
         raise CheckpointError(f"{file} names no base; set base_model_name_or_path to the checkpoint it belongs to")
-    scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    scale = alpha / (math.sqrt(rank) if record.boolean("use_rslora", False) else rank)
     return Adapter(folder=folder, base=base, rank=rank, alpha=alpha, scale=scale, state=read_file(weights, load_file))
 
 

@@ -7,16 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla.config import FamilyConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
-from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import read_keys
 from vla_rl.toolkit.models.fitting import known_action_dim
 
 STATISTICS = "dataset_statistics.json"
 
 
-def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-    """Return name and entry of a data set's statistics; `X` also finds `X_no_noops`. Raise CheckpointError."""
+PARTS = ("action", "proprio")
+
+
+def read_known(folder: Path, raw: Record) -> Record:
+    """Statistics of all data sets, by name. Raises CheckpointError.
+
+    Args:
+        raw: config.json, which holds them where they have no file.
+    """
+    file = folder / STATISTICS
+    return read_keys(file) if file.is_file() else raw.section("norm_stats")
+
+
+def choose_statistics(folder: Path, records: Record, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
+    """Name and entry of a data set's statistics; `X` also finds `X_no_noops`. Raises CheckpointError."""
+    known = records.data
     if not known:
         raise CheckpointError(
             f"{folder} has no statistics to scale actions with: "
@@ -28,8 +43,25 @@ def choose_statistics(folder: Path, known: Mapping[str, Any], unnorm_key: str | 
         raise CheckpointError(f"{folder} has several statistics; set unnorm_key to one of: {', '.join(known)}")
     for key in (unnorm_key, f"{unnorm_key}_no_noops"):
         if key in known:
-            return key, known[key]
+            entry = records.record(key)
+            for part in PARTS:
+                if part in entry.data:
+                    _check_part(entry.record(part))
+            return key, dict(entry.data)
     raise CheckpointError(f"no statistics {unnorm_key!r} in {folder}; there are: {', '.join(known)}")
+
+
+def _check_part(part: Record) -> None:
+    """Raises CheckpointError where a list that scales is none, or has another length than the others."""
+    lists = {name: part.numbers(name) for ends in RANGES.values() for name in ends if name in part.data}
+    lengths = {name: len(values) for name, values in lists.items()}
+    if part.given("mask"):
+        mask = part.data["mask"]
+        if not isinstance(mask, list) or not all(isinstance(item, bool) for item in mask):
+            raise part.wrong("mask", "a list of true and false")
+        lengths |= {"mask": len(mask)} if mask else {}
+    if len(set(lengths.values())) > 1:
+        raise part.error(f"{part.source} has lists of different lengths: {lengths}")
 
 
 TWO_ARMS = 14
@@ -69,8 +101,7 @@ def action_dim(config: FamilyConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
 
     def read(folder: Path) -> int:
-        file = folder / STATISTICS
-        known = read_json(file) if file.is_file() else read_json(folder / "config.json")["norm_stats"]
+        known = read_known(folder, read_keys(folder / "config.json"))
         _, entry = choose_statistics(folder, known, config.unnorm_key)
         return len(entry["action"]["q01" if "q01" in entry["action"] else "max"])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from attrs import frozen
 from transformers import PI0Config
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.pi0.statistics import horizon
+from vla_rl.plugins.models.pi0.statistics import action_width, horizon, is_openpi
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import check_even, check_multiples
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 
 VARIANTS = {"gemma_300m": (1024, 4096), "gemma_2b": (2048, 16384)}
@@ -37,13 +36,14 @@ class PiSizes:
     image_size: int = 224
     patch_size: int = 14
 
+    def __attrs_post_init__(self) -> None:
+        check_multiples(self, vision_width="vision_heads", heads="kv_heads", image_size="patch_size")
+        check_even(self, "head_dim", "expert_width")
+
     @classmethod
-    def of_variants(cls, raw: Mapping[str, Any]) -> PiSizes:
-        """Return the sizes named by `paligemma_variant` and `action_expert_variant` in either layout's config.json."""
-        text, expert = (
-            raw.get(key, default)
-            for key, default in (("paligemma_variant", "gemma_2b"), ("action_expert_variant", "gemma_300m"))
-        )
+    def of_variants(cls, raw: Record) -> PiSizes:
+        """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
+        text, expert = raw.text("paligemma_variant", "gemma_2b"), raw.text("action_expert_variant", "gemma_300m")
         for name in (text, expert):
             if name not in VARIANTS:
                 raise CheckpointError(f"variant {name!r} of Gemma is not supported; there are: {', '.join(VARIANTS)}")
@@ -55,7 +55,7 @@ def variants(sizes: PiSizes) -> dict[str, str]:
     """Return the public names of these sizes; empty where they have none."""
     for text in ("gemma_2b", "gemma_300m"):
         names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
-        if PiSizes.of_variants(names) == sizes:
+        if PiSizes.of_variants(Record(source="", data=names)) == sizes:
             return names
     return {}
 
@@ -82,13 +82,12 @@ PROMPTS = {"pi0": 48, "pi05": 200}
 """Most tokens of a prompt, where config.json does not say."""
 
 
-def read_shape(raw: Mapping[str, Any], model: str) -> FlowShape:
-    """Return the shape in either layout's config.json."""
-    length = {"tokenizer_max_length": PROMPTS[model]}
-    if "action_horizon" in raw:
-        width = int(raw["action_dim"])
-        return FlowShape(horizon=horizon(raw), action_dim=width, state_dim=width, **length)
-    return FlowShape.read_lerobot(raw, horizon(raw), **length)
+def read_shape(raw: Record, model: str) -> FlowShape:
+    """From either layout's config.json. Raises CheckpointError."""
+    if is_openpi(raw.data):
+        width = action_width(raw)
+        return FlowShape(horizon=horizon(raw), action_dim=width, state_dim=width, tokenizer_max_length=PROMPTS[model])
+    return FlowShape.read_lerobot(raw, PROMPTS[model])
 
 
 def network_config(sizes: PiSizes, shape: FlowShape) -> PI0Config:

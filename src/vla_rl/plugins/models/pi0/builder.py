@@ -21,6 +21,7 @@ from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
     add_adapters,
+    begin,
     choose_trained,
     fit_checkpoint,
     fit_preset,
@@ -112,7 +113,8 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)
-    pi0 = (empty_adaptive if adaptive else empty_network)(network_config(sizes, source.shape))
+    empty = empty_adaptive if adaptive else empty_network
+    pi0 = begin(source, lambda: empty(network_config(sizes, source.shape)), public_name)
     start = initialise_adaptive if adaptive else partial(initialise, rms=0.0)
     rules = {"public_name": public_name, "stays_float32": stays_float32}
     give_weights(model, config, context, source, pi0, start, **rules)

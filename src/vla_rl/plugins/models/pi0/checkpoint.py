@@ -20,7 +20,7 @@ from vla_rl.plugins.models.pi0.statistics import (
     read_config,
     read_statistics,
 )
-from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
+from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, open_folder, save_folder
 from vla_rl.toolkit.models.lerobot import Statistics, check_actions, model_config, write_processors
 
@@ -35,17 +35,17 @@ def open_checkpoint(
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
     own = folder / ARCHITECTURE
+    check_actions(folder, raw.data)
     opened = open_folder(
         folder,
-        raw if "type" in raw else {},
+        raw.data if "type" in raw.data else {},
         sizes=read_sizes(own, PiSizes) if own.is_file() else PiSizes.of_variants(raw),
-        shape=read_file(folder / "config.json", lambda _: read_shape(raw, model)),
+        shape=read_shape(raw, model),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
         slots=SLOTS,
         open_names=open_names,
     )
-    check_actions(folder, raw)
     check_model_of(folder, model, opened.weights.shapes if opened.weights else ())
     return opened
 

@@ -14,10 +14,19 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0.config import Pi05Config, PiConfig
+from vla_rl.plugins.models.pi0.config import STATE_KINDS, Pi05Config, PiConfig
 from vla_rl.plugins.models.pi0.layout import model_of, open_names
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models import lerobot
-from vla_rl.toolkit.models.checkpoints import WEIGHTS, find_tokenizer, find_weights, folder_of, read_json
+from vla_rl.toolkit.models.checkpoints import (
+    MAX_CHUNK,
+    MAX_DIM,
+    WEIGHTS,
+    find_tokenizer,
+    find_weights,
+    folder_of,
+    read_keys,
+)
 from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
 
@@ -34,19 +43,25 @@ STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_
 """Names of steps in lerobot's preprocessing."""
 
 
-def read_config(folder: Path, model: str) -> dict[str, Any]:
-    """Read config.json of either layout. Raise CheckpointError for another model than that one."""
+def read_config(folder: Path, model: str) -> Record:
+    """config.json of either layout. Raises CheckpointError for another model than that one."""
     if not (folder / "config.json").is_file():
         _refuse_trainers(folder)
-    raw = read_json(folder / "config.json")
-    if raw.get("type") == model or ("action_horizon" in raw and "type" not in raw):
-        return raw
+    record = read_keys(folder / "config.json")
+    raw = record.data
+    if raw.get("type") == model or is_openpi(raw):
+        return record
     kind = raw.get("type", raw.get("model_type"))
     remedy = f"; set model.type: {kind}" if kind in MODELS else ""
     raise CheckpointError(
         f"{folder / 'config.json'} describes a model of type {kind!r}; {model} reads lerobot's layout "
         f"(`type: {model}`) and openpi's (`action_horizon`){remedy}"
     )
+
+
+def is_openpi(raw: Mapping[str, Any]) -> bool:
+    """Whether config.json has openpi's layout."""
+    return "action_horizon" in raw and "type" not in raw
 
 
 def _refuse_trainers(folder: Path) -> None:
@@ -75,15 +90,15 @@ def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
         raise CheckpointError(f"the weights in {folder} are those of {found}, not of {model}; set model.type: {found}")
 
 
-def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, model: str) -> Statistics:
-    """Return the folder's statistics: lerobot's, else openpi's, which are z-scores for pi0 and quantiles for pi0.5.
-    Raise CheckpointError when there are none: a checkpoint is never used with unscaled actions."""
+def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str) -> Statistics:
+    """Statistics of the folder, lerobot's before openpi's, which are z-scores for pi0 and quantiles for pi0.5. Raises
+    CheckpointError when there are none: a checkpoint is never used with actions that are not scaled."""
     if (folder / PREPROCESSOR).is_file():
         if asset_id is not None:
             raise CheckpointError(
                 f"asset_id chooses among openpi's statistics; {folder} has lerobot's, which are one set"
             )
-        return lerobot.read_statistics(folder, raw)
+        return lerobot.read_statistics(folder, raw.data)
     files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
     known = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
     if not known:
@@ -98,7 +113,7 @@ def read_statistics(folder: Path, raw: Mapping[str, Any], asset_id: str | None, 
         raise CheckpointError(
             f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
         )
-    return _openpi(known[chosen], int(raw.get("action_dim", OPENPI_WIDTH)), quantiles=model == "pi05")
+    return _openpi(known[chosen], action_width(raw), quantiles=model == "pi05")
 
 
 def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
@@ -107,43 +122,45 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
 
     Lists as long as the network is wide are padded; zeros at the end of shorter ones are numbers that never moved.
     """
-    entries = read_json(path).get("norm_stats", {})
-    names = ("q01", "q99") if quantiles else ("mean", "std")
+    entries = read_keys(path).record("norm_stats", {})
+    mode = "QUANTILES" if quantiles else "MEAN_STD"
+    names = lerobot.MODES[mode]
 
     def scale(name: str) -> FeatureScale:
-        if not set(names) <= set(entries.get(name) or {}):
-            there = ", ".join(entries) or "nothing"
+        entry = entries.record(name) if entries.given(name) else None
+        if entry is None or not set(names) <= set(entry.data):
+            there = ", ".join(entries.data) or "nothing"
             raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {there}")
-        first, second = (entries[name][key] for key in names)
-        if len(first) != len(second):
-            raise CheckpointError(
-                f"{path}: {name!r} has {len(first)} numbers of {names[0]} and {len(second)} of {names[1]}"
-            )
+        first, second = (entry.numbers(key) for key in names)
+        lerobot.check_scale(entry.source, mode, dict(zip(names, (first, second), strict=True)))
         dim = len(first)
         if dim >= width:
             dim = max((i + 1 for i, pair in enumerate(zip(first, second, strict=True)) if any(pair)), default=0)
-        first, second = (tuple(map(float, values[:dim])) for values in (first, second))
+        first, second = first[:dim], second[:dim]
         if quantiles:
-            return FeatureScale(mode="QUANTILES", values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
-        return FeatureScale(mode="MEAN_STD", values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
+            return FeatureScale(mode=mode, values=(first, second), dim=dim, eps=0.0, margin=OPENPI_EPS)
+        return FeatureScale(mode=mode, values=(first, tuple(s + OPENPI_EPS for s in second)), dim=dim, eps=0.0)
 
     return Statistics(action=scale("actions"), state=scale("state"))
 
 
-def read_state_kind(folder: Path, raw: Mapping[str, Any], asked: str | None) -> str:
-    """Return the form of the state in pi0.5's prompt: the spec's, else the folder's. Raise CheckpointError where
-    neither says."""
+def read_state_kind(folder: Path, raw: Record, asked: str | None) -> str:
+    """How pi0.5's prompt tells the state: as the spec says, else as the folder does. Raises CheckpointError where
+    neither does."""
     if asked is not None:
         return asked
     if (folder / STATE_KIND).is_file():
-        return str(read_json(folder / STATE_KIND)["state_in_prompt"])
-    if raw.get("type") != "pi05" or not (folder / PREPROCESSOR).is_file():
+        told = read_keys(folder / STATE_KIND)
+        if told.text("state_in_prompt") not in STATE_KINDS:
+            raise told.wrong("state_in_prompt", f"one of {', '.join(STATE_KINDS)}")
+        return told.text("state_in_prompt")
+    if raw.data.get("type") != "pi05" or not (folder / PREPROCESSOR).is_file():
         raise CheckpointError(
             f"nothing in {folder} says whether its prompts hold the state; set model.state_in_prompt: exact "
             "(pi05_base, pi05_droid, ALOHA) or none (openpi's and RLinf's LIBERO, ManiSkill, MetaWorld and CALVIN "
             "checkpoints)"
         )
-    steps = {step.get("registry_name") for step in lerobot.read_steps(folder)}
+    steps = [step.data.get("registry_name") for step in lerobot.read_steps(folder)]
     return "exact" if STATE_STEP in steps or NEW_LINE_STEP not in steps else "none"
 
 
@@ -163,7 +180,7 @@ def check(config: PiConfig, context: Context) -> None:
         if context.scaling is None:
             read_statistics(folder, raw, config.asset_id, model)
         else:
-            lerobot.check_actions(folder, raw)
+            lerobot.check_actions(folder, raw.data)
     with at("checkpoint" if config.tokenizer is None else "tokenizer"):
         find_tokenizer(folder, config.tokenizer)
     if isinstance(config, Pi05Config):
@@ -175,9 +192,14 @@ def name_of(config: PiConfig) -> str:
     return "pi05" if isinstance(config, Pi05Config) else "pi0"
 
 
-def horizon(raw: Mapping[str, Any]) -> int:
-    """Return H, the number of actions in a denoised chunk, from config.json of either layout."""
-    return int(raw.get("action_horizon", raw.get("chunk_size", 50)))
+def horizon(raw: Record) -> int:
+    """H, actions in a denoised chunk, by config.json of either layout. Raises CheckpointError."""
+    return raw.integer("action_horizon", 1, MAX_CHUNK) if is_openpi(raw.data) else lerobot.read_horizon(raw)
+
+
+def action_width(raw: Record) -> int:
+    """Numbers that openpi's network takes of actions and state. Raises CheckpointError."""
+    return raw.integer("action_dim", 1, MAX_DIM, default=OPENPI_WIDTH)
 
 
 def action_dim(config: PiConfig) -> int | None:

@@ -8,15 +8,16 @@ import torch
 
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.plugins.models.smolvla.folder import WANTED, SmolVLASizes, horizon, read_config
+from vla_rl.plugins.models.smolvla.folder import WANTED, SmolVLASizes, read_config
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, stays_float32
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
-from vla_rl.toolkit.models.checkpoints import read_file, read_sizes, resolve
+from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
     add_adapters,
+    begin,
     choose_trained,
     fit_checkpoint,
     fit_preset,
@@ -31,6 +32,7 @@ from vla_rl.toolkit.models.flow_fit import (
 from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
+from vla_rl.toolkit.models.networks import same_name
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 SLOTS = 3
@@ -91,24 +93,24 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
     folder = resolve(config.checkpoint, WANTED)
     raw = read_config(folder)
     own = folder / ARCHITECTURE
+    check_actions(folder, raw.data)
     checkpoint = open_folder(
         folder,
-        raw,
+        raw.data,
         sizes=read_sizes(own, SmolVLASizes) if own.is_file() else SmolVLASizes.of_config(raw),
-        shape=read_file(folder / "config.json", lambda _: FlowShape.read_lerobot(raw, horizon(raw))),
-        statistics=measured(context) or read_statistics(folder, raw),
+        shape=FlowShape.read_lerobot(raw),
+        statistics=measured(context) or read_statistics(folder, raw.data),
         tokenizer=config.tokenizer,
         slots=SLOTS,
         open_names=lambda names: {name: name.removeprefix(LEROBOT) for name in names},
     )
-    check_actions(folder, raw)
     return fit_checkpoint("smolvla", config, context, env, checkpoint, config.use_state)
 
 
 def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
-    smolvla = empty_network(sizes, shape)
+    smolvla = begin(source, partial(empty_network, sizes, shape), same_name)
     start = partial(initialise, rms=1.0)
     give_weights("smolvla", config, context, source, smolvla, start, stays_float32=stays_float32)
     head = config.value_head

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.toolkit.models.checkpoints import read_json
+from vla_rl.toolkit.json_files import Record
+from vla_rl.toolkit.models.checkpoints import MAX_LAYERS, check_even, check_multiples, read_keys
 from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
-from vla_rl.toolkit.models.lerobot import check_actions, read_statistics
+from vla_rl.toolkit.models.lerobot import check_actions, read_horizon, read_statistics
 
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -53,25 +53,30 @@ class SmolVLASizes:
     shuffle: int = 4
     """Patches in each direction that are merged into one token."""
 
+    def __attrs_post_init__(self) -> None:
+        check_multiples(self, vision_width="vision_heads", heads="kv_heads", image_size="patch_size")
+        check_multiples(self, text_width="heads", expert_width="heads")
+        check_even(self, "head_dim", "expert_width")
+        side = self.image_size // self.patch_size
+        if self.shuffle < 1 or side % self.shuffle:
+            raise ValueError(f"'shuffle' is {self.shuffle}, a divisor of the {side} patches of a side is expected")
+
     @classmethod
-    def of_config(cls, raw: dict[str, Any]) -> SmolVLASizes:
-        """Return the sizes in lerobot's config.json. Raise CheckpointError for a vision-language model other than the
-        public one."""
-        public, name = cls(), raw.get("vlm_model_name", PUBLIC)
+    def of_config(cls, raw: Record) -> SmolVLASizes:
+        """From lerobot's config.json. Raises CheckpointError for a vision-language model that is not the public one."""
+        public, name = cls(), raw.text("vlm_model_name", PUBLIC)
         if name != PUBLIC:
             raise CheckpointError(f"SmolVLA on {name!r} is not supported; on {PUBLIC!r} it is")
-        depth = int(raw.get("num_vlm_layers", public.depth))
-        if int(raw.get("num_expert_layers", -1)) not in {-1, 0, depth}:
-            raise CheckpointError(
-                f"an expert of {raw['num_expert_layers']} layers beside {depth} is not supported; they must be as many"
-            )
-        width = int(public.text_width * float(raw.get("expert_width_multiplier", 0.75)))
-        return cls(
-            expert_width=width,
-            expert_mlp=mlp_width(width),
-            depth=depth,
-            alternate=int(raw.get("self_attn_every_n_layers", public.alternate)),
-        )
+        depth = raw.integer("num_vlm_layers", 1, MAX_LAYERS, default=public.depth)
+        expert = raw.integer("num_expert_layers", -1, MAX_LAYERS, default=-1)
+        if expert not in {-1, 0, depth}:
+            raise CheckpointError(f"an expert of {expert} layers beside {depth} is not supported; they must be as many")
+        width = int(public.text_width * raw.number("expert_width_multiplier", 0.1, high=100, default=0.75))
+        alternate = raw.integer("self_attn_every_n_layers", 1, MAX_LAYERS, default=public.alternate)
+        try:
+            return cls(expert_width=width, expert_mlp=mlp_width(width), depth=depth, alternate=alternate)
+        except ValueError as exc:
+            raise raw.error(f"{raw.source}: 'expert_width_multiplier' does not fit: {exc}") from exc
 
     @property
     def patches(self) -> int:
@@ -84,9 +89,10 @@ def mlp_width(width: int) -> int:
     return -(-4 * int(2 * width / 3) // 256) * 256
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json. Raise CheckpointError for another model, and for what is not supported."""
-    raw = read_json(folder / "config.json")
+def read_config(folder: Path) -> Record:
+    """config.json. Raises CheckpointError for another model, and for what is not supported."""
+    record = read_keys(folder / "config.json")
+    raw = record.data
     if raw.get("type") != "smolvla":
         kind = raw.get("type", raw.get("model_type"))
         raise CheckpointError(
@@ -96,12 +102,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     for key, value in FIXED.items():
         if raw.get(key, value) != value:
             raise CheckpointError(f"{folder / 'config.json'}: {key} {raw[key]!r} is not supported, {value!r} is")
-    return raw
-
-
-def horizon(raw: dict[str, Any]) -> int:
-    """Return H, the number of actions in a denoised chunk."""
-    return int(raw.get("chunk_size", 50))
+    return record
 
 
 def check(config: SmolVLAConfig, context: Context) -> None:
@@ -110,10 +111,10 @@ def check(config: SmolVLAConfig, context: Context) -> None:
     def read(folder: Path) -> int:
         raw = read_config(folder)
         if context.scaling is None:
-            read_statistics(folder, raw)
+            read_statistics(folder, raw.data)
         else:
-            check_actions(folder, raw)
-        return horizon(raw)
+            check_actions(folder, raw.data)
+        return read_horizon(raw)
 
     check_folder(config, context, read)
 
@@ -121,5 +122,5 @@ def check(config: SmolVLAConfig, context: Context) -> None:
 def action_dim(config: SmolVLAConfig) -> int | None:
     """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
     return known_action_dim(
-        config.checkpoint, lambda folder: read_statistics(folder, read_config(folder)).action.dim, WANTED
+        config.checkpoint, lambda folder: read_statistics(folder, read_config(folder).data).action.dim, WANTED
     )

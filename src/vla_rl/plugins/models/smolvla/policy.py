@@ -11,6 +11,7 @@ from torch import Tensor
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.smolvla.folder import PUBLIC, SmolVLASizes, mlp_width
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.flow_checkpoint import save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 from vla_rl.toolkit.models.lerobot import model_config, write_processors
@@ -79,4 +80,9 @@ def _keys(sizes: SmolVLASizes) -> dict[str, Any]:
         "expert_width_multiplier": sizes.expert_width / sizes.text_width,
         "self_attn_every_n_layers": sizes.alternate,
     }
-    return keys if sizes.expert_mlp == mlp_width(sizes.expert_width) and SmolVLASizes.of_config(keys) == sizes else {}
+    return (
+        keys
+        if sizes.expert_mlp == mlp_width(sizes.expert_width)
+        and SmolVLASizes.of_config(Record("config.json", keys)) == sizes
+        else {}
+    )
