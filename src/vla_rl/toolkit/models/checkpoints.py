@@ -176,7 +176,7 @@ def check_size(source: Path | str, key: str, value: int, least: int = 1) -> None
 
 
 def check_multiples(sizes: Any, **parts: str) -> None:
-    """Raise ValueError where a size of this attrs object is no multiple of its part (name of a size=name of its part)."""
+    """Raise ValueError where a size of this attrs object is no multiple of its part (size=name of its part)."""
     for whole, part in parts.items():
         size, unit = getattr(sizes, whole), getattr(sizes, part)
         if unit < 1 or size % unit:

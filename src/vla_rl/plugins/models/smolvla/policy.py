@@ -83,6 +83,6 @@ def _keys(sizes: SmolVLASizes) -> dict[str, Any]:
     return (
         keys
         if sizes.expert_mlp == mlp_width(sizes.expert_width)
-        and SmolVLASizes.of_config(Record("config.json", keys)) == sizes
+        and SmolVLASizes.of_config(Record(source="config.json", data=keys)) == sizes
         else {}
     )
