@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from imagined import CHUNK, STEPS, recorder, tabletop
 
-from vla_rl import Context, Noise, NotOffered, Observation, StepWindows, UserError, WorldModel, build, load, wrap
+from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import gates, measure
@@ -90,11 +90,11 @@ class Scripted(WorldModel):
     def fit(self, windows, noise):
         return {}
 
-    def imagine(self, windows: StepWindows, actions, noise) -> Observation:
+    def imagine(self, windows: Windows, actions, noise) -> Observation:
         images = {camera: frames[:, -1] + np.uint8(1) for camera, frames in windows.images.items()}
         return Observation(images=images, instructions=windows.instructions, state=windows.state[:, -1])
 
-    def outcome(self, windows: StepWindows, actions, after):
+    def outcome(self, windows: Windows, actions, after):
         return np.repeat(self.chances, len(actions), axis=0)
 
 

@@ -239,7 +239,7 @@ def test_values_of_the_newest_weights_are_not_computed_twice(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("revalued")
 
-    monkeypatch.setattr("vla_rl.runtime.workers.learner.learner.LearnerRole.score", refuse)
+    monkeypatch.setattr("vla_rl.runtime.workers.learner.learner.Learner.score", refuse)
     with runtime(algorithm={"type": "gipo"}, rollout=PPO) as made:
         advance(made, 1)
         prepared(made, play(made, 2)[0])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from vla_rl import Context, EnvInfo, Noise, StepWindows, TaskInfo, UserError, build, load
+from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
 from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
 from vla_rl.toolkit.world_models.measures import psnr
 from vla_rl.toolkit.world_models.windows import frames_of, part, take_rows
@@ -41,7 +41,7 @@ def make(seed: int = 0, info: EnvInfo = INFO, **keys: Any) -> Any:
     return build("world_model", "edm", config, Context(env=info, chunk=CHUNK, seed=seed))
 
 
-def pushed(count: int = 32, frames: int = 4, seed: int = 0) -> StepWindows:
+def pushed(count: int = 32, frames: int = 4, seed: int = 0) -> Windows:
     """A bright square that the first number of each action moves by up to 2 pixels; pushed past the right edge of a
     line, the episode ends there: a success if it says `push it`, a failure if it says `leave it`."""
     draws = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ def pushed(count: int = 32, frames: int = 4, seed: int = 0) -> StepWindows:
             images["top"][row, t, 6:9, left - 1 : left + 2] = (220, 40, 40)
             images["wrist"][row, t, :, 8:] = 30 + 10 * left
     zeros = np.zeros(count, np.int64)
-    return StepWindows(
+    return Windows(
         images=images,
         state=state,
         actions=actions.astype(np.float32),
@@ -114,7 +114,7 @@ def test_before_training_the_residual_model_repeats_the_last_frame():
     assert after.state.shape == (4, 2) and after.instructions == windows.instructions
 
 
-def trained(model: Any, windows: StepWindows, first: int, last: int) -> list[dict[str, float]]:
+def trained(model: Any, windows: Windows, first: int, last: int) -> list[dict[str, float]]:
     return [model.fit(windows, noise(len(windows.instructions), number)) for number in range(first, last)]
 
 
