@@ -443,12 +443,12 @@ class MeanMinusReturns(Grpo):
 # -------------------------------------------------------------------------------------------------------- old data
 
 
-@found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
+@found_by("off_policy: expected old data that count otherwise than new ones, got the same loss")
 class SaysThatItCorrects(Reinforce):
     off_policy = True
 
 
-@found_by("corrects: expected old data that count otherwise than new ones, got the same loss")
+@found_by("off_policy: expected old data that count otherwise than new ones, got the same loss")
 class RatioToItself(Reinforce):
     off_policy = True
 
@@ -462,7 +462,7 @@ class FreshLogProbsUnused(Grpo):
     needs = frozenset({"groups", "reference", "fresh-log-probs"})
 
 
-@found_by("corrects: expected True where fresh and recorded log_probs are compared, got False")
+@found_by("off_policy: expected True where fresh and recorded log_probs are compared, got False")
 class CorrectsInSecret(Decoupled):
     off_policy = False
 

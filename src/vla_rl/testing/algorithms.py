@@ -83,7 +83,7 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
     algorithm, f = loss.algorithm, loss.f
     by_age = _matters(advantages, loss, "log_probs") or _matters_by_lag(loss)
     if algorithm.off_policy:
-        remedy = "weigh by exp(log_ratio) to batch.log_probs, by fresh_log_probs or by lag; or leave corrects False"
+        remedy = "weigh by exp(log_ratio) to batch.log_probs, by fresh_log_probs or by lag; or leave off_policy False"
         f.expect(by_age, "off_policy", "old data that count otherwise than new ones", "the same loss", remedy)
     if "fresh-log-probs" not in algorithm.needs:
         return

@@ -234,7 +234,7 @@ def _advantages(case: LossCase) -> None:
         wrong = float((up < -1e-3 * up.abs().max()).float().mean())
         expected = f"a step {place} that makes actions of positive advantage likelier, of negative ones less likely"
         case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
-    if not case.signed or batch.reference_log_probs is not None:
+    if not case.signed or batch.reference_log_probs is not None or _regresses(case):
         return
     neutral = case.of(attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy)[1][0]
     largest = case.of(good, case.at_the_old_policy)[1][0].abs().max()
@@ -243,8 +243,8 @@ def _advantages(case: LossCase) -> None:
 
 
 def _ratios(case: LossCase) -> None:
-    """At ratios of 0.5, 1 and 2, with advantages of both signs: no log-prob goes the wrong way, and each has a gradient
-    where a step has not gone too far yet."""
+    """At ratios of 0.5, 1 and 2, with advantages of both signs: where a step has not gone too far yet, no log-prob goes
+    the wrong way, and each has a gradient. Where it has, a penalty may pull back towards the old policy."""
     batch = case.probe
     counted = _entries(batch)
     signs = (1, -1) if case.signed else (1,)
@@ -260,14 +260,23 @@ def _ratios(case: LossCase) -> None:
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
+            if ratio > 1 if sign > 0 else ratio < 1:
+                continue
             wrong = float((up < -1e-3 * up.abs().max()).float().mean())
             expected = f"a step at a ratio of {ratio:g} that makes actions of {kind} advantage {direction}"
             case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
-            open_side = ratio <= 1 if sign > 0 else ratio >= 1
-            if open_side and case.signed:
+            if case.signed:
                 none = float((up == 0).float().mean())
                 expected = f"a gradient in every log-prob of {kind} advantage at a ratio of {ratio:g}"
                 case.expect(none == 0, expected, f"none in {none:.0%} of them", CLIP)
+
+
+def _regresses(case: LossCase) -> bool:
+    """Whether all that was done is made likelier, by a weight that goes to nothing with the advantage: exp(A), as in
+    advantage-weighted regression. Then advantages of 0 count."""
+    counted = _entries(case.probe)
+    even, bad = (-case.of(_judged(case.probe, sign), case.at_the_old_policy)[1][0][counted] for sign in (0, -10))
+    return bool((even > 0).all() and bad.abs().max() < 0.1 * even.max())
 
 
 def _judged(batch: Batch, sign: int) -> Batch:
@@ -310,7 +319,7 @@ def _importance(case: LossCase) -> None:
             judged, neutral = (case.of(_judged(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
             sizes.append(float((judged - neutral).abs().sum()))
         fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
-        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as corrects is True"
+        expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
         got, remedy = (
             f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
             "weigh by exp(log_probs - batch.log_probs), not its inverse",
@@ -320,7 +329,7 @@ def _importance(case: LossCase) -> None:
 
 def _old_policy(case: LossCase) -> None:
     """Without advantages, nothing pushes log-probs further up that have risen already."""
-    if not case.signed:
+    if not case.signed or _regresses(case):
         return  # it may look at weights alone
     batch = _judged(case.probe, 0)
     if batch.reference_log_probs is not None:

@@ -101,7 +101,7 @@ class CorrectionSettings(PolicySettings):
 
     @property
     def off_policy(self) -> bool:
-        """`Algorithm.corrects`: whether old data count by their age."""
+        """`Algorithm.off_policy`: whether old data count by their age."""
         return self.correction != "none"
 
     @property
