@@ -311,7 +311,9 @@ class SuccessIsFailure(Linear):
         return super().outcome(windows, actions, after)[:, [0, 3, 4, 1, 2]]
 
 
-@found_by("one step of all parts: outcomes of recorded frames that 20 fits change, got the same outcomes, and no change of")
+@found_by(
+    "one step of all parts: outcomes of recorded frames that 20 fits change, got the same outcomes, and no change of"
+)
 class NeverTrainsTheOutcome(Linear):
     def __init__(self, config=None, context=None):
         super().__init__(config, context)

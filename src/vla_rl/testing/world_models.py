@@ -91,9 +91,10 @@ def check_world_model(
 ) -> None:
     """Fit a world model some thirty times and imagine with it; raises CheckFailed with all findings.
 
-    Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like in
-    their names) and make its outcomes no less likely; what is imagined then is new and stands as the frames do, each
-    number of an action leads elsewhere; a model that is restored goes on exactly. Models that never learn (no `module`, no metrics of `fit`) are not asked what learning brings.
+    Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like
+    in their names) and make its outcomes no less likely; what is imagined then is new and stands as the frames do,
+    each number of an action leads elsewhere; a model that is restored goes on exactly. Models that never learn (no
+    `module`, no metrics of `fit`) are not asked what learning brings.
 
     Args:
         model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
