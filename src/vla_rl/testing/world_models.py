@@ -207,10 +207,21 @@ def _check_learning(case: _Case) -> None:
     said = ", ".join(names)
     expected = f"lower losses ({said}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
+    still = _unmoved(mind, before)
     for name in names:
+        fixed = len({metrics[name] for metrics in found}) == 1 and found[0][name] != 0 and bool(still)
+        got = f"{found[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
+        remedy = "let its gradient reach them, or freeze them by requires_grad_(False)"
+        f.expect(not fixed, "fit", f"a {name} that {FITS} fits on one window change", got, remedy)
         rises = all(one[name] < other[name] for one, other in pairwise(found))
         got = f"{found[0][name]:.4g}, then {found[-1][name]:.4g}"
         f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
+
+
+def _unmoved(mind: WorldModel, before: Mapping[str, torch.Tensor]) -> list[str]:
+    """Parameters to train that are as they were."""
+    named = [] if mind.module is None else mind.module.named_parameters()
+    return [name for name, p in named if p.requires_grad and torch.equal(p, before[name])]
 
 
 def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chances: Array) -> None:
@@ -221,7 +232,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
     if now.shape != chances.shape or not played.any():
         return
     if np.array_equal(now, chances):
-        still = [n for n, p in case.mind.module.named_parameters() if p.requires_grad and torch.equal(p, before[n])]
+        still = _unmoved(case.mind, before)
         expected = f"one step of all parts: outcomes of recorded frames that {FITS} fits change"
         got = f"the same outcomes, and no change of {', '.join(still[:4])}"
         remedy = "train what `outcome` is told from, or freeze it by requires_grad_(False)"
