@@ -256,12 +256,12 @@ def _ratios(case: LossCase) -> None:
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
         neutral = case.of(_judged(batch, 0), leaves)[1][0]
         for sign in signs:
+            if ratio > 1 if sign > 0 else ratio < 1:
+                continue
             gradient = case.of(_judged(batch, sign), leaves)[1][0] - neutral
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
-            if ratio > 1 if sign > 0 else ratio < 1:
-                continue
             wrong = float((up < -1e-3 * up.abs().max()).float().mean())
             expected = f"a step at a ratio of {ratio:g} that makes actions of {kind} advantage {direction}"
             case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
