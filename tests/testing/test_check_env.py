@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import attrs
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Observation, ResetState
 from vla_rl.testing import CheckFailed, ScriptedEnv, check_env
+from vla_rl.testing.env_checks.surroundings import descendants
 from vla_rl.testing.scripted import ScriptedConfig, vla_rl_plugins
 
 
@@ -25,6 +28,20 @@ def env(cls: type[ScriptedEnv] = ScriptedEnv) -> ScriptedEnv:
 def test_the_scripted_env_passes_built_and_as_a_plugin() -> None:
     check_env(env(), chunk=4)
     check_env(vla_rl_plugins["env"]["scripted"], ScriptedConfig(image=12), num_envs=1)
+
+
+def test_a_process_that_python_keeps_is_no_leak_however_long_its_command_is() -> None:
+    """Its name may come late, as where Python's own folder has a long path."""
+    waits = "import time; time.sleep(60)"
+    commands = [f"{'pass; ' * 40}{waits}  # multiprocessing.{name}" for name in ("resource_tracker", "my_own")]
+    pythons, mine = (subprocess.Popen([sys.executable, "-S", "-c", command]) for command in commands)
+    try:
+        assert pythons.pid not in descendants()
+        assert mine.pid in descendants()
+    finally:
+        for process in (pythons, mine):
+            process.kill()
+            process.wait()
 
 
 def test_ends_that_are_prescribed_whatever_is_done_are_found() -> None:

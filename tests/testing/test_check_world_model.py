@@ -157,6 +157,56 @@ class LooksAtTheFirstFrame(Linear):
         return super().imagine(attrs.evolve(windows, images=images, state=windows.state[:, ::-1]), actions, noise)
 
 
+@found_by("each number of each action of a chunk to count, got nothing new for another action 1")
+class ReadsTheFirstAction(Linear):
+    def predict(self, pixels, state, actions):
+        return super().predict(pixels, state, np.asarray(actions) * np.float32([[1], [0]]))
+
+
+@found_by("nothing new for another number 1 of actions, number 2 of actions")
+class ReadsTheFirstNumber(Linear):
+    def predict(self, pixels, state, actions):
+        return super().predict(pixels, state, np.asarray(actions) * np.float32([1, 0, 0]))
+
+
+class Redraws(Sees):
+    """`redraw` changes each picture."""
+
+    def change(self, obs, windows, actions):
+        return attrs.evolve(obs, images={camera: self.redraw(image) for camera, image in obs.images.items()})
+
+
+@found_by("one that is like them upside down")
+class UpsideDown(Redraws):
+    def redraw(self, image):
+        return image[:, ::-1].copy()
+
+
+@found_by("one that is like them with red and blue exchanged")
+class BlueIsRed(Redraws):
+    def redraw(self, image):
+        return image[..., ::-1].copy()
+
+
+@found_by("image 'camera0': expected values from 0 to 255, got no above 1")
+class ZeroToOne(Redraws):
+    def redraw(self, image):
+        return image // 255
+
+
+@found_by("one that is like them of camera 'camera1'")
+class CamerasExchanged(Sees):
+    def change(self, obs, windows, actions):
+        images = dict(zip(obs.images, [*obs.images.values()][::-1], strict=True))
+        return attrs.evolve(obs, images=images)
+
+
+@found_by("a row's state alone as among others")
+class CentresStates(Sees):
+    def change(self, obs, windows, actions):
+        return attrs.evolve(obs, state=obs.state - 0.1 * windows.state[:, -1].mean(0))
+
+
 @found_by("a picture of its own for camera 'camera1'")
 class OneCameraForAll(Sees):
     def change(self, obs, windows, actions):
@@ -253,6 +303,41 @@ class Logits(Linear):
 class SuccessOrNot(Linear):
     def outcome(self, windows, actions, after):
         return super().outcome(windows, actions, after)[:, :2]
+
+
+@found_by("outcome: expected recorded outcomes that are likelier after 20 fits on them")
+class SuccessIsFailure(Linear):
+    def outcome(self, windows, actions, after):
+        return super().outcome(windows, actions, after)[:, [0, 3, 4, 1, 2]]
+
+
+class TwoParts(Linear):
+    """Frames and outcome are told by layers of their own."""
+
+    def __init__(self, config=None, context=None):
+        super().__init__(config, context)
+        outcome = torch.nn.Linear(self.sizes[1], 5)
+        self.module = torch.nn.ModuleDict({"frames": self.module, "outcome": outcome})
+        self.optimizer = torch.optim.Adam(self.module.parameters(), lr=3e-3)
+
+    def predict(self, pixels, state, actions):
+        inputs = torch.cat([pixels, state, torch.as_tensor(actions).flatten(1)], 1)
+        moved, change, _ = self.module["frames"](inputs).split(self.sizes, 1)
+        return pixels + moved, state + change, self.module["outcome"](state)
+
+
+@found_by("a pixel_loss that 20 fits on one window change")
+class NeverTrainsTheFrames(TwoParts):
+    def total(self, losses):
+        return losses["outcome_loss"]
+
+
+@found_by(
+    "one step of all parts: outcomes of recorded frames that 20 fits change, got the same outcomes, and no change of"
+)
+class NeverTrainsTheOutcome(TwoParts):
+    def total(self, losses):
+        return losses["pixel_loss"] + losses["state_loss"]
 
 
 @found_by("outcome: expected probabilities that depend on what happened")

@@ -124,6 +124,13 @@ class Sees(Gaussian):
         return super().forward(self.look(obs))
 
 
+@found_by("the same whatever the order in which an observation lists its cameras")
+class CamerasInAnyOrder(Sees):
+    def look(self, obs):
+        self.cameras = tuple(obs.images)
+        return obs
+
+
 @found_by("an answer that depends on the pictures of camera 'camera1'")
 class OneCamera(Sees):
     def look(self, obs):
@@ -390,6 +397,16 @@ class ClonesBackwards(Gaussian):
 
 
 # ------------------------------------------------------------------------------------------------- traces and weights
+
+
+@found_by("the same log_probs of a chunk after another one was sampled")
+class RemembersWhatItSampled(Changed):
+    def sampled(self, chunk):
+        self.raw = chunk.extras["raw"]
+        return chunk
+
+    def chunk_log_probs(self, obs, chunk):
+        return super().chunk_log_probs(obs, attrs.evolve(chunk, extras={"raw": self.raw[: len(obs)]}))
 
 
 @found_by("build: expected the global random generators left alone, got a seed that stays set in torch")

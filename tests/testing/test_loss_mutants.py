@@ -195,7 +195,33 @@ class Aged(Reinforce):
         return done(-(scores.log_probs.sum(-1) * batch.advantages * weights).sum())
 
 
-@pytest.mark.parametrize("algorithm", [Reinforce, Ppo, A2c, Grpo, Impala, Decoupled, Cispo, Aged])
+class Spo(Ppo):
+    """A quadratic penalty in place of the clip, which pulls back what went too far."""
+
+    def surrogate(self, ratio, advantages):
+        return -ratio * advantages + advantages.abs() / (2 * self.low) * (ratio - 1) ** 2
+
+
+class WeightedRegression(Ppo):
+    """All that was done is made likelier, by exp(A)."""
+
+    def loss(self, scores, batch):
+        log_probs = (scores.log_probs * batch.valid[..., None]).sum((1, 2))
+        policy = -(log_probs * batch.advantages.clamp(max=3).exp() * batch.weights).sum()
+        return done(policy + (self.value_loss(scores.values, batch) * batch.value_weights).sum(), policy)
+
+
+class SelfImitation(A2c):
+    """What went worse than the critic expected is dropped."""
+
+    def normalised(self, advantages, rollout):
+        return advantages.clamp(min=0)
+
+
+TEXTBOOK = [Reinforce, Ppo, A2c, Grpo, Impala, Decoupled, Cispo, Aged, Spo, WeightedRegression, SelfImitation]
+
+
+@pytest.mark.parametrize("algorithm", TEXTBOOK)
 def test_textbook_algorithms_pass(algorithm) -> None:
     check_algorithm(algorithm())
 
@@ -505,6 +531,12 @@ class EntropyOfAllActions(Ppo):
 @found_by("a loss that does not rise with the entropy")
 class EntropyAdded(Ppo):
     entropy_coef = -0.01
+
+
+@found_by("no gradient in log_probs from advantages of 0")
+class AdvantagesAboveZero(Ppo):
+    def surrogate(self, ratio, advantages):
+        return super().surrogate(ratio, advantages + 1)
 
 
 @found_by("the same gradient from micro-batches")

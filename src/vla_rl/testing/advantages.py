@@ -269,8 +269,12 @@ def _baseline(case: AdvantageCase) -> None:
     got = f"{float(one[e, n]):.3g}, then {float(other[e, n]):.3g}"
     expected = "no higher advantage where the critic expected more"
     case.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
+    less = values.clone()
+    less[t, n] -= 2 * HUGE
+    lower = case.pull(rollout.evolve(values=less))[e, n]  # advantages below 0 may be dropped
     expected = "a lower advantage where the critic expected more, as `needs` has values"
-    case.f.expect(not bool(other[e, n] == one[e, n]), "advantages", expected, "the same", "subtract the values")
+    used = not bool(other[e, n] == one[e, n] == lower)
+    case.f.expect(used, "advantages", expected, "the same", "subtract the values")
     targets = case.returns(rollout.evolve(values=values)) - case.returns(rollout)
     fine = bool(targets[e, n] >= -NOISE * HUGE)
     expected = "no lower target where the critic expected more"

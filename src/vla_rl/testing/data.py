@@ -16,6 +16,8 @@ from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unkno
 SAMPLES = 96
 """Samples that are read: all where there are fewer, else the first ones, the last ones, and some in between."""
 BATCH = 8
+LEAST_STEPS, SHOWN = 32, 0.1
+"""Of so many steps in which a robot acts, more than this part has to be seen by a camera."""
 EXACT, RELATIVE = 1e-6, 1e-4
 """Actions and states may lie outside of the statistics' min and max by this much."""
 
@@ -139,6 +141,17 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
     actions = np.concatenate([part.actions for part in parts])
     moves = bool((actions != actions[:1]).any())
     f.expect(moves, "read_samples", "actions that differ", f"the same in {len(actions)} samples", "read each step")
+    held = moves and actions.shape[1] > 1 and bool((actions == actions[:, :1]).all())
+    got = f"one action {actions.shape[1]} times, in each of {len(actions)} samples"
+    f.expect(not held, "read_samples", "actions of the steps that follow each other", got, "read one of each step")
+    if parts[0].obs.state is not None:
+        states = np.concatenate([to_numpy(part.obs.state) for part in parts])
+        still = moves and not (states != states[:1]).any()
+        got = f"the same in {len(states)} samples, whose actions differ"
+        f.expect(
+            not still, "read_samples", "states that differ", got, "read that of each step, as the simulator has it"
+        )
+    _check_steps_shown(f, parts)
     shown: dict[str, Any] = {}
     for camera in parts[0].obs.images:
         images = np.concatenate([part.obs.images[camera] for part in parts])
@@ -151,6 +164,21 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
         got = f"the pictures of {alike[0]!r} in each of {len(images)} samples" if alike else ""
         f.expect(not alike, f"image {camera!r}", "pictures of its own", got, "read each camera's")
         shown[camera] = images
+
+
+def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
+    """Pictures of samples that follow each other change as the actions go on, and not only with the episode."""
+    indices = np.concatenate([part.indices for part in parts])
+    actions = np.concatenate([part.actions for part in parts])
+    going_on = (np.diff(indices) == 1) & (actions[1:] != actions[:-1]).any((1, 2))
+    changed = np.zeros(len(going_on), bool)
+    for camera in parts[0].obs.images:
+        images = np.concatenate([part.obs.images[camera] for part in parts])
+        changed |= (images[1:] != images[:-1]).reshape(len(changed), -1).any(1)
+    steps, shown = int(going_on.sum()), int(changed[going_on].sum())
+    enough = steps < LEAST_STEPS or shown == 0 or shown > SHOWN * steps  # 0: the same for all, which is told above
+    got = f"a change in {shown} of {steps} steps, whose actions differ"
+    f.expect(enough, "read_samples", "pictures that change as an episode goes on", got, "read the frame of each step")
 
 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:

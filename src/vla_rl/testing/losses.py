@@ -234,7 +234,7 @@ def _advantages(case: LossCase) -> None:
         wrong = float((up < -1e-3 * up.abs().max()).float().mean())
         expected = f"a step {place} that makes actions of positive advantage likelier, of negative ones less likely"
         case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
-    if not case.signed or batch.reference_log_probs is not None:
+    if not case.signed or batch.reference_log_probs is not None or _regresses(case):
         return
     neutral = case.of(attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy)[1][0]
     largest = case.of(good, case.at_the_old_policy)[1][0].abs().max()
@@ -243,8 +243,9 @@ def _advantages(case: LossCase) -> None:
 
 
 def _ratios(case: LossCase) -> None:
-    """Check ratios of 0.5, 1 and 2 with advantages of both signs: no log-prob moves in the wrong direction, and each
-    has a gradient unless its ratio has already moved far enough in the right one."""
+    """Check ratios of 0.5, 1 and 2 with advantages of both signs: where a step has not gone too far yet, no log-prob
+    moves in the wrong direction, and each has a gradient. Where it has, a penalty may pull back towards the old policy.
+    """
     batch = case.probe
     counted = _entries(batch)
     signs = (1, -1) if case.signed else (1,)
@@ -256,6 +257,8 @@ def _ratios(case: LossCase) -> None:
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
         neutral = case.of(_judged(batch, 0), leaves)[1][0]
         for sign in signs:
+            if ratio > 1 if sign > 0 else ratio < 1:
+                continue
             gradient = case.of(_judged(batch, sign), leaves)[1][0] - neutral
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
@@ -263,11 +266,19 @@ def _ratios(case: LossCase) -> None:
             wrong = float((up < -1e-3 * up.abs().max()).float().mean())
             expected = f"a step at a ratio of {ratio:g} that makes actions of {kind} advantage {direction}"
             case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
-            open_side = ratio <= 1 if sign > 0 else ratio >= 1
-            if open_side and case.signed:
+            if case.signed:
                 none = float((up == 0).float().mean())
+                remedy = CLIP if sign > 0 or none < 1 else f"{CLIP}; or drop what went badly in `advantages` already"
                 expected = f"a gradient in every log-prob of {kind} advantage at a ratio of {ratio:g}"
-                case.expect(none == 0, expected, f"none in {none:.0%} of them", CLIP)
+                case.expect(none == 0, expected, f"none in {none:.0%} of them", remedy)
+
+
+def _regresses(case: LossCase) -> bool:
+    """Whether all that was done is made likelier, by a weight that goes to nothing with the advantage: exp(A), as in
+    advantage-weighted regression. Then advantages of 0 count."""
+    counted = _entries(case.probe)
+    even, bad = (-case.of(_judged(case.probe, sign), case.at_the_old_policy)[1][0][counted] for sign in (0, -10))
+    return bool((even > 0).all() and bad.abs().max() < 0.1 * even.max())
 
 
 def _judged(batch: Batch, sign: int) -> Batch:
@@ -320,7 +331,7 @@ def _importance(case: LossCase) -> None:
 
 def _old_policy(case: LossCase) -> None:
     """Without advantages, nothing pushes log-probs further up that have risen already."""
-    if not case.signed:
+    if not case.signed or _regresses(case):
         return  # it may look at weights alone
     batch = _judged(case.probe, 0)
     if batch.reference_log_probs is not None:

@@ -143,6 +143,11 @@ def _scores(case: ModelCase) -> None:
     if _array(case, scores.log_probs, shape, f"{where}: log_probs"):
         case.near(scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
+        case.sample(seed=1)
+        again, gap = case.model.chunk_log_probs(case.obs, sampled).log_probs, 10 * case.atol
+        kept = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
+        expected, got = "the same log_probs of a chunk after another one was sampled", "others"
+        case.f.expect(kept, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
     if _array(case, scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:

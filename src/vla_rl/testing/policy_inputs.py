@@ -63,6 +63,10 @@ def _cameras(case: ModelCase, named: tuple[str, ...] | None) -> None:
         expected = f"an answer that depends on the pictures of camera {camera!r}"
         remedy = "read every camera of Context.env.cameras, or let `cameras_read` name those that the model reads"
         case.f.expect(_matters(case, obs, chunk), "observation", expected, "the same for other pictures", remedy)
+    turned = attrs.evolve(case.obs, images=dict(reversed([*case.obs.images.items()])))
+    expected = "the same whatever the order in which an observation lists its cameras"
+    remedy = "read obs.images[name] in the order of Context.env.cameras, not obs.images.values()"
+    case.f.expect(not _matters(case, turned, chunk), "observation", expected, "another answer", remedy)
 
 
 def _state(case: ModelCase) -> None:

@@ -25,6 +25,12 @@ ROWS = 4
 ROLLOUT = 2
 FITS = 20
 """Optimiser steps on one window, with the same noise, after which a model has to be better at it."""
+UNLEARNED = 0.05
+"""Nats by which recorded outcomes may become less likely by these."""
+LIKENESS = 0.2
+"""How much better a picture may correlate with a turned one than with that as it is."""
+BARELY = 1e-6
+"""Of a probability or a state: what is rounded otherwise in another row of a batch."""
 LOSS_WORDS = ("loss", "mse", "mae", "nll", "error", "cross_entropy")
 """Metrics of `fit` with one of these in their names are losses, where `measure` names none."""
 
@@ -62,6 +68,17 @@ class _Case:
         other: Array = np.where(near, low + 0.9 * (high - low), turned).astype(np.float32)
         return other
 
+    def recorded_chances(self) -> Array:
+        """Probabilities of the outcome of the chunk that followed, with what was recorded after it."""
+        at = self.mind.history
+        after = Observation(
+            images={camera: np.array(frames[:, at]) for camera, frames in self.windows.images.items()},
+            instructions=self.windows.instructions,
+            state=np.array(self.windows.state[:, at]) if self.windows.state.shape[2] else None,
+        )
+        chances: Array = np.array(to_numpy(self.mind.outcome(self.past, self.actions, after)))
+        return chances
+
     def fit(self, number: int = 0) -> dict[str, float]:
         return {name: float(value) for name, value in self.mind.fit(self.windows, _noise(self.rows, number)).items()}
 
@@ -74,9 +91,10 @@ def check_world_model(
 ) -> None:
     """Fit a world model some thirty times and imagine with it; raises CheckFailed with all findings.
 
-    Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like in
-    their names); what is imagined then is new, and other actions lead elsewhere; a model that is restored goes on
-    exactly. Models that never learn (no `module`, no metrics of `fit`) are not asked what learning brings.
+    Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like
+    in their names) and make its outcomes no less likely; what is imagined then is new and stands as the frames do,
+    each number of an action leads elsewhere; a model that is restored goes on exactly. Models that never learn (no
+    `module`, no metrics of `fit`) are not asked what learning brings.
 
     Args:
         model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
@@ -173,11 +191,13 @@ def _check_learning(case: _Case) -> None:
     """Twenty fits on one window."""
     f, mind = case.f, case.mind
     before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
+    chances = case.recorded_chances()
     found = [case.fit() for _ in range(FITS)]
     if mind.module is not None:
         now = mind.module.state_dict()
         changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
         f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
+        _check_outcome_learned(case, before, chances)
     measured = list(mind.measure(case.windows, _noise(case.rows)))
     names = [name for name in found[0] if name in measured]
     names = names or [name for name in found[0] if any(word in name.lower() for word in LOSS_WORDS)]
@@ -187,10 +207,45 @@ def _check_learning(case: _Case) -> None:
     said = ", ".join(names)
     expected = f"lower losses ({said}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
+    still = _unmoved(mind, before)
     for name in names:
+        fixed = len({metrics[name] for metrics in found}) == 1 and found[0][name] != 0 and bool(still)
+        got = f"{found[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
+        remedy = "let its gradient reach them, or freeze them by requires_grad_(False)"
+        f.expect(not fixed, "fit", f"a {name} that {FITS} fits on one window change", got, remedy)
         rises = all(one[name] < other[name] for one, other in pairwise(found))
         got = f"{found[0][name]:.4g}, then {found[-1][name]:.4g}"
         f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
+
+
+def _unmoved(mind: WorldModel, before: Mapping[str, torch.Tensor]) -> list[str]:
+    """Parameters to train that are as they were."""
+    named = [] if mind.module is None else mind.module.named_parameters()
+    return [name for name, p in named if p.requires_grad and torch.equal(p, before[name])]
+
+
+def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chances: Array) -> None:
+    """After fits on them, recorded outcomes are no less likely than `chances`, float [rows, classes], said before."""
+    if case.mind.module is None or not np.isfinite(chances).all():
+        return
+    now, played = case.recorded_chances(), case.windows.executed[:, case.mind.history - 1].any(-1)
+    if now.shape != chances.shape or not played.any():
+        return
+    if np.array_equal(now, chances):
+        still = _unmoved(case.mind, before)
+        expected = f"one step of all parts: outcomes of recorded frames that {FITS} fits change"
+        got = f"the same outcomes, and no change of {', '.join(still[:4])}"
+        remedy = "train what `outcome` is told from, or freeze it by requires_grad_(False)"
+        case.f.expect(not still, "fit", expected, got, remedy)
+        return
+    rows = np.flatnonzero(played)
+    recorded = case.windows.outcomes[rows, case.mind.history - 1]
+    first, last = (float(np.log(np.maximum(said[rows, recorded], 1e-12)).mean()) for said in (chances, now))
+    expected = f"recorded outcomes that are likelier after {FITS} fits on them"
+    got = f"a mean log-probability of {first:.3g}, then {last:.3g}"
+    remedy = "tell it from what `fit` learns from, in the classes of `Windows.outcomes`: 0 goes on, 1 + i success at "
+    remedy += "action i, 1 + C + i failure"
+    case.f.expect(last > first - UNLEARNED, "outcome", expected, got, remedy)
 
 
 def _check_restoring(case: _Case, twin: WorldModel) -> None:
@@ -255,8 +310,11 @@ def _check_contents(case: _Case, learns: bool) -> None:
         same = np.array_equal(to_numpy(after.state), to_numpy(elsewhere.state))
         f.expect(not same, "imagine", "another state for other actions", "the same", "predict it, too")
     _check_cameras(case, after)
+    _check_upright(case, after)
     if not learns:
         return
+    if case.mind.module is not None:
+        _check_each_number(case)
     turned = case.rows[::-1]
     others = {camera: frames.copy() for camera, frames in past.images.items()}
     state = past.state.copy()
@@ -287,6 +345,69 @@ def _check_cameras(case: _Case, after: Observation) -> None:
             case.f.expect(not alike, "imagine", expected, f"that of {one!r}", remedy)
 
 
+TURNED: dict[str, Callable[[Array], Array]] = {
+    "upside down": lambda images: images[:, ::-1],
+    "mirrored": lambda images: images[:, :, ::-1],
+    "turned by 180 degrees": lambda images: images[:, ::-1, ::-1],
+    "with red and blue exchanged": lambda images: images[..., ::-1],
+}
+
+
+def _check_upright(case: _Case, after: Observation) -> None:
+    """What is imagined is like frames of the window as they are, not as they would be turned or from elsewhere.
+
+    Rows are compared by what they do not share, so that a picture that nothing was learned from is like none."""
+    at, recorded = case.mind.history, case.windows.images
+    for camera, images in after.images.items():
+        shown = to_numpy(images)
+        dark = bool(0 < shown.max() <= 1) and int(recorded[camera].max()) > 1
+        case.f.expect(not dark, f"imagine: image {camera!r}", "values from 0 to 255", "no above 1", "multiply by 255")
+        for frame in (at - 1, at):
+            own = _likeness(shown, recorded[camera][:, frame])
+            likely = {how: turn(recorded[camera][:, frame]) for how, turn in TURNED.items()}
+            likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
+            alike = {how: _likeness(shown, like) for how, like in likely.items() if like.shape == shown.shape}
+            how = max(alike, key=lambda name: alike[name])
+            fine = alike[how] < own + LIKENESS
+            got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {own:.2f} as they are)"
+            expected, remedy = "a picture like the frames of the window", "keep rows, columns, colours and cameras"
+            if not case.f.expect(fine, f"imagine: image {camera!r}", expected, got, remedy):
+                break
+
+
+def _likeness(images: Array, others: Array) -> float:
+    """Correlation of pixels, of what differs between rows."""
+    one, other = (array.astype(np.float32) - array.mean(0, dtype=np.float32) for array in (images, others))
+    scale = float(np.sqrt((one**2).sum() * (other**2).sum()))
+    return float((one * other).sum()) / scale if scale > 0 else 0.0
+
+
+def _check_each_number(case: _Case) -> None:
+    """Each action of a chunk and each number of an action counts: one window again and again, with other actions."""
+    mind, row = case.mind, 1
+    steps, numbers = case.actions.shape[1:]
+    rows = np.full(1 + steps + numbers, row)
+    actions, other = case.actions[rows], case.mirrored[row]
+    for step in range(steps):
+        actions[1 + step, step] = other[step]
+    for number in range(numbers):
+        actions[1 + steps + number, :, number] = other[:, number]
+    past = take_rows(case.past, rows)
+    after = mind.imagine(past, actions, _noise(rows)).numpy()
+    chances = to_numpy(mind.outcome(past, actions, after))
+    changed = np.abs(chances - chances[:1]).max(1) > BARELY
+    if after.state is not None:
+        state = to_numpy(after.state)
+        changed |= (np.abs(state - state[:1]) > BARELY * np.maximum(1, np.abs(state[:1]))).any(1)
+    for images in after.images.values():
+        shown = to_numpy(images).reshape(len(rows), -1).astype(np.float32)
+        changed |= (shown != shown[:1]).sum(1) > 1  # a pixel may be rounded otherwise
+    unread = [f"action {i}" for i in range(steps) if not changed[1 + i]]
+    unread += [f"number {i} of actions" for i in range(numbers) if not changed[1 + steps + i]]
+    expected, got = "each number of each action of a chunk to count", f"nothing new for another {', '.join(unread[:4])}"
+    case.f.expect(not unread, "imagine", expected, got, "give the network the actions of the chunk, all of them")
+
+
 def _check_rows_apart(case: _Case) -> None:
     f, mind, past, actions = case.f, case.mind, case.past, case.actions
     after = case.imagine(past, actions)
@@ -294,6 +415,13 @@ def _check_rows_apart(case: _Case) -> None:
     alone = mind.imagine(take_rows(past, one), actions[1:2], _noise(one)).numpy()
     got = _gap(after.take(one), alone)
     f.expect(got < 1.0, "imagine", "a row alone as among others", f"{got:.3g} of 255 apart", "let rows share nothing")
+    if after.state is not None and alone.state is not None:
+        spread = case.windows.state.reshape(-1, case.windows.state.shape[2]).std(0)
+        moved = np.abs(to_numpy(after.state)[1] - to_numpy(alone.state)[0])
+        wrong = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
+        said = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, wrong))})"
+        expected = "a row's state alone as among others"
+        f.expect(not len(wrong), "imagine", expected, said, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
     beside = case.imagine(past, others)

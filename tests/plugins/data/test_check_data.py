@@ -113,6 +113,11 @@ BROKEN = {
     "indices without repeats": (
         lambda i, obs, a: (obs, a if len(np.unique(i)) == len(i) else a + np.float32([[0]] * (len(i) - 1) + [[0.1]])[:, None]),
         "a sample twice where its index comes twice", None),
+    "one action for the chunk": (actions(lambda i, a: a[:, :1].repeat(CHUNK, 1)), "steps that follow each other", None),
+    "one state for all": (state(lambda i, s: 0 * s), "states that differ, got the same in 53 samples", None),
+    "the first picture of each episode": (
+        images(lambda i, p: np.uint8(i // 27)[:, None, None, None] + np.arange(48, dtype=np.uint8).reshape(4, 4, 3)),
+        "change as an episode goes on, got a change in 1 of 52 steps", None),
     "the same actions": (actions(lambda i, a: 0 * a), "actions that differ", None),
 }  # fmt: skip
 

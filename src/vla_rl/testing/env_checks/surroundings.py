@@ -124,7 +124,7 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
     _, alive = psutil.wait_procs(new, timeout=2)
     running = [process for process in alive if _is_running(process)]
     if running:
-        got = ", ".join(f"{process.pid} ({_command(process)})" for process in running[:3])
+        got = ", ".join(f"{process.pid} ({_command(process)[:80]})" for process in running[:3])
         f.expect(False, "close", "no process left", got, "end in `close` what you started")
     until = monotonic() + 1
     while (left := _new_threads(before)) and monotonic() < until:
@@ -172,7 +172,7 @@ def _is_pythons_own(process: psutil.Process, parent: int) -> bool:
 
 def _command(process: psutil.Process) -> str:
     try:
-        return " ".join(process.cmdline())[:80] or process.name()
+        return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
         return ""
 
