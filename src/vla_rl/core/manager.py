@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
+from operator import index
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
 
@@ -201,17 +202,30 @@ def check_module(name: str, module: ModuleType) -> None:
             )
 
 
+def _most_wanted(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
+    """Return the largest answer of `frames_wanted`. Raises PluginError for one that is no number."""
+    try:
+        return max((index(answer) for answer in answers), default=0)
+    except TypeError as exc:
+        names = [name for name, listener in listeners if hasattr(listener, "frames_wanted")]
+        raise PluginError(
+            f"hook {' or '.join(map(repr, names))}: frames_wanted returned no whole number ({exc}); return of how many "
+            f"evaluation episodes it wants the frames, 0 for none"
+        ) from exc
+
+
 def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
     """All listeners as one `RunEvents`: every event reaches each, in their order. A listener's exception carries a note
     with its name; with `failed`, which is told of it instead, the others hear the event all the same. Objects count by
     method names, modules by `@hookimpl`. `frames_wanted` is the largest answer. Dicts are read-only for listeners."""
     manager = Manager("hook", failed)
-    for name, listener in reversed(_pairs(listeners)):
+    pairs = list(_pairs(listeners))
+    for name, listener in reversed(pairs):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
     _trace(manager, "event")
     calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
     wishes = calls["frames_wanted"]
-    calls["frames_wanted"] = lambda *args, **kwargs: max(wishes(*args, **kwargs), default=0)
+    calls["frames_wanted"] = lambda *args, **kwargs: _most_wanted(wishes(*args, **kwargs), pairs)
     return cast(RunEvents, _Wrapped(manager, calls))
 
 

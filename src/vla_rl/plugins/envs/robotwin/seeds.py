@@ -10,6 +10,7 @@ from attrs import converters, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import expanded
 from vla_rl.core.types import ResetState
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.toolkit.json_files import read_record
@@ -23,7 +24,7 @@ IDS_PER_TASK, IDS_PER_SPLIT = 1_000_000, 500_000
 
 def absolute(path: str | Path) -> Path:
     """Workers run in other folders, so paths are fixed when the spec is read."""
-    return Path(path).expanduser().absolute()
+    return expanded(path).absolute()
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,9 @@ from attrs import field, frozen, validators
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.world_models.edm.presets import PRESETS
 
-POSITIVE, NOT_NEGATIVE = validators.gt(0.0), validators.ge(0.0)
+RATE: Any = validators.and_(validators.gt(0.0), validators.le(10.0))
+DECAY: Any = validators.and_(validators.ge(0.0), validators.le(100.0))
+"""Bounds as `train` has them: beyond, nothing is learnt."""
 LEVELS: Any = validators.deep_iterable(validators.ge(1), validators.min_len(1))
 
 
@@ -28,20 +30,20 @@ class EDMConfig:
     """Of the network, for one prediction: 1 will do where what follows is certain."""
     residual: bool = False
     """Predict of which layers frames are made (scene, robot, mean frame), and what is to be added."""
-    sigma_loc: float = -0.4
-    sigma_scale: float = field(default=1.2, validator=POSITIVE)
+    sigma_loc: float = field(default=-0.4, validator=validators.and_(validators.ge(-20.0), validators.le(20.0)))
+    sigma_scale: float = field(default=1.2, validator=RATE)
     """Mean and deviation of the logarithm of noise levels in training."""
-    changed_weight: float = field(default=0.0, validator=NOT_NEGATIVE)
+    changed_weight: float = field(default=0.0, validator=validators.and_(validators.ge(0.0), validators.le(1e6)))
     """By how much more pixels that changed count."""
     heads: int = field(default=16, validator=validators.ge(8))
     """Channels of the network that tells state and outcome."""
     precision: str = field(default="float32", validator=validators.in_(("float32", "bfloat16")))
     """What the denoiser multiplies in. bfloat16 is faster where the hardware has it: GPUs, CPUs with AMX."""
-    lr: float = field(default=1e-4, validator=POSITIVE)
-    heads_lr: float = field(default=1e-4, validator=POSITIVE)
-    weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
-    heads_weight_decay: float = field(default=0.1, validator=NOT_NEGATIVE)
-    warm_up: int = field(default=100, validator=validators.ge(0))
+    lr: float = field(default=1e-4, validator=RATE)
+    heads_lr: float = field(default=1e-4, validator=RATE)
+    weight_decay: float = field(default=1e-2, validator=DECAY)
+    heads_weight_decay: float = field(default=0.1, validator=DECAY)
+    warm_up: int = field(default=100, validator=validators.and_(validators.ge(0), validators.le(1_000_000)))
     """Rates and decays of the denoiser and of the heads; and optimiser steps over which both rates rise."""
 
     def __attrs_post_init__(self) -> None:
