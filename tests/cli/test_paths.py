@@ -109,6 +109,17 @@ def test_episodes_that_cannot_be_recorded_leave_their_result(run, monkeypatch):
     assert "the episodes were played, but not recorded: its disk is full" in result.stderr
 
 
+def test_an_export_that_meets_a_full_disk_leaves_nothing_half(run, monkeypatch):
+    def full(source: str, target: str) -> None:
+        Path(target).write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device", source, None, target)
+
+    monkeypatch.setattr("shutil.copy2", full)
+    result = CliRunner().invoke(app, ["export", str(run), "--to", "given"])
+    assert result.exit_code == 2 and "--to given cannot be used: its disk is full" in result.stderr
+    assert not Path("given").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
