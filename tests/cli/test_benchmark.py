@@ -125,7 +125,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     [
         ("title: x\nenv: tabletop\nsuits: {}", "suits"),
         ("title: x\nenv: tabletop\nsuites: {A: {}}\nmean: [B]", "names a suite 'B' that it does not have: A"),
-        ("title: [", "while parsing"),
+        ("title: [", "mine.yaml:1: not valid YAML"),
     ],
 )
 def test_a_file_that_holds_no_benchmark(tmp_path, text, said):

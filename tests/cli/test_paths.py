@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,17 @@ def test_episodes_that_cannot_be_recorded_leave_their_result(run, monkeypatch):
     assert "the episodes were played, but not recorded: its disk is full" in result.stderr
 
 
+def test_an_export_that_meets_a_full_disk_leaves_nothing_half(run, monkeypatch):
+    def full(source: str, target: str) -> None:
+        Path(target).write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device", source, None, target)
+
+    monkeypatch.setattr("shutil.copy2", full)
+    result = CliRunner().invoke(app, ["export", str(run), "--to", "given"])
+    assert result.exit_code == 2 and "--to given cannot be used: its disk is full" in result.stderr
+    assert not Path("given").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -124,12 +137,41 @@ def test_episodes_that_cannot_be_recorded_leave_their_result(run, monkeypatch):
         (["plan", "RUN", "--profile", LONG], "--profile xxx"),
         (["new-plugin", "env", "shelf", "/proc/x/y"], "FOLDER /proc/x/y cannot be used"),
         (["new-plugin", "env", "shelf", "file/y"], "FOLDER file/y cannot be used"),
+        (["report", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
+        (["eval", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
+        (["eval", "loop"], "loop cannot be used: its links lead to each other"),
+        (["eval", "RUN", "--benchmark", "text"], "text: is no benchmark, which has the keys title"),
+        (["eval", "RUN", "--benchmark", "binary"], "binary: is no text in UTF-8"),
+        (["eval", "RUN", "--benchmark", "/dev/zero"], "no benchmark '/dev/zero'"),
+        (["compare", "/dev/zero", "text"], "/dev/zero is no evaluation"),
+        (["plan", "RUN", "--profile", "text"], "text is not JSON"),
+        (["plan", "RUN", "--profile", "trace"], "trace is no trace of a run (TypeError"),
+        (["check", "RUN", "plugins=[~nobody-here/a.py]"], "no file"),
         (["check", "RUN", 'plugins=["a\\0b.py"]'], "which has a NUL byte in it"),
         (["check", "RUN", "hooks=[{type: lerobot, folder: /proc/x}]"], "hooks.0.folder: the data set's folder /proc/x"),
     ],
 )
-def test_no_path_is_a_traceback(run, command, message):
+def test_no_path_is_a_traceback(run, monkeypatch, command, message):
+    monkeypatch.setattr("vla_rl.cli.benchmark.paired.LONGEST_RESULT", 1000)  # else a device without an end takes long
+    Path("loop").symlink_to("loop")
+    Path("text").write_text("just text")
+    Path("binary").write_bytes(b"\xff\xfe")
+    Path("trace").write_text('{"traceEvents": 1}')
     assert message in said_by(*(run if word == "RUN" else word for word in command))
+
+
+def test_closed_streams_are_no_traceback_and_no_file_gets_their_number(tmp_path):
+    code = (
+        "from vla_rl.cli import main\n"
+        "main._open_closed_streams()\n"
+        "with open('new', 'w') as file:\n"
+        "    print(file.fileno(), file=file)\n"
+        "main.main()"
+    )
+    command = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code, "examples"]
+    closed = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    assert int((tmp_path / "new").read_text()) > 2
 
 
 def test_python_says_the_same(run):

@@ -343,6 +343,15 @@ def test_everyone_hears_in_order_and_the_largest_wish_wins():
     assert broadcast([]).frames_wanted(0) == 0
 
 
+def test_a_wish_that_is_no_number_names_the_hook():
+    class Films:
+        def frames_wanted(self, step):
+            return "all"
+
+    with pytest.raises(PluginError, match="hook 'films': frames_wanted returned no whole number"):
+        broadcast([("films", Films())]).frames_wanted(0)
+
+
 def test_a_listener_that_raises_is_named():
     class Deaf(RunEvents):
         def on_run_end(self, results):

@@ -77,6 +77,9 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except UserError as exc:
             typer.echo(text, nl=False)
             failed = exc
+        except KeyboardInterrupt:  # a pipe that nobody reads
+            typer.echo(text, nl=False)
+            raise
     rows = {"all": result["success"], **result["tasks"]}
     for name, rate in rows.items():
         typer.echo(line(name, rate, max(map(len, rows))))

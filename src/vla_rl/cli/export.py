@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -46,22 +48,56 @@ def main(
     check_folder("--to", target)
     step = read_state(checkpoint).step
     run = gather(checkpoint.parents[1])
-    if layout == "openpi":
-        write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
-    else:
-        shutil.copytree(checkpoint / "model", target, dirs_exist_ok=True)
     written = {
         "README.md": card(run, step, (push or target.name).rpartition("/")[2]),
         "success.svg": curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }
-    for name, text in written.items():
-        (target / name).write_text(text, encoding="utf-8")
+    with about("--to", target), _nothing_left_half(target):
+        if layout == "openpi":
+            write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
+        else:
+            _copy(checkpoint / "model", target)
+        for name, text in written.items():
+            (target / name).write_text(text, encoding="utf-8")
     open_to_readers(target)  # checkpoints of earlier versions are for their owner alone
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     typer.echo(f"wrote step {step} of {run.folder} to {target}: {size / 1e6:,.1f} MB")
     if push is not None:
         typer.echo(f"uploaded to {upload(target, push, public)}")
+
+
+@contextmanager
+def _nothing_left_half(folder: Path) -> Iterator[None]:
+    """Remove what the block wrote to a new or empty folder, if it fails."""
+    was_there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for item in folder.iterdir() if folder.is_dir() else ():
+            if item.is_dir():
+                shutil.rmtree(item, ignore_errors=True)
+            else:
+                item.unlink()
+        if not was_there and folder.is_dir():
+            folder.rmdir()
+        raise
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder. Raises the first OSError, where `shutil.copytree` goes on and raises a list of texts."""
+    failed: list[OSError] = []
+
+    def copy(file: str, to: str) -> None:
+        try:
+            if not failed:
+                shutil.copy2(file, to)
+        except OSError as exc:
+            failed.append(exc)
+
+    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=copy)
+    if failed:
+        raise failed[0]
 
 
 def upload(folder: Path, repository: str, public: bool) -> str:

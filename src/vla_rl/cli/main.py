@@ -423,6 +423,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 def main() -> NoReturn:
     """The console script."""
+    _open_closed_streams()
     _print_all_letters()
     try:
         app()
@@ -438,6 +439,18 @@ def main() -> NoReturn:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _open_closed_streams() -> None:
+    """Lead standard streams that the caller has closed (`>&-`) to the null device: else the next file that is opened
+    gets their number, and what libraries print goes into it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _print_all_letters() -> None:

@@ -31,6 +31,7 @@ from attrs import field, frozen
 
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+from vla_rl.core.paths import expanded, resolved, shown, why
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
 
@@ -132,7 +133,10 @@ def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
 def import_module(name: str) -> ModuleType:
     """Import a module of `spec.plugins`: a dotted name, or the path of a .py file (imported once per process). Raise
     PluginError with the file and line of the failure inside the module."""
-    path = Path(name).expanduser().resolve() if name.endswith(".py") and "\0" not in name else None
+    try:
+        path = resolved(expanded(name)) if name.endswith(".py") and "\0" not in name else None
+    except OSError as exc:
+        raise PluginError(f"plugins: {shown(name)} cannot be used: {why(exc)}") from exc
     if path is None and not all(part.isidentifier() for part in name.split(".")):
         raise PluginError(f"plugins: {name!r} is neither a dotted module name nor the path of a .py file")
     try:

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: the first signal ends the current phase and saves, the second stops at once.
+"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes): the first signal ends the current phase and saves, the second
+stops at once.
 
 A terminal sends Ctrl-C to a whole process group, and Slurm sends SIGTERM to every process of a job. Only the driver
 obeys them. Workers, simulators in their own processes and a Ray that was started for the run continue until the driver
@@ -15,7 +16,7 @@ from typing import Self
 
 from vla_rl.core.errors import UserError
 
-SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class RunStopped(UserError):
@@ -74,7 +75,8 @@ class Interrupts:
             self.check()
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        heard = [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+        self._previous = {number: signal.signal(number, self._note) for number in heard}  # SIG_IGN: nohup
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

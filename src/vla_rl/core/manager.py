@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
+from operator import index
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
 
@@ -205,18 +206,31 @@ def check_module(name: str, module: ModuleType) -> None:
             )
 
 
+def _most_wanted(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
+    """Return the largest answer of `frames_wanted`. Raises PluginError for one that is no number."""
+    try:
+        return max((index(answer) for answer in answers), default=0)
+    except TypeError as exc:
+        names = [name for name, listener in listeners if hasattr(listener, "frames_wanted")]
+        raise PluginError(
+            f"hook {' or '.join(map(repr, names))}: frames_wanted returned no whole number ({exc}); return of how many "
+            f"evaluation episodes it wants the frames, 0 for none"
+        ) from exc
+
+
 def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
     """Return one `RunEvents` that passes every event to each listener, in their order. An exception of a listener
     carries a note with its name. With `failed`, that is called with the exception instead, and the other listeners
     still receive the event. Objects implement events by method name, modules by `@hookimpl`. `frames_wanted` returns
     the largest answer. Listeners receive dicts as read-only copies."""
     manager = Manager("hook", failed)
-    for name, listener in reversed(_pairs(listeners)):
+    pairs = list(_pairs(listeners))
+    for name, listener in reversed(pairs):
         manager.register(listener, name, component=not isinstance(listener, ModuleType))
     _trace(manager, "event")
     calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
     wishes = calls["frames_wanted"]
-    calls["frames_wanted"] = lambda *args, **kwargs: max(wishes(*args, **kwargs), default=0)
+    calls["frames_wanted"] = lambda *args, **kwargs: _most_wanted(wishes(*args, **kwargs), pairs)
     return cast(RunEvents, _Wrapped(manager, calls))
 
 

@@ -15,11 +15,13 @@ MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG
 """Errors of the machine that no code of ours can cause, for any path."""
 NUL = "embedded null"
 """Text in Python's ValueError about a path with a NUL byte."""
+LONGEST_TEXT = 4_000_000
+"""Characters of a file that a person writes."""
 LONGEST = 200
 """Most characters of a path in a message."""
 
 
-def why(exc: OSError | ValueError) -> str:
+def why(exc: Exception) -> str:
     """Return the reason that an error gives, without its number and path."""
     if not isinstance(exc, OSError):
         return "it has a NUL byte in it" if NUL in str(exc) else str(exc)
@@ -37,6 +39,30 @@ def why(exc: OSError | ValueError) -> str:
         errno.ELOOP: "its links lead to each other",
     }
     return words.get(exc.errno or 0, "") or exc.strerror or str(exc)
+
+
+def expanded(path: str | Path) -> Path:
+    """Return the path with `~` as the home folder; that of nobody stays as it is, where `Path.expanduser` raises a
+    RuntimeError."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
+
+
+def resolved(path: Path) -> Path:
+    """Return where a path leads. Raises OSError for links that lead to each other; `Path.resolve` raises a
+    RuntimeError before Python 3.13."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise OSError(errno.ELOOP, "", str(path)) from None
+
+
+def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
+    """Return a file's text. Raises OSError also where it is longer, or has no end as devices do; UnicodeDecodeError."""
+    with path.open(encoding="utf-8") as file:
+        text = file.read(longest + 1)
+    if len(text) > longest:
+        raise OSError(errno.EFBIG, f"it has more than {longest:,} characters", str(path))
+    return text
 
 
 def shown(path: object) -> str:
@@ -146,7 +172,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def _target(path: Path) -> Path:
     """Return the target of a symbolic link, so that the link itself is kept."""
-    return path.resolve() if path.is_symlink() else path
+    return resolved(path) if path.is_symlink() else path
 
 
 def _there(path: Path) -> bool:

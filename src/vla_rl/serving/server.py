@@ -28,6 +28,7 @@ from websockets.protocol import State
 
 from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import read_text, why
 from vla_rl.core.plan import Window
 from vla_rl.core.types import Array, Observation
 from vla_rl.serving.access import Access
@@ -108,9 +109,9 @@ class Settings:
 def read_api_key(file: Path) -> str:
     """The key in a file. Raises UserError."""
     try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UserError(f"the key in {file} cannot be read: {exc}") from exc
+        key = read_text(file).strip()
+    except (OSError, ValueError) as exc:
+        raise UserError(f"the key in {file} cannot be read: {why(exc)}") from exc
     if not key.isascii() or not key.isprintable() or not key:
         raise UserError(f"{file} holds no key: one line of ASCII, such as `openssl rand -hex 32` prints")
     return key

@@ -17,7 +17,7 @@ SAMPLES = 96
 """Samples that are read: all where there are fewer, else the first ones, the last ones, and some in between."""
 BATCH = 8
 LEAST_STEPS, SHOWN = 32, 0.1
-"""Of so many steps in which a robot acts, more than this part has to be seen by a camera."""
+"""Steps in which a robot acts: more than this part has to be seen by a camera."""
 EXACT, RELATIVE = 1e-6, 1e-4
 """Actions and states may lie outside of the statistics' min and max by this much."""
 

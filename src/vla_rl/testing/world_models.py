@@ -30,7 +30,7 @@ UNLEARNED = 0.05
 LIKENESS = 0.2
 """How much better a picture may correlate with a turned one than with that as it is."""
 BARELY = 1e-6
-"""Of a probability or a state: what is rounded otherwise in another row of a batch."""
+"""Tolerance on a probability or a state: what is rounded otherwise in another row of a batch."""
 LOSS_WORDS = ("loss", "mse", "mae", "nll", "error", "cross_entropy")
 """Metrics of `fit` with one of these in their names are losses, where `measure` names none."""
 

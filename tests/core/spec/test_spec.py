@@ -222,6 +222,11 @@ def test_every_error_of_a_file_at_once():
             "steps: 10, auto_reset: immediate",
             "spec.yaml:5: rollout.steps: 10 is not a multiple of chunk 4",
         ),
+        (
+            "chunk: 4, episodes: 16, group_size: 4, auto_reset: off",
+            "chunk: 0, steps: 10, auto_reset: immediate",
+            "spec.yaml:5: rollout.chunk: 'chunk' must be >= 1: 0",
+        ),
         ("upper: 1", "upper: 0.1", "spec.yaml:8: algorithm.filter.upper: 0.1 is below lower 0.2"),
         (
             "micro_batch: 4",

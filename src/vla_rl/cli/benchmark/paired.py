@@ -12,6 +12,10 @@ from typing import Any
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import read_text
+
+LONGEST_RESULT = 500_000_000
+"""Characters."""
 
 Episodes = dict[tuple[str, str, int, int], bool]
 """(suite, task, id of the reset state, repeat) -> success."""
@@ -108,13 +112,13 @@ def _name(key: tuple[str, str, int, int]) -> str:
 
 def _read(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
     try:
-        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(read_text(file, LONGEST_RESULT))
         suite = result.get("suite", "")
         for episode in result["episodes"]:
             yield (suite, episode["task"], episode["state"], episode["episode"]), episode["success_once"]
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `vla-rl eval RUN --output {file}` writes it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise UserError(
             f"{file} is no evaluation ({type(exc).__name__}: {exc}): give what `vla-rl eval --output FILE` or "
             f"--benchmark wrote"

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
-import yaml
 from attrs import field, frozen
 from cattrs.errors import ClassValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import read_text
+from vla_rl.core.spec.yaml import parse
 
 Keys = dict[str, Any]
 
@@ -77,8 +78,10 @@ def load(name: str) -> Benchmark:
     if name in names():
         return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
     try:
-        return _read(Path(name).read_text(encoding="utf-8"), name)
-    except OSError:
+        return _read(read_text(Path(name)), name)
+    except UnicodeDecodeError as exc:
+        raise UserError(f"{name}: is no text in UTF-8 ({exc.reason} at byte {exc.start})") from None
+    except (OSError, ValueError):
         near = did_you_mean(name, names())
         raise UserError(
             f"no benchmark {name!r}{near}\n  there are: {', '.join(names())}; or the path of a YAML file like "
@@ -93,11 +96,14 @@ def _folder() -> Any:
 def _read(text: str, where: str) -> Benchmark:
     converter = cattrs.Converter(forbid_extra_keys=True)
     converter.register_structure_hook(PublishedFigures, make_dict_structure_fn(PublishedFigures, converter))
+    document = parse(text)
+    for error in document.errors:
+        raise UserError(f"{where}:{error.line}: {error.message}")
+    if not isinstance(document.data, dict):
+        raise UserError(f"{where}: is no benchmark, which has the keys {', '.join(Benchmark.__annotations__)}")
     try:
-        benchmark = converter.structure(yaml.safe_load(text), Benchmark)
-    except yaml.YAMLError as exc:
-        raise UserError(f"{where}: {exc}") from None
-    except (ClassValidationError, TypeError) as exc:
+        benchmark = converter.structure(document.data, Benchmark)
+    except (ClassValidationError, TypeError, ValueError) as exc:
         wrong = "; ".join(cattrs.transform_error(exc))
         raise UserError(
             f"{where}: {wrong}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"

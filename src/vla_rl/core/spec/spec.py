@@ -19,6 +19,7 @@ from attrs import field, frozen
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
+from vla_rl.core.paths import expanded
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
     Component,
@@ -364,7 +365,7 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
     wrong: list[tuple[KeyPath, str]] = []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return [], []  # reported when it is structured
-    data["plugins"] = [str(folder / Path(name).expanduser()) if name.endswith(".py") else name for name in names]
+    data["plugins"] = [str(folder / expanded(name)) if name.endswith(".py") else name for name in names]
     for i, name in enumerate(data["plugins"]):
         try:
             if name in good:

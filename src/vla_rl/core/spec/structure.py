@@ -19,6 +19,7 @@ import attrs
 import cattrs
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import expanded
 from vla_rl.core.spec.yaml import Path, dotted
 
 BITS = 63
@@ -97,7 +98,7 @@ class Structurer:
         hook(attrs.has, self.read_class)
         for scalar in (bool, int, float, str):
             self._converter.register_structure_hook(scalar, _scalar)
-        self._converter.register_structure_hook(FilePath, lambda data, _: FilePath(_scalar(data, str)).expanduser())
+        self._converter.register_structure_hook(FilePath, lambda data, _: expanded(_scalar(data, str)))
 
     def read(self, data: Any, as_type: Any) -> Any:
         """Return `data` as a value of the type. Raise Problems."""
@@ -245,12 +246,13 @@ def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet
     instance: Any = object.__new__(cls)
     keys = keys_of(cls)
     problems: list[tuple[Path, str]] = []
+    unexpected: Exception | None = None
     for key in keys:
         try:
             if key not in wrong:
                 value = _value(instance, keys[key], values.get(key, attrs.NOTHING))
                 object.__setattr__(instance, keys[key].name, value)
-        except AttributeError:  # a default computed from a field that is wrong
+        except (AttributeError, ArithmeticError, LookupError):  # a default computed from a field that is wrong
             continue
         except (ValueError, TypeError, UserError) as exc:
             problems.append(((key,), _text(exc)))
@@ -263,9 +265,14 @@ def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet
             problems += [((key, *path), text) for path, text in exc.items]
         except (ValueError, TypeError, UserError) as exc:
             problems.append(((key,), _text(exc)))
-        except AttributeError:
-            if not wrong and not problems:
-                raise
+        except (
+            AttributeError,
+            ArithmeticError,
+            LookupError,
+        ) as exc:  # of a wrong field, as a divisor of 0
+            unexpected = unexpected or exc
+    if unexpected is not None and not wrong and not problems:
+        raise unexpected
     return problems
 
 

@@ -13,11 +13,14 @@ from attrs import evolve, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import read_text, why
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.spec.yaml import dotted
 
 Event = Mapping[str, Any]
 Seconds = float | tuple[float, ...]
+LONGEST_TRACE = 500_000_000
+"""Characters."""
 MESSAGE = 0.0002
 """Default of `Profile.message`, in seconds, where none was measured."""
 ROLLOUT = ("begin", "step", "act")
@@ -149,13 +152,18 @@ def load_profile(files: Sequence[Path]) -> Profile:
 
 def _load(file: Path) -> Profile:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_text(file, LONGEST_TRACE))
     except OSError as exc:
-        raise UserError(f"{file} cannot be read: {exc}; give RUN/trace.json of a run, or a profile") from exc
-    except ValueError as exc:
+        raise UserError(f"{file} cannot be read: {why(exc)}; give RUN/trace.json of a run, or a profile") from exc
+    except (ValueError, RecursionError) as exc:
         raise UserError(f"{file} is not JSON: {exc}") from exc
     if isinstance(data, dict) and "traceEvents" in data:
-        return from_trace(data, str(file))
+        try:
+            return from_trace(data, str(file))
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+            raise UserError(
+                f"{file} is no trace of a run ({type(exc).__name__}: {exc}); give RUN/trace.json as the run wrote it"
+            ) from exc
     try:
         profile: Profile = Structurer().read_class(data, Profile)
     except Problems as exc:

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.paths import about, resolved
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dump
@@ -356,7 +357,8 @@ def checkpoint_in(path: Path) -> Path:
     names_last = path.name == LAST and path.parent.name == "checkpoints"
     run = path.parents[1] if names_last and not (path.is_symlink() and path.is_dir()) else path
     newest = RunFolder(run).latest() if (run / "spec.yaml").is_file() else None
-    folder = (newest or path).resolve()
+    with about("RUN|CHECKPOINT", path):
+        folder = resolved(newest or path)
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
         said = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
         raise UserError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.paths import expanded
 from vla_rl.core.spec.structure import Problems, Structurer, keys_of
 from vla_rl.toolkit.json_files import Record, path_inside, read_record
 from vla_rl.toolkit.waiting import waiting
@@ -52,7 +53,7 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
             there = ", ".join(f"builtin:{p.name}" for p in sorted(builtin.glob("*")) if p.is_dir()) or "none"
             raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {there}")
         return folder
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         return folder
     if HUB_NAME.fullmatch(name):
@@ -82,7 +83,7 @@ def open_to_readers(folder: Path, files: Iterable[Path] | None = None) -> None:
 
 def folder_of(name: str, builtin: Path | None = None) -> Path | None:
     """Return the folder as `resolve` does, without using the hub or its cache: None for a hub name."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     return None if HUB_NAME.fullmatch(name) and not folder.is_dir() else resolve(name, (), builtin)
 
 
@@ -211,7 +212,7 @@ def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> di
 
 def find_tokenizer(folder: Path, named: str | None) -> Path:
     """Return the path of tokenizer.json, in the checkpoint's folder or where the spec says. Raise CheckpointError."""
-    given = folder if named is None else Path(named).expanduser()
+    given = folder if named is None else expanded(named)
     file = given / TOKENIZER if given.is_dir() else given
     if not file.is_file():
         raise CheckpointError(

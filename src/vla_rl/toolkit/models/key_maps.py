@@ -8,11 +8,12 @@ from typing import Any
 
 import attrs
 import numpy as np
-import yaml
 from attrs import field, frozen
 from attrs.validators import in_
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import read_text
+from vla_rl.core.spec.yaml import parse
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 
@@ -89,14 +90,17 @@ def read_key_map(name: str) -> KeyMap:
         near = did_you_mean(name, PRESETS)
         raise UserError(f"{name!r} is neither a file nor one of the key maps {', '.join(PRESETS)}{near}")
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document = parse(read_text(file))
+        for error in document.errors:
+            raise UserError(f"{file}:{error.line}: {error.message}")
+        data = document.data
         known = {key.name for key in attrs.fields(KeyMap)}
         if not isinstance(data, dict) or not data.keys() <= known:
             raise UserError(f"{file}: a key map has the keys {', '.join(sorted(known))}")
         if isinstance(data.get("state"), str):
             data["state"] = [data["state"]]
         return KeyMap(**data)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, ValueError) as exc:
+    except (OSError, UnicodeDecodeError, TypeError, ValueError) as exc:
         raise UserError(f"{file} is no key map: {exc}") from exc
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import expanded
 from vla_rl.toolkit.models.checkpoints import resolve
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def check_checkpoint(name: str) -> None:
 
 
 def _folder(name: str) -> Path:
-    return resolve(name, (), BUILTIN) if name.startswith("builtin:") else Path(name).expanduser()
+    return resolve(name, (), BUILTIN) if name.startswith("builtin:") else expanded(name)
 
 
 def _missing(problem: str) -> EncoderError:

@@ -10,6 +10,7 @@ from attrs import converters, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import expanded
 from vla_rl.core.types import ResetState
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.toolkit.json_files import read_record
@@ -24,7 +25,7 @@ state's."""
 
 def absolute(path: str | Path) -> Path:
     """Return the path as an absolute one. Done when the spec is read, since workers run in other folders."""
-    return Path(path).expanduser().absolute()
+    return expanded(path).absolute()
 
 
 @frozen(kw_only=True)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.paths import expanded
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, check_fit
 from vla_rl.plugins.models.openvla.checks import PART, TOKENIZER, find_part, find_tokenizer, read_config
 from vla_rl.plugins.models.openvla.heads import PolicyModule
@@ -80,7 +81,7 @@ class OpenVLACheckpoint:
     def adapter_base(self) -> AdapterBase:
         """Return the base to which adapters trained from this checkpoint belong."""
         name = self.adapter.base if self.adapter is not None else self.name
-        folder = Path(name).expanduser()
+        folder = expanded(name)
         return AdapterBase(str(folder.absolute()) if folder.is_dir() else name, fingerprint(self.weights))
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:

@@ -18,6 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.paths import read_text
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation, Scores
 from vla_rl.plugins.models.remote.address import Proxy, proxy_for
@@ -283,6 +284,6 @@ def _said(error: Exception) -> str:
 
 def _authorisation(file: Path) -> dict[str, str]:
     try:
-        return {"Authorization": f"Api-Key {file.read_text(encoding='utf-8').strip()}"}
+        return {"Authorization": f"Api-Key {read_text(file).strip()}"}
     except (OSError, UnicodeDecodeError) as exc:
         raise UserError(f"the key in {file} cannot be read: {exc}; see model.api_key_file") from exc

@@ -10,7 +10,9 @@ from attrs import field, frozen, validators
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.world_models.edm.presets import PRESETS
 
-POSITIVE, NOT_NEGATIVE = validators.gt(0.0), validators.ge(0.0)
+RATE: Any = validators.and_(validators.gt(0.0), validators.le(10.0))
+DECAY: Any = validators.and_(validators.ge(0.0), validators.le(100.0))
+"""Bounds as `train` has them: beyond, nothing is learnt."""
 LEVELS: Any = validators.deep_iterable(validators.ge(1), validators.min_len(1))
 
 
@@ -35,21 +37,21 @@ class EDMConfig:
     residual: bool = False
     """Predict mixing weights of three layers (shifted scene, shifted robot, mean frame) and a residual, instead of the
     frame itself."""
-    sigma_loc: float = -0.4
-    sigma_scale: float = field(default=1.2, validator=POSITIVE)
+    sigma_loc: float = field(default=-0.4, validator=validators.and_(validators.ge(-20.0), validators.le(20.0)))
+    sigma_scale: float = field(default=1.2, validator=RATE)
     """Mean and standard deviation of log sigma, the logarithm of the noise level, in training."""
-    changed_weight: float = field(default=0.0, validator=NOT_NEGATIVE)
+    changed_weight: float = field(default=0.0, validator=validators.and_(validators.ge(0.0), validators.le(1e6)))
     """Additional loss weight, 0 or more, of pixels that change in the chunk: they count 1 + changed_weight times."""
     heads: int = field(default=16, validator=validators.ge(8))
     """Channels, 8 or more, of the network that predicts the next state and the outcome of a chunk."""
     precision: str = field(default="float32", validator=validators.in_(("float32", "bfloat16")))
     """Precision of the denoiser's matrix products. bfloat16 is faster where the hardware supports it: GPUs, CPUs with
     AMX."""
-    lr: float = field(default=1e-4, validator=POSITIVE)
-    heads_lr: float = field(default=1e-4, validator=POSITIVE)
-    weight_decay: float = field(default=1e-2, validator=NOT_NEGATIVE)
-    heads_weight_decay: float = field(default=0.1, validator=NOT_NEGATIVE)
-    warm_up: int = field(default=100, validator=validators.ge(0))
+    lr: float = field(default=1e-4, validator=RATE)
+    heads_lr: float = field(default=1e-4, validator=RATE)
+    weight_decay: float = field(default=1e-2, validator=DECAY)
+    heads_weight_decay: float = field(default=0.1, validator=DECAY)
+    warm_up: int = field(default=100, validator=validators.and_(validators.ge(0), validators.le(1_000_000)))
     """Learning rates and weight decays (AdamW) of the denoiser and of the heads; `warm_up` is the number of updates
     over which both rates rise linearly."""
 
