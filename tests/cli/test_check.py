@@ -77,8 +77,8 @@ def test_a_good_spec_is_ok():
         pytest.param("type: tabletop", "type: libero, suites: {libero_goal: [x]}", "spec.yaml:4: env.suites.libero_goal: libero_goal has no task 'x'", marks=needs_libero),
         pytest.param("type: tabletop", "type: maniskill, task: PickCub-v1", "spec.yaml:4: env.task: no ManiSkill task 'PickCub-v1'; did you mean 'PickCube-v1'", marks=needs_maniskill),
         ("{type: tabletop, num_envs: 8}", "{type: robotwin, tasks: place_shoe, num_envs: 8}", "spec.yaml:4: env: RoboTwin's assets are not there"),
-        ("hooks: []", "imitation: {steps: 1, lr: 1e-3, data: {type: lerobot, folder: nope}}", "spec.yaml:10: imitation.data.folder: nope is no LeRobot data set"),
-        ("hooks: []", "imitation: {steps: 1, lr: 1e-3, data: {type: libero_hdf5, folder: nope}}", "spec.yaml:10: imitation.data.folder: nope holds no files TASK_demo.hdf5"),
+        ("hooks: []", "imitation: {steps: 1, lr: 1e-3, data: {type: lerobot, folder: nope}}", "spec.yaml:10: imitation.data.folder: nope does not exist; give the folder of a LeRobot data set"),
+        ("hooks: []", "imitation: {steps: 1, lr: 1e-3, data: {type: libero_hdf5, folder: nope}}", "spec.yaml:10: imitation.data.folder: nope is not a folder; give the one that holds the files TASK_demo.hdf5"),
     ],
 )  # fmt: skip
 def test_what_a_run_would_refuse(old, new, message, monkeypatch):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,9 +282,10 @@ def test_a_world_model_of_other_pictures_is_refused(tmp_path) -> None:
         practise(tmp_path, world_model={**ORACLE, "keys": []})
 
 
-def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_path) -> None:
+def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=10**6, total=10**9))
     with pytest.raises(UserError, match="record fewer episodes"):
-        practise(tmp_path, imagination={"buffer": 10**9})
+        practise(tmp_path, imagination={"buffer": 1000})
     assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()
 
 

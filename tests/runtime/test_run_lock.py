@@ -166,10 +166,11 @@ def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_pat
         "    with pytest.raises(FolderInUse):\n"
         "        RunLock(run.folder)\n"
         "    (run.folder / 'starts').write_text(str(starts))\n"
-        "@hookimpl\n"
-        "def on_update_end(step):\n"
-        "    if step == 3 and len(starts) == 1:\n"
+        "@hookimpl(wraps='algorithm')\n"
+        "def advantages(rollout):\n"
+        "    if rollout.step == 3 and len(starts) == 1:\n"
         "        raise WorkerDied('worker 0 died')\n"
+        "    return (yield)\n"
     )
     plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart"]
     changes = {"train": {"checkpoint_every": 2}}

@@ -34,7 +34,7 @@ class Drifting(ScriptedEnv):
     def chunk_step(self, actions, active, stop_at_end):
         Drifting.rewards += 0.01
         result = super().chunk_step(actions, active, stop_at_end)
-        return evolve(result, rewards=result.rewards + Drifting.rewards * result.executed)
+        return evolve(result, rewards=result.rewards + np.float32(Drifting.rewards) * result.executed)
 
 
 class Honest(Drifting):

@@ -120,7 +120,7 @@ def test_files_that_are_no_files_of_seeds(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent.json does not exist"):
         book(eval=tmp_path / "absent.json")
     file.write_text("{")
-    with pytest.raises(UserError, match=r"train.json is not JSON"):
+    with pytest.raises(UserError, match=r"train.json: it is not JSON"):
         book(train=file)
     with pytest.raises(UserError, match=r"has 2 seeds of beat_block_hammer; seeds.train_states asks for 3"):
         SeedBook(Seeds(train=write(tmp_path, "train.json", [1, 2]), train_states=3), (TASK,))

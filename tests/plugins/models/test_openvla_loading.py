@@ -100,9 +100,9 @@ def test_large_weights_are_saved_in_shards(saved: Path, tmp_path: Path) -> None:
 def test_saving_makes_one_shard_at_a_time(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At full size the merged weights do not fit a second time."""
     model, events = policy(checkpoint=str(saved), lora=LORA), []
-    read, write = MergedLoRAState.read, weights.save_file
+    read, write = MergedLoRAState.read, weights.save_tensors
     monkeypatch.setattr(MergedLoRAState, "read", lambda self, name: (events.append("read"), read(self, name))[1])
-    monkeypatch.setattr(weights, "save_file", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
+    monkeypatch.setattr(weights, "save_tensors", lambda *args, **keys: (events.append("write"), write(*args, **keys)))
     save_checkpoint(model.module, model.config, model.prompts.tokenizer, tmp_path, shard_bytes=200_000)
     assert events.count("write") > 3
     assert events.index("write") < len(events) // 2

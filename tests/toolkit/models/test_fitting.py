@@ -11,7 +11,7 @@ from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_range
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
-ENV = synthetic.env_info(action_dim=2)
+ENV = synthetic.env_info(action_dim=2, bounds=((-1.0, 1.0),))
 """Takes -1 to 1."""
 
 

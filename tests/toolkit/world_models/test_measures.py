@@ -15,7 +15,7 @@ from vla_rl.toolkit.world_models.measures import GATES, gates, measure, psnr, ro
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, put_rows, take_rows
 
 CHUNK, STEPS = 2, 3
-INFO = env_info(cameras=2, pixels=8)
+INFO = env_info(cameras=2, pixels=8, bounds=((-1.0, 1.0),))
 
 
 @pytest.fixture
