@@ -120,6 +120,15 @@ def test_a_key_that_a_newer_version_has_is_said_and_not_refused(changes, tmp_pat
     assert describe(found).startswith("  rollout.chunk: (not there) -> 2")
 
 
+def test_an_optional_key_of_a_newer_version_that_is_left_out_is_no_change(changes, tmp_path):
+    changes()
+    file = tmp_path / "spec.yaml"
+    assert "  global_batch: 16\n" in file.read_text()
+    file.write_text(file.read_text().replace("  global_batch: 16\n", ""))
+    without = parse_spec(scripted_spec(train={"global_batch": None}))
+    assert not changes_of(file, without, "training")
+
+
 def test_a_refused_change_leaves_the_run_as_it_was(train, tmp_path):
     train(train={"steps": 1})
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}

@@ -152,6 +152,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], start: str =
         old, new = before.get(key, NOTHING_THERE), now.get(key, NOTHING_THERE)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from _differences(old, new, f"{start}{key}.")
+        elif old == NOTHING_THERE and new is None:
+            continue  # an optional key of a newer version that is left out, as the older version knew nothing of it
         elif old != new:
             yield Change(f"{start}{key}", old, new)
 
