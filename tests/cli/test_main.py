@@ -190,8 +190,8 @@ def test_check_env_names_the_plugin_and_its_keys_where_some_are_missing():
     result = vla_rl("check-env", "gymnasium", "id=Pendulum-v1")
     assert result.returncode == 2
     assert result.stderr.startswith("env 'gymnasium' cannot be set up:\n  instruction: required, but missing\n")
-    assert "  instruction: str, required\n    What the policy is told.\n" in result.stderr
-    assert "  train_states: int, default 200\n    Seeds of the train split." in result.stderr
+    assert "  instruction: str, required\n    Instruction that the policy gets.\n" in result.stderr
+    assert "  train_states: int, default 200\n    Number of initial states (seeds) in the train split" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -147,12 +147,12 @@ def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, chang
         "import attrs\n"
         "import numpy as np\n"
         "from recorded import RecordedConfig, build as right\n"
-        "from vla_rl.toolkit.data.samples import Held\n"
+        "from vla_rl.toolkit.data.samples import InMemoryDataset\n"
         "from vla_rl.core.types import Plugin\n"
         "def build(config, context):\n"
         "    obs, actions = right(config, context).read_samples(range(4))\n"
         f"    changed = {change}\n"
-        "    return Held([(attrs.evolve(obs, **changed), actions) if isinstance(changed, dict) else (obs, changed)])\n"
+        "    return InMemoryDataset([(attrs.evolve(obs, **changed), actions) if isinstance(changed, dict) else (obs, changed)])\n"
         "vla_rl_plugins = {'data': {'odd': Plugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
     )
     with pytest.raises(UserError, match=rf"data 'odd' does not go with env 'scripted': {message}"):

@@ -87,8 +87,8 @@ def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, 
         "import os\n"
         "from vla_rl.runtime.comm import channel as peers\n"
         f"if os.getpid() != {os.getpid()}:\n"
-        "    peers.here = lambda: None\n"
-        "    peers.Answering.serve = None\n"
+        "    peers.host_key = lambda: None\n"
+        "    peers.RpcServer.serve = None\n"
         "vla_rl_plugins = {}\n"
     )
     spec = waiting("wait")

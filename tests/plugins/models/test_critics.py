@@ -17,7 +17,7 @@ from vla_rl.plugins.models import openvla, pi0, smolvla
 from vla_rl.plugins.models.openvla.heads import ActionValueHead
 from vla_rl.testing import check_model
 
-POOLED = openvla.ValueHeadConfig(kind="action_attention", hidden=(16,))
+POOLED = openvla.OpenVLAValueHeadConfig(kind="action_attention", hidden=(16,))
 FLOW: dict[str, Any] = {
     "pi0": (pi0.plugin, pi0.Pi0Config, pi0.ValueHeadConfig),
     "pi05": (pi0.pi05, pi0.Pi05Config, pi0.Pi05HeadConfig),
@@ -109,7 +109,7 @@ def test_the_step_of_the_episode_is_embedded() -> None:
     rows = attrs.evolve(told, state=None, images={}).take(np.array([2, 1])).numpy()
     assert Observation.concat([rows, rows]).steps.tolist() == [9, 2, 9, 2]
     with pytest.raises(ValueError, match="`steps` belongs to kind 'action_attention'"):
-        openvla.ValueHeadConfig(steps=4)
+        openvla.OpenVLAValueHeadConfig(steps=4)
 
 
 @pytest.mark.parametrize("steps", [None, 8])
@@ -121,7 +121,7 @@ def test_attention_over_action_tokens_as_a_plugin(steps: int | None) -> None:
 
 @pytest.mark.parametrize(("detach", "shared"), [(None, False), (False, True)])
 def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None, shared: bool) -> None:
-    head = openvla.ValueHeadConfig(kind="action_attention", detach=detach)
+    head = openvla.OpenVLAValueHeadConfig(kind="action_attention", detach=detach)
     model = oft(context={"values": "chunk"}, value_head=head)
     chunk = model.sample_chunk(observation(2), noise(2), False)
     model.chunk_log_probs(observation(2), chunk).values.sum().backward()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig, ValueHeadConfig, plugin
+from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
 from vla_rl.toolkit.models.fitting import MismatchError
 
 
@@ -63,7 +63,7 @@ def test_it_loads_without_its_critic_and_with_a_new_one(folder: Path) -> None:
 
 def test_a_critic_of_another_shape_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="remove the file to start with a new one"):
-        policy(checkpoint=str(folder), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(7,)))
+        policy(checkpoint=str(folder), context={"values": "chunk"}, value_head=FilmValueHeadConfig(hidden=(7,)))
 
 
 def test_sizes_are_those_of_the_checkpoint(folder: Path) -> None:
@@ -193,4 +193,4 @@ def test_other_keys_have_ranges() -> None:
         with pytest.raises(ValueError, match=next(iter(config))):
             FilmResnetConfig(**config)
     with pytest.raises(ValueError, match="hidden"):
-        ValueHeadConfig(hidden=(0,))
+        FilmValueHeadConfig(hidden=(0,))

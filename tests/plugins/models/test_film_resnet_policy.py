@@ -17,7 +17,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig, ValueHeadConfig, plugin
+from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
 from vla_rl.plugins.models.film_resnet.network import places, waves
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
     ("values", "config"),
     [
         ("none", {"use_state": False, "cameras": ("camera1",), "smoothing": 0.0}),
-        ("chunk", {"shift": 0, "greedy": "median", "value_head": ValueHeadConfig(hidden=(), detach=False)}),
+        ("chunk", {"shift": 0, "greedy": "median", "value_head": FilmValueHeadConfig(hidden=(), detach=False)}),
         ("action", {"network": attrs.evolve(SMALL, image_size=48, channels=(16,), blocks=2, state_waves=0)}),
     ],
 )
@@ -258,7 +258,7 @@ def test_it_clones_the_tabletop_expert() -> None:
 def test_critic_starts_near_zero_and_can_be_detached() -> None:
     obs = observation(4)
     for detach in (False, True):
-        model = policy(context={"values": "action"}, value_head=ValueHeadConfig(detach=detach))
+        model = policy(context={"values": "action"}, value_head=FilmValueHeadConfig(detach=detach))
         values = model.values(obs)
         assert values.shape == (4, CHUNK)
         assert values.abs().max() < 0.5

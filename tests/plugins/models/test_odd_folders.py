@@ -137,7 +137,7 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Plugin, list[Case]]] = {
         save_film_resnet,
         film_resnet.plugin,
         [
-            ("config.json", ["network", "blocks"], HUGE, "'blocks' is 10+, a whole number from 1 to 1,000"),
+            ("config.json", ["network", "blocks"], HUGE, "network.blocks: expected a number of 63 bits at most"),
             ("config.json", ["network", "channels"], "x", "network.channels: expected a list"),
             ("config.json", ["cameras"], {"a": 1}, "cameras: expected a list"),
             ("config.json", ["chunk"], MISSING, "chunk: required"),
@@ -235,7 +235,7 @@ def test_files_that_are_cut_off_or_hold_something_else(tmp_path: Path) -> None:
         (lambda values: values * NAN, r"'action.max\[0\]' is nan, a number"),
         (
             lambda values: values - 9,
-            r"'action.max\[0\]' is -8.0, below the -1.0 of 'action.min\[0\]': that is no range",
+            r"'action.max\[0\]' is -8\.\d+, below the -0\.2\d* of 'action.min\[0\]': that is no range",
         ),
     ],
 )

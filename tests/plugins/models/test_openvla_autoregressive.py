@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.core.types import Chunk, Context
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, ValueHeadConfig, openvla
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, OpenVLAValueHeadConfig, openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.testing import check_model
@@ -108,7 +108,7 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
     [
         ("none", 1, {}),
         ("chunk", 1, {"lora": LoRAConfig(rank=4, dropout=0.3), "log_prob_over": "full_vocabulary"}),
-        ("action", 2, {"freeze_vision": True, "value_head": ValueHeadConfig(hidden=(16,))}),
+        ("action", 2, {"freeze_vision": True, "value_head": OpenVLAValueHeadConfig(hidden=(16,))}),
         ("chunk", 1, {"lora": LoRAConfig(rank=4), "gradient_checkpointing": True, "cameras": ("camera1", "camera0")}),
     ],
 )

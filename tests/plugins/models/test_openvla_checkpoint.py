@@ -14,7 +14,7 @@ from openvla_cases import CHUNK, ENV, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.toolkit.models.fitting import MismatchError
 
@@ -180,7 +180,7 @@ def test_critic_of_another_shape(saved: Path) -> None:
     with pytest.raises(CheckpointError, match=r"(?s)value_head.safetensors does not fit.*layers.2.weight"):
         policy(checkpoint=str(saved), context={"values": "action"})
     with pytest.raises(CheckpointError, match="remove"):
-        policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(8,)))
+        policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=OpenVLAValueHeadConfig(hidden=(8,)))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vla_rl.plugins.models.openvla import (
     LoRAConfig,
     OpenVLAARConfig,
     OpenVLAOFTConfig,
-    ValueHeadConfig,
+    OpenVLAValueHeadConfig,
     openvla,
     openvla_oft,
 )
@@ -52,7 +52,7 @@ def test_contract_with_everything_on(plugin: Any, config: Any) -> None:
         freeze_vision=True,
         reuse_vision_features=True,
         lora=LoRAConfig(rank=4),
-        value_head=ValueHeadConfig(kind="attention", hidden=(16,)),
+        value_head=OpenVLAValueHeadConfig(kind="attention", hidden=(16,)),
     )
 
     check_model(plugin, given, env=ENV, values="action", temperature=1.6, atol=2e-5, reload=reloading(given))
@@ -271,7 +271,7 @@ def test_autocast_needs_float32_weights() -> None:
 
 @BOTH
 def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, config: Any) -> None:
-    model = build(plugin, config, {"values": "chunk"}, value_head=ValueHeadConfig(kind="attention"))
+    model = build(plugin, config, {"values": "chunk"}, value_head=OpenVLAValueHeadConfig(kind="attention"))
     obs = observation(4)
     head = model.module.value_head
     assert isinstance(head, AttentionValueHead)
@@ -293,7 +293,9 @@ def test_attention_critic_sees_image_and_prompt_and_no_actions(plugin: Any, conf
 def test_kinds_of_critic_are_not_mixed_up(tmp_path: Path) -> None:
     policy(context={"values": "chunk"}).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"(?s)value_head.safetensors does not fit.*remove.*key.weight"):
-        policy(checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=ValueHeadConfig(kind="attention"))
+        policy(
+            checkpoint=str(tmp_path), context={"values": "chunk"}, value_head=OpenVLAValueHeadConfig(kind="attention")
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- reference

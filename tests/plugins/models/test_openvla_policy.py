@@ -14,7 +14,7 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, ValueHeadConfig, openvla_oft
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, openvla_oft
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.testing import check_model
 
@@ -24,7 +24,7 @@ from vla_rl.testing import check_model
     [
         ("none", {}),
         ("chunk", {"lora": LoRAConfig(rank=4, dropout=0.3)}),
-        ("action", {"freeze_vision": True, "value_head": ValueHeadConfig(hidden=(16,))}),
+        ("action", {"freeze_vision": True, "value_head": OpenVLAValueHeadConfig(hidden=(16,))}),
         ("chunk", {"lora": LoRAConfig(rank=4), "freeze_vision": True, "gradient_checkpointing": True}),
         ("none", {"append_stop_token": False, "use_proprio": False, "cameras": ("camera1",), "center_crop": True}),
     ],
@@ -154,7 +154,7 @@ def test_what_is_trained() -> None:
 def test_critic_starts_near_zero_and_can_be_detached() -> None:
     obs = observation(4)
     for detach in (False, True):
-        model = policy(context={"values": "action"}, value_head=ValueHeadConfig(detach=detach))
+        model = policy(context={"values": "action"}, value_head=OpenVLAValueHeadConfig(detach=detach))
         values = model.values(obs)
         assert values.shape == (4, CHUNK)
         assert values.abs().max() < 0.1

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.pi0 import Pi0Config
-from vla_rl.plugins.models.pi0.architecture import PiSizes, Shape, network_config
+from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.statistics import WANTED, action_dim
 from vla_rl.toolkit.models import networks
@@ -157,7 +157,7 @@ def test_memory_is_stated_before_loading(saved: Path, monkeypatch: pytest.Monkey
 def test_memory_of_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(networks, "free_memory", lambda device: 10 * 2**30)
     with torch.device("meta"):
-        network = empty_network(network_config(PiSizes(), Shape(horizon=50)))
+        network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
     with pytest.raises(CheckpointError, match=r"3,501,372,176 weights as float32 need 13.0 GiB.*bfloat16 \(6.5 GiB\)"):
         networks.allocate(network, CPU, torch.float32, "pi0")
 

@@ -15,7 +15,7 @@ from torch import nn
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi0Config, plugin
-from vla_rl.plugins.models.pi0.architecture import PiSizes, Shape, network_config
+from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import LEROBOT, public_name
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
@@ -84,7 +84,7 @@ def test_adapters_are_on_the_linear_layers_that_would_be_trained(expert_only: bo
 @pytest.mark.parametrize(("expert_only", "layers", "count"), [(True, 131, 14_126_080), (False, 415, 68_810_752)])
 def test_adapters_of_the_full_size(expert_only: bool, layers: int, count: int) -> None:
     with torch.device("meta"):
-        network = empty_network(network_config(PiSizes(), Shape(horizon=50)))
+        network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
         freeze_unused(network.model.vlm.language_model)
         if expert_only:
             network.model.vlm.requires_grad_(False)

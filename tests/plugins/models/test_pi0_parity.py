@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_files import reference
-from vla_rl.plugins.models.pi0.architecture import PiSizes, Shape, network_config
+from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.checkpoints import find_weights
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def module() -> Pi0Module:
-    network = empty_network(network_config(REFERENCE_SIZES, Shape(horizon=10, action_dim=8, state_dim=8)))
+    network = empty_network(network_config(REFERENCE_SIZES, FlowShape(horizon=10, action_dim=8, state_dim=8)))
     weights = find_weights(reference("pi0", "model.safetensors").parent, open_names)
     fill(network, weights, CPU, torch.float32, public_name=public_name)
     return Pi0Module(network).eval()
@@ -163,6 +163,6 @@ def test_public_key_layout() -> None:
     wanted = json.loads(reference("pi0", "keys_pi0_full.json").read_text())
     assert wanted.pop(TIED) == wanted[HEAD]
     with torch.device("meta"):
-        network = empty_network(network_config(PiSizes(), Shape(horizon=50)))
+        network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
     assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
     assert PiSizes.of_variants({}) == PiSizes()

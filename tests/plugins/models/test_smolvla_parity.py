@@ -13,6 +13,7 @@ from torch import Tensor
 from reference_files import reference
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes, mlp_width
 from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix, empty_network
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_matching import FlowSchedule
@@ -114,5 +115,5 @@ def test_public_key_layout() -> None:
         network = empty_network(SmolVLASizes(), FlowShape(horizon=50))
     assert {name: list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
     assert sum(p.numel() for p in network.parameters()) == 450_046_176
-    assert SmolVLASizes.of_config({}) == SmolVLASizes()
+    assert SmolVLASizes.of_config(Record(source="config.json", data={})) == SmolVLASizes()
     assert (mlp_width(720), mlp_width(48)) == (2048, 256)

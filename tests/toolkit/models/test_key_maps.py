@@ -44,7 +44,7 @@ def test_presets_have_names(name):
         ("imagse: {}", "a key map has the keys"),
         ("state: [a]", "is no key map: .*'images'"),
         ("images: [a]\naction_space: joints", "is no key map: .*joint_position"),
-        ("images: [", "is no key map"),
+        ("images: [", "not valid YAML"),
     ],
 )
 def test_wrong_files(tmp_path, text, message):
