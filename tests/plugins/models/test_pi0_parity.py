@@ -16,6 +16,7 @@ from reference_files import reference
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
+from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density
 from vla_rl.toolkit.models.networks import fill
@@ -165,4 +166,4 @@ def test_public_key_layout() -> None:
     with torch.device("meta"):
         network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
     assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
-    assert PiSizes.of_variants({}) == PiSizes()
+    assert PiSizes.of_variants(Record(source="config.json", data={})) == PiSizes()
