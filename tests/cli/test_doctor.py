@@ -128,7 +128,7 @@ def test_a_run_is_warned_and_not_refused(caplog) -> None:
 
 
 def test_commands_that_mend_something_are_there_without_a_clone() -> None:
-    """As a wheel is installed: a script is named by where it is."""
+    """An installed wheel: a script is named by where it is."""
     for command in FIXES.values():
         words = command.split()
         assert words[0] == "apt-get" or (words[0] == "sh" and Path(words[1]).is_absolute() and Path(words[1]).is_file())

@@ -18,7 +18,7 @@ class BadConfig:
     event: str = "on_update_end"
     at: int = 2
     file: str = ""
-    """Which "fill" makes as long as the disk lets it."""
+    """File that "fill" makes as long as the disk lets it."""
 
 
 class Bad:

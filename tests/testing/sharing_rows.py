@@ -17,7 +17,7 @@ class SharesAVariable(SceneRow):
     """Keeps its speed in a variable of the module, which each process has once."""
 
     class scene_type(Scene):
-        """As a `Scene`, but for the variable."""
+        """A `Scene`, but for the variable."""
 
         def reset(self, state: int, seed: int) -> None:
             super().reset(state, seed)
@@ -33,7 +33,7 @@ class SharesAGenerator(SceneRow):
     """Seeds the global generator in its reset and draws from it in steps, as if it were alone."""
 
     class scene_type(Scene):
-        """As a `Scene`, in the wind."""
+        """A `Scene` in the wind."""
 
         def reset(self, state: int, seed: int) -> None:
             super().reset(state, seed)

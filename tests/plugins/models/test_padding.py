@@ -31,7 +31,7 @@ PLUGINS: dict[str, tuple[Any, dict[str, Any]]] = {
     "openvla_oft": (openvla.openvla_oft, {"value_head": {"kind": "attention"}}),
 }
 PADS = {"train_expert_only": False, "value_head": {"reads": "prefix", "pads": True}}
-"""As RLinf's critic of pi0.5."""
+"""Keys of RLinf's critic of pi0.5."""
 
 
 def built(plugin: Any, keys: dict[str, Any], chunk: int = CHUNK) -> Any:
@@ -145,7 +145,7 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours(name: str) -> None:
 
 
 def _with_first(obs: Observation, row: Observation) -> Observation:
-    """These observations, the first of them another."""
+    """Return these observations with another first one."""
     images = {name: image.copy() for name, image in obs.images.items()}
     state = obs.state.copy()
     for name, image in row.images.items():
