@@ -91,7 +91,7 @@ class Case:
                     "latency_s": latency,
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
-                "asynchrony": {"max_lag": self.max_lag, "stream": self.stream},
+                "asynchrony": {"max_lag": self.max_lag, "streaming_update": self.stream},
                 "algorithm": {"type": "ppo", "normalize_advantages": not self.stream},
                 "placement": {"type": "slots"},
                 "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": PART if self.stream else 10 * samples},
@@ -136,7 +136,7 @@ class LaneCase(Case):
                     "num_states": 10**5,
                     "latency_s": ROW_STEP,
                     "latency_sigma": SIGMA,
-                    "rows_apart": True,
+                    "independent_envs": True,
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
                 "asynchrony": {"max_lag": self.max_lag},
@@ -163,11 +163,11 @@ class LaneCase(Case):
 
 
 SIGMA = math.sqrt(math.log(1 + ROW_CV**2))
-LANES: Mapping[str, object] = {"stages": ROWS, "side_by_side": True}
+LANES: Mapping[str, object] = {"stages": ROWS, "concurrent_lanes": True}
 LANE_CASES = [
     LaneCase(name="lockstep", placement={}),
-    LaneCase(name="window", placement={**LANES, "max_wait": 0.0}),
-    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait": 0.3}),
+    LaneCase(name="window", placement={**LANES, "max_wait_s": 0.0}),
+    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait_s": 0.3}),
 ]
 
 

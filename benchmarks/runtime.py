@@ -138,7 +138,7 @@ def play(runtime: Driver, flow: Flow) -> float:
     collect(runtime, flow, flow.step + 1)
     seconds = perf_counter() - before
     runtime.finish(trained=False)
-    flow.finish("void")
+    flow.finish("discarded")
     return seconds
 
 

@@ -27,7 +27,7 @@ class WaitingConfig:
     """Whose trouble it is."""
     told: str = ""
     """File that says that the process has ended once."""
-    rows_apart: bool = True
+    independent_envs: bool = True
 
 
 class Waiting(ScriptedEnv):

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Plan, Slot, Window
+from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast, periodic
 from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
@@ -101,8 +101,8 @@ def test_lanes_of_one_policy_do_not_wait_for_those_of_another():
 
 def test_a_window_fires_when_its_oldest_request_has_waited():
     """All 16 rows together keep step; a lane of 8 rows at a time overlaps, as with stages."""
-    both = expect(apart(2, window=Window(max_batch=16, max_wait=1.0)), 16, profile_of(0.2, 0.1)).rollout
-    alone = expect(apart(2, window=Window(max_batch=8, max_wait=1.0)), 16, profile_of(0.2, 0.1)).rollout
+    both = expect(apart(2, batching=Batching(max_batch=16, max_wait_s=1.0)), 16, profile_of(0.2, 0.1)).rollout
+    alone = expect(apart(2, batching=Batching(max_batch=8, max_wait_s=1.0)), 16, profile_of(0.2, 0.1)).rollout
     assert both == pytest.approx(32 * (0.1 + 0.2))
     assert alone == pytest.approx(32 * 0.2 + 0.05)
 
@@ -121,8 +121,8 @@ def test_a_lane_a_row(rows, seconds, cv, lock_step, what_waits, quarter):
     """Rows a second, with inferences of 80 ms and 5 ms a row: another simulation of the same says so."""
     inference = Cost(seconds=0.08 + 0.005 * rows, rows=rows, fixed=0.08 / (0.08 + 0.005 * rows))
     profile = profile_of(Cost(seconds=drawn(seconds, cv), each=True), inference)
-    windows = (Window(max_wait=0.0), Window(max_batch=rows // 4, max_wait=0.3))
-    plans = [apart(), *(apart(rows, side_by_side=True, window=window) for window in windows)]
+    windows = (Batching(max_wait_s=0.0), Batching(max_batch=rows // 4, max_wait_s=0.3))
+    plans = [apart(), *(apart(rows, concurrent_lanes=True, batching=window) for window in windows)]
     found = [expect(plan, rows, profile, rounds=8, steps=4) for plan in plans]
     rates = [rows * 8 * 32 / forecast.iteration for forecast in found]
     assert rates == pytest.approx([lock_step, what_waits, quarter], rel=0.06)
@@ -131,11 +131,11 @@ def test_a_lane_a_row(rows, seconds, cv, lock_step, what_waits, quarter):
 
 def test_rows_that_step_at_the_same_time_delay_nobody():
     """Nothing waits: each of 4 rows has a step and an inference of its own, in turn."""
-    plan = apart(4, side_by_side=True, window=Window(max_wait=0.0))
+    plan = apart(4, concurrent_lanes=True, batching=Batching(max_wait_s=0.0))
     free = Cost(seconds=0.1, fixed=1.0)
     expected = expect(plan, 4, profile_of(free, Cost(seconds=0.0)))
     assert expected.rollout == pytest.approx(32 * 0.1) and expected.idle["sim"] == pytest.approx(0.0, abs=1e-6)
-    one_by_one = expect(apart(4, window=Window(max_batch=4)), 4, profile_of(free, Cost(seconds=0.0)))
+    one_by_one = expect(apart(4, batching=Batching(max_batch=4)), 4, profile_of(free, Cost(seconds=0.0)))
     assert one_by_one.rollout == pytest.approx(4 * 32 * 0.1)
 
 
@@ -207,7 +207,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
-            "side_by_side": False,
+            "concurrent_lanes": False,
             "rows": {"0": rows},
             "served": {},
         },
@@ -217,7 +217,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
-            "side_by_side": False,
+            "concurrent_lanes": False,
             "rows": {},
             "served": {"0": rows},
         },
@@ -227,7 +227,7 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cpu",
             "cpus": 4.0,
             "local": False,
-            "side_by_side": False,
+            "concurrent_lanes": False,
             "rows": {},
             "served": {},
         },

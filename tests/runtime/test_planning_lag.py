@@ -91,7 +91,9 @@ def test_a_spec_that_streams():
     profile, _ = job(0.3, 256, 1.0)
     found = {}
     for stream, micro_batch in ((False, 32), (True, 64 * MEAN), (True, 32)):
-        spec = load_spec(EXAMPLE, [*changes, f"asynchrony.stream={stream}".lower(), f"train.micro_batch={micro_batch}"])
+        spec = load_spec(
+            EXAMPLE, [*changes, f"asynchrony.streaming_update={stream}".lower(), f"train.micro_batch={micro_batch}"]
+        )
         found[stream, micro_batch] = overlap(PLAN, spec, profile)
         assert seconds_of(PLAN, spec, profile) == found[stream, micro_batch].by_lag[0].iteration
     whole, coarse, fine = found.values()

@@ -150,7 +150,7 @@ def test_a_stop_does_not_wait_for_the_rollout(begin, tmp_path, backend, placemen
 def test_a_stop_does_not_wait_for_demonstrations(begin, tmp_path, backend):
     warm = {"episodes": 10**6, "epochs": 1, "lr": 1e-3, "batch": 16}
     hooks = [{"type": "console", "mode": "plain", "every_s": 0.1}]
-    process = begin(backend, warmup=warm, hooks=hooks, env={"latency_s": 0.05}, eval={"before": False})
+    process = begin(backend, bc_warmup=warm, hooks=hooks, env={"latency_s": 0.05}, eval={"before": False})
     wait_for(lambda: re.search(r"demonstrations: [1-9]\d* of", (tmp_path / "output").read_text()), process)
     family = below(process)
     process.send_signal(signal.SIGTERM)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.core.plan import Slot, Window
+from vla_rl.core.plan import Batching, Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import tracing
 from vla_rl.runtime.comm.tracing import CallRecorder, Event
@@ -22,7 +22,14 @@ def assigned(index, *roles):
     lanes = (LaneSlice(index=index, first_row=0, rows=4),)
     slot = Slot(roles=roles)
     return Assignment(
-        index=index, slot=slot, lanes=lanes, served=lanes, homes=(index,) * len(lanes), window=Window(), rank=0, world=1
+        index=index,
+        slot=slot,
+        lanes=lanes,
+        served=lanes,
+        homes=(index,) * len(lanes),
+        batching=Batching(),
+        rank=0,
+        world=1,
     )
 
 

@@ -111,9 +111,9 @@ def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
 @pytest.mark.parametrize("row", sharing_rows.ROWS, ids=lambda row: row.__name__)
 def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type[SceneRow]) -> None:
     with pytest.raises(CheckFailed) as failed:
-        check_env(rows_apart(row), num_envs=2, chunk=4, expert=False)
+        check_env(independent_envs(row), num_envs=2, chunk=4, expert=False)
     (text,) = failed.value.findings
-    assert "the same episodes in rows that share a process (processes: {rows_per_process: 2})" in text
+    assert "the same episodes in rows that share a process (processes: {envs_per_process: 2})" in text
 
 
 # ---------------------------------------------------------------------------------------------------- correct
@@ -136,27 +136,27 @@ def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
     check_env(batch(), chunk=4)
 
 
-def rows_apart(row: type[SceneRow]) -> RowsEnv:
+def independent_envs(row: type[SceneRow]) -> RowsEnv:
     splits = {split: small_states(split) for split in ("train", "eval")}
     return RowsEnv(small_info(), splits, row, Context(num_envs=2, chunk=4), Processes(apart=True))
 
 
 def test_rows_in_processes_pass() -> None:
-    check_env(rows_apart(SceneRow), num_envs=2, chunk=4)
+    check_env(independent_envs(SceneRow), num_envs=2, chunk=4)
 
 
 def test_files_that_rows_leave_open_in_their_processes_are_found() -> None:
     with pytest.raises(CheckFailed, match="as many open files after each episode") as failed:
-        check_env(rows_apart(sharing_rows.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
+        check_env(independent_envs(sharing_rows.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
     assert len(failed.value.findings) == 1
 
 
 def test_programs_that_rows_start_end_with_them() -> None:
-    check_env(rows_apart(sharing_rows.StartsAServer), num_envs=2, chunk=4, expert=False)
+    check_env(independent_envs(sharing_rows.StartsAServer), num_envs=2, chunk=4, expert=False)
 
 
 def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
-    env = rows_apart(NoExpertRow)
+    env = independent_envs(NoExpertRow)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
 
 
 def test_a_bug_in_the_expert_of_a_row_is_a_fault_of_that_row() -> None:
-    env = rows_apart(BuggyExpertRow)
+    env = independent_envs(BuggyExpertRow)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         assert not env.expert_chunk().any()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import DoesNotFit, Plan, Slot, Window
+from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.testing import CheckFailed, check_placement
 
 
@@ -41,7 +41,7 @@ def test_a_sane_strategy_passes() -> None:
         ({"slot": {"device": "cuda:0"}}, "a share of a GPU exactly for device cuda"),
         ({"slot": {"roles": ("sim", "policy", "learner", "critic")}}, "got ['critic']"),
         ({"plan": {"stages": 100}}, "expected at most 64 lanes, a row each, got 100"),
-        ({"plan": {"window": Window(max_wait=0.1)}}, "every policy worker simulates its own rows"),
+        ({"plan": {"batching": Batching(max_wait_s=0.1)}}, "every policy worker simulates its own rows"),
         ({"plan": {"offload": frozenset({"gpu"})}}, "expected offload among"),
     ],
 )

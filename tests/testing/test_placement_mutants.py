@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import DoesNotFit, Plan, Slot, Window
+from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.testing import CheckFailed, check_placement
 from vla_rl.testing.apart import Slots, SlotsConfig
 
@@ -196,13 +196,13 @@ class WaitsForNobody(Apart):
     sims = 1
 
     def options(self, job):
-        return {"window": Window(max_wait=0.1)}
+        return {"batching": Batching(max_wait_s=0.1)}
 
 
 @found_by("would split lanes of 16 rows")
 class WindowSmallerThanALane(Apart):
     def options(self, job):
-        return {"window": Window(max_batch=5)}
+        return {"batching": Batching(max_batch=5)}
 
 
 @found_by("lanes that step at the same time need simulators in workers of their own")
@@ -211,7 +211,7 @@ class SideBySideWithThePolicy(Apart):
         return [Slot(roles=("sim", "policy", "learner"), cpus=cluster.cpus)]
 
     def options(self, job):
-        return {"side_by_side": True}
+        return {"concurrent_lanes": True}
 
 
 @found_by("offload.policy has nothing to free")

@@ -334,7 +334,7 @@ class AdvantageScope(Enum):
     """What rewards, filters, advantages and weights of a group depend on (`Algorithm.advantage_scope`)."""
 
     GROUP = "group"
-    """On that group alone, so `asynchrony.stream` may train on it before the step is whole."""
+    """On that group alone, so `asynchrony.streaming_update` may train on it before the step is whole."""
     STEP = "step"
     """On other groups of the step too."""
 

@@ -117,11 +117,13 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
     f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, a row each", lanes, "use fewer sim slots")
-    window = plan.window
+    window = plan.batching
     f.expect(
         window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all rows"
     )
-    f.expect(window.max_wait is None or window.max_wait >= 0, on, "max_wait None or >= 0", window, "None: wait for all")
+    f.expect(
+        window.max_wait_s is None or window.max_wait_s >= 0, on, "max_wait_s None or >= 0", window, "None: wait for all"
+    )
     f.expect(plan.offload <= set(ROLES), on, f"offload among {ROLES}", sorted(plan.offload), "correct the name")
     try:
         checked(plan, cluster, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window
+from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
 from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find
 
@@ -141,8 +141,11 @@ def sims_apart(policies, **options):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(slots=(Slot(roles=("sim", "policy", "learner")),), window=Window(max_wait=0.5)), "max_wait 0.5 s"),
-        (sims_apart(2, stages=2, window=Window(max_wait=0.5)), "every policy worker acts for one lane"),
+        (
+            Plan(slots=(Slot(roles=("sim", "policy", "learner")),), batching=Batching(max_wait_s=0.5)),
+            "max_wait_s 0.5 s",
+        ),
+        (sims_apart(2, stages=2, batching=Batching(max_wait_s=0.5)), "every policy worker acts for one lane"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(plan, message):
@@ -151,7 +154,7 @@ def test_what_would_have_no_effect_is_refused(plan, message):
 
 
 def test_a_window_of_several_lanes_may_wait():
-    plan = sims_apart(1, stages=2, window=Window(max_wait=0.5))
+    plan = sims_apart(1, stages=2, batching=Batching(max_wait_s=0.5))
     assert checked(plan, RACK, JOB) is plan
 
 

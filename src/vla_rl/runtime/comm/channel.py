@@ -261,11 +261,11 @@ class Caller:
 class RayPeers:
     """Other workers (Ray actors) as a policy's worker calls them. The driver watches how long calls take."""
 
-    def __init__(self, own: int, actors: Mapping[int, Any], side_by_side: bool):
-        """Create the peers of worker `own`. `side_by_side`: lanes of the other workers run concurrently."""
+    def __init__(self, own: int, actors: Mapping[int, Any], concurrent_lanes: bool):
+        """Create the peers of worker `own`. `concurrent_lanes`: lanes of the other workers run concurrently."""
         import ray
 
-        self.ray, self.own, self.actors, self.side_by_side = ray, own, actors, side_by_side
+        self.ray, self.own, self.actors, self.concurrent_lanes = ray, own, actors, concurrent_lanes
         self.lines: dict[int, Channel] = {}
         self.callers: dict[int, Caller] = {}
 
@@ -321,7 +321,7 @@ class RayPeers:
             return self.actors[worker].practice.remote(pickle.dumps((role, method, arguments)))
         if worker in self.callers:
             return self.callers[worker].call(role, method, *arguments)
-        door: Door = "lane" if self.side_by_side and role == "sim" else "call"
+        door: Door = "lane" if self.concurrent_lanes and role == "sim" else "call"
         return getattr(self.actors[worker], door).remote(pickle.dumps((role, method, arguments)))
 
     def value_of(self, reference: Any) -> Any:

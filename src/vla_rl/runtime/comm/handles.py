@@ -118,7 +118,7 @@ class Fleet:
         """Call a method of a handle's role, in the phase and the concurrency group that the method declares."""
         about = declared(method)
         self.phases.enter(about.phase)
-        beside = handle.role == "sim" and about.lane is not None and handle.assignment.side_by_side
+        beside = handle.role == "sim" and about.lane is not None and handle.assignment.concurrent_lanes
         door: Door = "lane" if beside else about.door
         return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, door=door)
 

@@ -95,7 +95,7 @@ class Collector:
         if not self.ahead:
             return waited
         ready, playing = len(self.played) - taken, sum(map(len, (*self._given.values(), *self._waiting)))
-        return {**waited, "rollout/ready_tickets": float(ready), "rollout/playing_tickets": float(playing)}
+        return {**waited, "rollout/ready_tickets": float(ready), "rollout/running_tickets": float(playing)}
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for results, as the fleet does; finished tickets are passed to `arrived` meanwhile."""

@@ -164,7 +164,7 @@ class Driver:
             **(figures.of_ages(rollout, self.version) if self.tickets.ahead else {}),
             **self.tickets.metrics(len(tickets)),
             **self.starts.note(step, rollout.episodes, tickets[-1]),
-            "faults/rows": float(self._new_faults),
+            "faults/envs": float(self._new_faults),
         }
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class Driver:
         return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
 
     @property
-    def practice(self) -> dict[str, Any]:
+    def imagination_totals(self) -> dict[str, Any]:
         """Return the sums of `practise` over the run."""
         return self.imagining.so_far
 
@@ -256,11 +256,11 @@ class Driver:
 
     @traced
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert on all learners (`warmup:` in the spec). Return metrics."""
+        """Clone the simulator's scripted expert on all learners (`bc_warmup:` in the spec). Return metrics."""
         before = perf_counter()
         metrics = warm_up(self.fleet, self.spec, self.progress)
         self.forget_demonstrations()
-        return metrics | {"time/warmup": perf_counter() - before}
+        return metrics | {"time/bc_warmup": perf_counter() - before}
 
     def forget_demonstrations(self) -> None:
         """Free the demonstrations, and reset the optimiser's state before RL."""

@@ -37,11 +37,15 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.messages.ids import IMAGINED_GROUPS
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.messages.world_model import FitResult
+from vla_rl.runtime.run_folder.old_names import renamed
 from vla_rl.toolkit.json_files import read_record
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
 Report = Callable[[list[str]], object]
+TOTALS = "imagination.json"
+"""File of a checkpoint with the totals of the run; `TOTALS_BEFORE` in earlier versions."""
+TOTALS_BEFORE = "practice.json"
 
 
 class ImaginationTrainer:
@@ -133,7 +137,7 @@ class ImaginationTrainer:
         """
         if self._chosen is None or self._advantages is None:
             return chosen, advantages
-        return joined([self._chosen, chosen]), side_by_side(self._advantages, advantages)
+        return joined([self._chosen, chosen]), concatenated(self._advantages, advantages)
 
     def whole(self, real: RolloutBatch) -> RolloutBatch:
         """Return all rollouts of the step, imagined and real."""
@@ -145,7 +149,7 @@ class ImaginationTrainer:
             return
         if self._gathered is not None:
             self.tickets.release(self._gathered.numbers.tolist())
-            self.flow.finish("trained" if trained and self._chosen is not None else "void")
+            self.flow.finish("trained" if trained and self._chosen is not None else "discarded")
         self.tickets.forget()
         self.fleet.get(self.role.call(WorldModelInterface.over))
         self._gathered = self._chosen = self._advantages = None
@@ -157,7 +161,7 @@ class ImaginationTrainer:
 
     @property
     def so_far(self) -> dict[str, Any]:
-        """Return the sums over the run, as `Runtime.practice`."""
+        """Return the sums over the run, as `Runtime.imagination_totals`."""
         if not self.practises:
             return {}
         return {**self.sums, "tickets": attrs.asdict(self.flow.ledger)}
@@ -166,13 +170,16 @@ class ImaginationTrainer:
         if not self.practises:
             return
         self.fleet.get(self.role.call(WorldModelInterface.save, folder / "world_model.pt"))
-        (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
+        (folder / TOTALS).write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         if not self.practises:
             return
-        self.sums = dict(read_record(folder / "practice.json", CheckpointError).data)
+        file = folder / TOTALS
+        if not file.exists() and (folder / TOTALS_BEFORE).exists():
+            file = folder / TOTALS_BEFORE
+        self.sums = renamed(read_record(file, CheckpointError).data, {"tickets.void": "tickets.discarded"})
         self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
         self.fleet.get(self.role.call(WorldModelInterface.load, folder / "world_model.pt"))
 
@@ -188,16 +195,16 @@ class ImaginationTrainer:
         section = self.section
         if step <= section.warm_start:
             return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
-        if not section.gates:
+        if not section.quality_thresholds:
             return ""
         shut = [name for name, is_open in fitted.gates.items() if not is_open]
         if shut:
             return f"the world model is not good enough yet on held-out episodes: {', '.join(shut)}"
-        low = metrics.get("imagination/inflation_low", math.inf)
-        if low > section.max_inflation:
+        low = metrics.get("imagination/over_estimation_low", math.inf)
+        if low > section.max_over_estimation:
             return (
                 f"the policy succeeds more often in the world model than in the simulator, by at least {low:.2f} "
-                f"(imagination.max_inflation: {section.max_inflation:g})"
+                f"(imagination.max_over_estimation: {section.max_over_estimation:g})"
             )
         return ""
 
@@ -207,7 +214,7 @@ class ImaginationTrainer:
         """
         if not fitted.last:
             return {}
-        numbers = [IMAGINED_GROUPS + step * self.section.measured + i for i in range(len(fitted.last))]
+        numbers = [IMAGINED_GROUPS + step * self.section.evaluated_episodes + i for i in range(len(fitted.last))]
         pairs = zip(fitted.last, numbers, strict=True)
         starts = [EpisodeRequest(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
         rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
@@ -227,7 +234,7 @@ class ImaginationTrainer:
         # 1.96: the normal quantile of a two-sided 95 % interval.
         half = 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else math.inf
         found = {"": mean, "_low": mean - half, "_high": mean + half}
-        return {f"imagination/inflation{end}": value for end, value in found.items() if math.isfinite(value)}
+        return {f"imagination/over_estimation{end}": value for end, value in found.items() if math.isfinite(value)}
 
     def _imagine(self, step: int, version: int, world: int, metrics: dict[str, float]) -> str:
         """Let the policy of `version` act in the world model of version `world`, and add to `metrics`. Return the
@@ -279,7 +286,7 @@ class ImaginationTrainer:
         return assemble(step, played, self.spec.rollout.group_size)
 
 
-def side_by_side(first: Advantages, second: Advantages) -> Advantages:
+def concatenated(first: Advantages, second: Advantages) -> Advantages:
     """Join the advantages of two rollouts from one algorithm, column by column. Metrics are those of the second."""
     length = max(len(part.advantages) for part in (first, second))
 
@@ -303,4 +310,4 @@ def _renamed(rollout: Rollout) -> dict[str, float]:
 
 
 def _gates_metrics(fitted: FitResult) -> dict[str, float]:
-    return {f"imagination/gate_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}
+    return {f"imagination/threshold_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}

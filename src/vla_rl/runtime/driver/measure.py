@@ -50,7 +50,7 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
         flow = flow_of(short, State())
         collect(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
         runtime.finish(trained=False)
-        flow.finish("void")
+        flow.finish("discarded")
         rollouts, _, metrics = collect(runtime, flow, 2)
         prepared = runtime.prepare(rollouts, np.arange(rollouts.valid.shape[1]))
         trained = runtime.update(prepared, runtime.algorithm.advantages(prepared))

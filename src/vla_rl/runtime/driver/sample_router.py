@@ -169,5 +169,5 @@ class SampleRouter:
             return {}
         samples = rollout.samples.numpy()
         ages = (version - rollout.versions.numpy())[:, again][samples[:, again]]
-        of_ages = {"replay/age_mean": float(ages.mean()), "replay/age_max": float(ages.max())} if len(ages) else {}
+        of_ages = {"replay/lag_mean": float(ages.mean()), "replay/lag_max": float(ages.max())} if len(ages) else {}
         return {"replay/share": len(ages) / float(samples.sum()), **of_ages}

@@ -219,7 +219,7 @@ class StreamingUpdate:
         return PluginError(
             f"algorithm {self.spec.algorithm.type!r} says advantage_scope GROUP, and needs other groups: {what} (or a "
             f"wrapper around it does); the weights are unchanged. Set advantage_scope = AdvantageScope.STEP in it, or "
-            f"asynchrony.stream: false"
+            f"asynchrony.streaming_update: false"
         )
 
 

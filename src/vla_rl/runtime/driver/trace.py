@@ -169,7 +169,7 @@ class Trace:
         """
         others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
         events = [*_names([DRIVER, *self.all, *sorted(others)])]
-        lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
+        lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
@@ -196,7 +196,7 @@ class Trace:
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
                 "local": s.local,
-                "side_by_side": s.side_by_side,
+                "concurrent_lanes": s.concurrent_lanes,
                 "rows": {lane.index: lane.rows for lane in s.lanes},
                 "served": {lane.index: lane.rows for lane in s.served},
             }

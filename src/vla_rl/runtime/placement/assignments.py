@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Plan, Slot, Window
+from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.core.types import Array
 
 
@@ -32,7 +32,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             device=plan.slots[policies[0]].device,
             cpus=sum(s.cpus for s in plan.slots),
         )
-        window = Window(max_batch=_window_rows(plan, lanes, len(policies)))
+        batching = Batching(max_batch=_window_rows(plan, lanes, len(policies)))
         return [
             Assignment(
                 index=0,
@@ -40,7 +40,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
                 lanes=tuple(lanes),
                 served=tuple(lanes),
                 homes=(0,) * len(lanes),
-                window=window,
+                batching=batching,
                 rank=0,
                 world=1,
                 offload=plan.offload,
@@ -56,7 +56,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             acting = sim if sim in served else policies[(i if spread else lane.index) % len(policies)]
             served[acting].append(lane)
     rank = {learner: i for i, learner in enumerate(learners)}
-    window = Window(max_batch=_window_rows(plan, lanes, len(policies)), max_wait=plan.window.max_wait)
+    batching = Batching(max_batch=_window_rows(plan, lanes, len(policies)), max_wait_s=plan.batching.max_wait_s)
     return [
         Assignment(
             index=i,
@@ -64,11 +64,11 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             lanes=of_sim.get(i, ()),
             served=tuple(served.get(i, ())),
             homes=tuple(home[lane.index] for lane in served.get(i, ())),
-            window=window,
+            batching=batching,
             rank=rank.get(i, -1),
             world=len(learners),
             offload=plan.offload,
-            side_by_side=plan.side_by_side,
+            concurrent_lanes=plan.concurrent_lanes,
             imagined_at=sims[0] if imagines else None,
         )
         for i, slot in enumerate(plan.slots)
@@ -103,9 +103,9 @@ def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int |
     """Return the number of envs of one inference: the plan's; with synchronous stages one lane's, so that they overlap;
     otherwise all of a policy's.
     """
-    if plan.window.max_batch is not None:
-        return plan.window.max_batch
-    overlapping = plan.stages > 1 and plan.window.max_wait is None and not plan.side_by_side
+    if plan.batching.max_batch is not None:
+        return plan.batching.max_batch
+    overlapping = plan.stages > 1 and plan.batching.max_wait_s is None and not plan.concurrent_lanes
     return lanes[0].rows if overlapping else sum(lane.rows for lane in lanes) // policies
 
 
@@ -121,13 +121,13 @@ class Assignment:
     """Lanes that its policy role acts for."""
     homes: tuple[int, ...]
     """Workers that host the simulators of these lanes."""
-    window: Window
+    batching: Batching
     rank: int
     world: int
     """Learner rank (-1: no learner) and number of ranks."""
     offload: frozenset[str] = frozenset()
     """Roles that leave the device between phases."""
-    side_by_side: bool = False
+    concurrent_lanes: bool = False
     """True where the lanes of a sim worker, this one or another, step concurrently."""
     imagined_at: int | None = None
     """Worker of the world model, where policies train in imagination."""
@@ -145,7 +145,7 @@ class Assignment:
     @property
     def threads(self) -> int:
         """Number of threads in which its lanes run concurrently; 0: one lane after another."""
-        return len(self.lanes) if self.side_by_side else 0
+        return len(self.lanes) if self.concurrent_lanes else 0
 
     @property
     def sim_workers(self) -> list[int]:

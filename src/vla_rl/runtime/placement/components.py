@@ -46,7 +46,7 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
         num_envs=lane.rows,
         first_row=lane.first_row,
     )
-    config = in_processes(spec.env.config) if assignment.side_by_side else spec.env.config
+    config = in_processes(spec.env.config) if assignment.concurrent_lanes else spec.env.config
     env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)
     return env
 

@@ -122,7 +122,7 @@ def forecast(
         tickets: tickets of a training step; None: one for each env.
         chunk: actions of a chunk step.
         max_lag: `asynchrony.max_lag`.
-        part_size: tickets with which learners begin before the step is complete (`asynchrony.stream`); 0: none.
+        part_size: tickets with which learners begin before the step is complete (streaming update); 0: none.
         row_memory: host bytes of an env.
         sharded: each learner holds a shard of the model (`train.sharding: full`).
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
@@ -161,7 +161,7 @@ def expected(
     """
     rollout, rows, length = spec.rollout, spec.env.num_envs, profile.steady.chunk_steps
     assert isinstance(length, int)
-    streams = spec.asynchrony.stream if stream is None else stream
+    streams = spec.asynchrony.streaming_update if stream is None else stream
     samples = spec.train.micro_batch * len(plan.hosting("learner"))
     return forecast(
         plan,
@@ -180,7 +180,7 @@ def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
     """Return the seconds of an iteration, by which many plans are compared. With `max_lag` that is the longer of
     rollout and update, and infinite for a plan that cannot run both at once.
     """
-    if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
+    if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not apart(plan):
         return math.inf
     if not spec.asynchrony.max_lag:
         return expected(plan, spec, profile).iteration
@@ -203,7 +203,7 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
             note(len(by_lag))
             by_lag[lag] = expected(plan, spec, profile, lag)
     free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
-    alone = expected(plan, spec, profile, 0, stream=False) if spec.asynchrony.stream else by_lag[0]
+    alone = expected(plan, spec, profile, 0, stream=False) if spec.asynchrony.streaming_update else by_lag[0]
     return Overlap(
         rollout=min(expected(plan, spec, free, FAR).iteration, alone.rollout),
         training=alone.iteration - alone.rollout,

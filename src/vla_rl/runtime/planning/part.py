@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.plan import Plan, Window
+from vla_rl.core.plan import Batching, Plan
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.batching import Lane, groups_of
@@ -162,11 +162,11 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
     for worker in workers:
         homes = [of_index[home] for home in worker.homes]
         alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
-        if not worker.served or not alone or worker.side_by_side or worker.window.max_wait is not None:
+        if not worker.served or not alone or worker.concurrent_lanes or worker.batching.max_wait_s is not None:
             continue
         lanes, kept = list[LaneSlice](), list[int]()
         home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
-        for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.window):
+        for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
             first = evolve(group[0].slice, rows=sum(lane.slice.rows for lane in group))
             home = home_of[first.index]
             widths[first.index] = len(group)
@@ -185,10 +185,12 @@ def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
         return tuple(evolve(lane, rows=lane.rows // fold) for lane in lanes)
 
-    def window(of: Window) -> Window:
+    def batching(of: Batching) -> Batching:
         return of if of.max_batch is None else evolve(of, max_batch=of.max_batch // fold)
 
-    return [evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), window=window(w.window)) for w in workers], fold
+    return [
+        evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), batching=batching(w.batching)) for w in workers
+    ], fold
 
 
 def _never(*_: Any) -> None:

@@ -188,7 +188,7 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
     counts = {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
-    each = max(counts.values()) == 1 and any(assignment["side_by_side"] for assignment in assignments.values())
+    each = max(counts.values()) == 1 and any(assignment["concurrent_lanes"] for assignment in assignments.values())
     rows, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
     lengths = [length for iteration in iterations for length in iteration["tickets"]]
     sim, reset = _without_resets(_seconds(steps), _seconds(begins), len(lengths) / rows - len(begins))
@@ -282,7 +282,7 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
         name, end = event["name"], _end(event)
         if name not in ROLLOUT:
             continue
-        lanes, alone = _lanes(event), name != "act" and assignments[event["pid"]]["side_by_side"]
+        lanes, alone = _lanes(event), name != "act" and assignments[event["pid"]]["concurrent_lanes"]
         worker = (event["pid"], lanes[0] if alone else None)
         idle = free.get(worker, 0.0)
         if name != "begin":

@@ -264,13 +264,13 @@ class Simulation:
                 self._at(at, lambda: self._played(finished))
             return _Reference(at, [_Reference(at) for _ in requests])
 
-        window = evolve(policy.window, max_wait=None) if policy.local else policy.window
+        batching = evolve(policy.batching, max_wait_s=None) if policy.local else policy.batching
         tickets = self._plays[worker].tickets
-        return drive(lanes, act, MODE, window, tickets, self._value_of, self._ready, lambda: self.now)
+        return drive(lanes, act, MODE, batching, tickets, self._value_of, self._ready, lambda: self.now)
 
     def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
         profile, width = self.profile, self.part.widths.get(lane.index, 1)
-        server = Server() if home.side_by_side else self.part.servers[home.index]
+        server = Server() if home.concurrent_lanes else self.part.servers[home.index]
         times = self.part.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
@@ -288,7 +288,7 @@ class Simulation:
                 seconds += profile.reset.draw(self._random, share, fresh)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             after = max(after, server.free + turn)
-            if home.side_by_side:
+            if home.concurrent_lanes:
                 at = self._work_in_lane(home, server, seconds, after)
             else:
                 at = self._work(server, "sim", seconds, after, width)

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from vla_rl.core.plan import Window
+from vla_rl.core.plan import Batching
 from vla_rl.runtime.messages.requests import PolicyMode
 from vla_rl.runtime.placement.assignments import LaneSlice
 
@@ -38,14 +38,14 @@ Pair = tuple[Lane, Any]
 """A lane, and the reference to its next request."""
 
 
-def groups_of(lanes: Sequence[Lane], window: Window) -> list[list[Lane]]:
+def groups_of(lanes: Sequence[Lane], batching: Batching) -> list[list[Lane]]:
     """Return groups of consecutive lanes that are inferred together: as many as fit into `max_batch` envs."""
-    if window.max_batch is None:
+    if batching.max_batch is None:
         return [list(lanes)]
     groups: list[list[Lane]] = []
     for lane in lanes:
         rows = sum(other.slice.rows for other in groups[-1]) if groups else 0
-        if groups and rows + lane.slice.rows <= window.max_batch:
+        if groups and rows + lane.slice.rows <= batching.max_batch:
             groups[-1].append(lane)
         else:
             groups.append([lane])
@@ -56,7 +56,7 @@ def drive(
     lanes: Sequence[Lane],
     policy: Call,
     mode: PolicyMode,
-    window: Window,
+    batching: Batching,
     tickets: Callable[[Lane, int, int, int], Sequence[Any]],
     value_of: Callable[[Any], Any],
     ready: Callable[[Sequence[Any], float | None], list[Any]],
@@ -72,7 +72,9 @@ def drive(
         clock: clock for the waiting time of requests, in seconds.
     """
     driver = _Driver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
-    return driver.in_groups(groups_of(lanes, window)) if window.max_wait is None else driver.windowed(lanes, window)
+    return (
+        driver.in_groups(groups_of(lanes, batching)) if batching.max_wait_s is None else driver.dynamic(lanes, batching)
+    )
 
 
 @define
@@ -143,12 +145,12 @@ class _Driver:
             if further:
                 pending[complete] = further
 
-    def windowed(self, lanes: Sequence[Lane], window: Window) -> Driving:
-        """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait` seconds since its
-        own arrival.
+    def dynamic(self, lanes: Sequence[Lane], batching: Batching) -> Driving:
+        """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds since
+        its arrival.
         """
-        limit = window.max_batch or sum(lane.slice.rows for lane in lanes)
-        patience = window.max_wait or 0.0
+        limit = batching.max_batch or sum(lane.slice.rows for lane in lanes)
+        patience = batching.max_wait_s or 0.0
         running: list[Pair] = []
         waiting: list[tuple[float, Lane, Any]] = []
         while True:

@@ -208,7 +208,7 @@ class WorkerHost(HostInterface):
         try:
             return self._timed(role, method, arguments)
         except Exception as exc:
-            if role == "sim" and self.assignment.side_by_side:
+            if role == "sim" and self.assignment.concurrent_lanes:
                 exc.add_note(f"in {who}")
             raise
         finally:
@@ -370,7 +370,9 @@ class WorkerHost(HostInterface):
         lanes = self.reach.lanes("sim" if real else IMAGINED)
         policy = self._direct("policy", None if real else PRACTICE)
         framed = self.algorithm.needs.frames
-        window = evolve(self.assignment.window, max_wait=None) if self.assignment.local else self.assignment.window
+        batching = (
+            evolve(self.assignment.batching, max_wait_s=None) if self.assignment.local else self.assignment.batching
+        )
         if real:
             self.played.begin()
 
@@ -379,7 +381,7 @@ class WorkerHost(HostInterface):
             for lane, request in zip(indices, requests, strict=True):
                 if real:
                     self.played.note(lane, request)
-                source = lane if self.assignment.side_by_side else home[lane]
+                source = lane if self.assignment.concurrent_lanes else home[lane]
                 done.env_seconds[source] = done.env_seconds.get(source, 0.0) + request.seconds
                 done.faults += request.faults
                 done.replayed, done.restarted = done.replayed + request.replayed, done.restarted + request.restarted
@@ -396,7 +398,7 @@ class WorkerHost(HostInterface):
             while not play.end():
                 if self.stop_requested():
                     raise StopRequested
-                for _ in drive(lanes, act, mode, window, play.tickets, self.reach.value_of, self.reach.ready):
+                for _ in drive(lanes, act, mode, batching, play.tickets, self.reach.value_of, self.reach.ready):
                     pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
         finally:
             play.stop()

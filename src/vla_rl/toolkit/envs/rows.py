@@ -136,7 +136,7 @@ class RowsEnv(SimEnv):
 
     def in_one_process(self) -> RowsEnv:
         """Return another simulator with the same envs, which take turns in one process."""
-        processes = Processes(apart=True, rows_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
+        processes = Processes(apart=True, envs_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
         return RowsEnv(self.info, self._states, self._make_row, self._context, processes)
 
     @property

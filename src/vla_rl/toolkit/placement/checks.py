@@ -20,11 +20,11 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
             raise DoesNotFit(f"the placement has no slot for the {role} role")
     check_lanes(job, len(sims), plan.stages)
     check_acts(plan)
-    rows, batch = job.num_envs // (len(sims) * plan.stages), plan.window.max_batch
+    rows, batch = job.num_envs // (len(sims) * plan.stages), plan.batching.max_batch
     if batch is not None and batch < rows:
         raise DoesNotFit(
-            f"inferences of at most {batch} rows (placement.window.max_batch) would split lanes of {rows} rows, which "
-            f"step together; set it to {rows} or more, or give lanes fewer rows (placement.lanes, or more sim workers)"
+            f"inferences of at most {batch} envs (placement.batching.max_batch) would split lanes of {rows} envs, which "
+            f"step together; set it to {rows} or more, or give lanes fewer envs (placement.lanes, sim_workers)"
         )
     if job.global_batch is not None and job.global_batch % len(learners):
         raise DoesNotFit(
@@ -99,7 +99,7 @@ def check_acts(plan: Plan) -> None:
     sims, policies = plan.hosting("sim"), plan.hosting("policy")
     together = set(sims) <= set(policies)
     near = set(sims) & set(policies)
-    if plan.side_by_side and near:
+    if plan.concurrent_lanes and near:
         raise DoesNotFit(
             f"lanes that step at the same time need simulators in workers of their own, and {len(near)} of "
             f"{len(sims)} also act; choose disaggregated or hybrid, or let their rows step together"
@@ -111,12 +111,12 @@ def check_acts(plan: Plan) -> None:
             f"{len(idle)} would get none; give the simulators more workers (sim, sim_workers) or the policies fewer "
             f"devices"
         )
-    if plan.window.max_wait is not None and (together or len(sims) * plan.stages <= len(policies)):
+    if plan.batching.max_wait_s is not None and (together or len(sims) * plan.stages <= len(policies)):
         why = "simulates its own rows" if together else "acts for one lane"
         raise DoesNotFit(
-            f"the placement plans a window with max_wait {plan.window.max_wait:g} s, and there is nothing to wait for: "
-            f"every policy worker {why}; leave it out, or give a policy several lanes of other sim workers "
-            f"(placement.lanes, or more sim workers)"
+            f"the placement plans dynamic batching with max_wait_s {plan.batching.max_wait_s:g}, and there is nothing "
+            f"to wait for: every policy worker {why}; leave it out, or give a policy several lanes of other sim "
+            f"workers (placement.lanes, or more sim workers)"
         )
 
 

@@ -86,7 +86,7 @@ class Actor:
     def meet(self, actors: Mapping[int, Any]) -> None:
         """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
         own = self.worker.assignment
-        self.worker.meet(RayPeers(own.index, actors, own.side_by_side))
+        self.worker.meet(RayPeers(own.index, actors, own.concurrent_lanes))
 
     def leave_play(self) -> None:
         """End the running rollout or evaluation early."""

@@ -180,8 +180,8 @@ class EnvWorker(EnvLanes, EnvInterface):
             return env.expert_chunk()
         except NotOffered as exc:
             raise UserError(
-                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `warmup`, or "
-                "clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
+                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `bc_warmup`, "
+                "or clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
             ) from exc
 
     def _takes(self, env: SimEnv, what: str) -> EpisodeRecorder:

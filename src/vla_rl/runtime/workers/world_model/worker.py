@@ -134,7 +134,7 @@ class WorldModelWorker(WorldModelInterface):
         played = sorted((attrs.evolve(e, step=step) for part in ended for e in part), key=lambda e: e.number)
         self.recorder.add(played)
         losses: dict[str, list[float]] = {}
-        updates = section.fit_updates if self.counts.good else section.fit_shut
+        updates = section.fit_updates if self.counts.good else section.fit_updates_below_threshold
         updates = updates if self.recorder.starts("first") else 0
         for _ in range(updates):
             self._go_on()
@@ -163,7 +163,7 @@ class WorldModelWorker(WorldModelInterface):
                 "time/measure": perf_counter() - fitted,
             },
             gates=opened,
-            last=tuple(self.recorder.last(min(len(played), section.measured))),
+            last=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
         )
 
     def draw(self, groups: Sequence[int]) -> list[ResetState]:
@@ -212,7 +212,7 @@ class WorldModelWorker(WorldModelInterface):
 
     def _measured(self) -> dict[str, float]:
         self._go_on()
-        windows = self._held_out(self.section.measured)
+        windows = self._held_out(self.section.evaluated_episodes)
         return {} if windows is None else measure(self.model, windows, self.spec.seed, of_actions=OF_ACTIONS)
 
     def _held_out(self, count: int) -> Windows | None:
