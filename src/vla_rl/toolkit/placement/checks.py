@@ -23,8 +23,8 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
     rows, batch = job.num_envs // (len(sims) * plan.stages), plan.batching.max_batch
     if batch is not None and batch < rows:
         raise DoesNotFit(
-            f"inferences of at most {batch} envs (placement.batching.max_batch) would split lanes of {rows} envs, which "
-            f"step together; set it to {rows} or more, or give lanes fewer envs (placement.lanes, sim_workers)"
+            f"inferences of at most {batch} envs (placement.batching.max_batch) would split lanes of {rows} envs, "
+            f"which step together; set it to {rows} or more, or give lanes fewer envs (placement.lanes, sim_workers)"
         )
     if job.global_batch is not None and job.global_batch % len(learners):
         raise DoesNotFit(
