@@ -30,7 +30,7 @@ ONE = {"video": "frame", "state": "state"}
 
 def read_processor(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
     """Return the robot that the spec asks for. Raise CheckpointError for one that is not in the files (unless the run
-    has `evaluated_episodes` its data's statistics), and for inputs and actions that are not supported."""
+    has `measured` its data's statistics), and for inputs and actions that are not supported."""
     path, told, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
     settings = read_keys(path).section(SETTINGS)
     for name, value in FIXED.items():

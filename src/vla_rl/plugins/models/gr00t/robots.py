@@ -118,7 +118,7 @@ def scale(
 
 
 def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
-    """Return N1.5's robot. Raise CheckpointError for one that is not in the file (unless the run has `evaluated_episodes` its
+    """Return N1.5's robot. Raise CheckpointError for one that is not in the file (unless the run has `measured` its
     data's statistics), or that has no layers in this model."""
     path = folder / METADATA
     empty = Record(source=str(path), data={}, error=CheckpointError)

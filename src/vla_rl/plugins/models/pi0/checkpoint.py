@@ -31,7 +31,7 @@ SLOTS = 3
 def open_checkpoint(
     name: str, model: str, tokenizer: str | None, asset_id: str | None, measured: Statistics | None = None
 ) -> FlowCheckpoint:
-    """Open a folder and read what is small: sizes, statistics (unless the run has `evaluated_episodes` its data's), tokenizer."""
+    """Open a folder and read what is small: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
     own = folder / ARCHITECTURE
