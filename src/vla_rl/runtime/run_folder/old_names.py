@@ -9,18 +9,18 @@ from copy import deepcopy
 from typing import Any
 
 SPEC_KEYS: Mapping[str, str] = {
-    "bc_warmup": "bc_warmup",
-    "asynchrony.weights": "asynchrony.weights",
-    "asynchrony.streaming_update": "asynchrony.streaming_update",
-    "asynchrony.replay.max_lag": "asynchrony.replay.max_lag",
-    "placement.batching": "placement.batching",
-    "placement.batching.max_wait_s": "placement.batching.max_wait_s",
-    "env.independent_envs": "env.independent_envs",
-    "env.processes.envs_per_process": "env.processes.envs_per_process",
-    "imagination.fit_updates_below_threshold": "imagination.fit_updates_below_threshold",
-    "imagination.evaluated_episodes": "imagination.evaluated_episodes",
-    "imagination.quality_thresholds": "imagination.quality_thresholds",
-    "imagination.max_over_estimation": "imagination.max_over_estimation",
+    "warmup": "bc_warmup",
+    "asynchrony.swap": "asynchrony.weights",
+    "asynchrony.stream": "asynchrony.streaming_update",
+    "asynchrony.replay.max_age": "asynchrony.replay.max_lag",
+    "placement.window": "placement.batching",
+    "placement.batching.max_wait": "placement.batching.max_wait_s",
+    "env.rows_apart": "env.independent_envs",
+    "env.processes.rows_per_process": "env.processes.envs_per_process",
+    "imagination.fit_shut": "imagination.fit_updates_below_threshold",
+    "imagination.measured": "imagination.evaluated_episodes",
+    "imagination.gates": "imagination.quality_thresholds",
+    "imagination.max_inflation": "imagination.max_over_estimation",
 }
 """Key of a spec -> its name now, in the order in which they are renamed."""
 SPEC_VALUES: Mapping[str, Mapping[Any, Any]] = {
@@ -48,16 +48,16 @@ RESULT_KEYS: Mapping[str, str] = {
 }
 """Key of results.json -> its name now."""
 METRICS: Mapping[str, str] = {
-    "faults/envs": "faults/envs",
-    "rollout/running_tickets": "rollout/running_tickets",
-    "replay/lag_mean": "replay/lag_mean",
-    "replay/lag_max": "replay/lag_max",
-    "imagination/over_estimation": "imagination/over_estimation",
-    "imagination/over_estimation_low": "imagination/over_estimation_low",
-    "time/bc_warmup": "time/bc_warmup",
+    "faults/rows": "faults/envs",
+    "rollout/playing_tickets": "rollout/running_tickets",
+    "replay/age_mean": "replay/lag_mean",
+    "replay/age_max": "replay/lag_max",
+    "imagination/inflation": "imagination/over_estimation",
+    "imagination/inflation_low": "imagination/over_estimation_low",
+    "time/warmup": "time/bc_warmup",
 }
 """Metric -> its name now."""
-METRIC_PREFIXES: Mapping[str, str] = {"bc_warmup/": "bc_warmup/", "imagination/gate_": "imagination/threshold_"}
+METRIC_PREFIXES: Mapping[str, str] = {"warmup/": "bc_warmup/", "imagination/gate_": "imagination/threshold_"}
 """First part of a metric's name -> the first part now."""
 
 
