@@ -51,7 +51,7 @@ class RowsEnv(SimEnv):
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
         home: type[Apart | Inline] = Apart if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
-        first = context.first_row
+        first = context.first_env
         self._homes = [
             RowProcess(rows=rows, first=first, make=make_row, home=home, chunk=self._chunk) for rows in shares
         ]

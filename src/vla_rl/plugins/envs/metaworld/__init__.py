@@ -49,7 +49,7 @@ plugin = Plugin(
     build=build,
     summary="Meta-World: fifty manipulation tasks with a Sawyer arm, MuJoCo",
     extra="metaworld",
-    row_memory=800_000_000,
+    env_memory=800_000_000,
     preflight=preflight,
     action_dim=lambda config: 4,
 )

@@ -35,7 +35,7 @@ class VectorRobotwin(SimEnv):
 
     def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
         self.num_envs, self.info = context.num_envs, info
-        self._book, self._robotwin, self._first_row = book, robotwin, context.first_row
+        self._book, self._robotwin, self._first_row = book, robotwin, context.first_env
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
