@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from test_row_faults import fragile_spec, without_faults
+from test_env_faults import fragile_spec, without_faults
 
 from vla_rl.core.errors import UserError
 

@@ -48,7 +48,7 @@ class LiberoConfig:
 
 
 def build(config: LiberoConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.libero.rows import make_env
+    from vla_rl.plugins.envs.libero.single_env import make_env
 
     return make_env(config, context)
 

@@ -39,7 +39,7 @@ class MetaWorldConfig:
 
 
 def build(config: MetaWorldConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.metaworld.rows import make_env
+    from vla_rl.plugins.envs.metaworld.single_env import make_env
 
     return make_env(config, context)
 

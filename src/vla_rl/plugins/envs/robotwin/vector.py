@@ -23,7 +23,7 @@ from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
-from vla_rl.toolkit.envs.row import View
+from vla_rl.toolkit.envs.single_env import View
 
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
 """Camera name in specs and observations -> key of `VectorEnv`'s observation."""

@@ -7,9 +7,9 @@ import os
 from itertools import pairwise
 from pathlib import Path
 
+import envs_that_wait
 import fragile
 import pytest
-import rows_that_wait
 import torch
 from scripted_runs import read_metrics, scripted_spec, weights_in
 from test_trace import check_chrome
@@ -29,7 +29,7 @@ RAY = {"runtime": {"backend": "ray"}}
 ROWS = {**RAY, "placement": {"type": "disaggregated", "lanes": "envs"}}
 UNEVEN = {"env": {"independent_envs": True, "latency_s": 0.004, "latency_sigma": 1.0}}
 SHORT = {"train": {"steps": 2}, "eval": {"before": False, "episodes_per_task": 4}}
-WAITING = ["vla_rl.testing.scripted", str(Path(rows_that_wait.__file__))]
+WAITING = ["vla_rl.testing.scripted", str(Path(envs_that_wait.__file__))]
 
 
 @pytest.fixture(scope="module")

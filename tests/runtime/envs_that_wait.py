@@ -16,7 +16,7 @@ from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
 PATIENCE = 60.0
 """Seconds after which a row that waits in vain says so."""
 STEPS: dict[int, int] = {}
-"""Row -> its chunk steps so far; rows of a worker share it."""
+"""Env -> its chunk steps so far; rows of a worker share it."""
 changed = threading.Condition()
 
 
