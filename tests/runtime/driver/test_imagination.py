@@ -34,7 +34,7 @@ from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.imagination import concatenated
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.recorder import EpisodeStore
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker, limited, spare_of
 

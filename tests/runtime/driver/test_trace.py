@@ -20,7 +20,7 @@ from vla_rl.runtime.start import run
 
 
 def assigned(index, *roles):
-    lanes = (LaneSlice(index=index, first_row=0, rows=4),)
+    lanes = (LaneSlice(index=index, first_env=0, num_envs=4),)
     slot = Slot(roles=roles)
     return Assignment(
         index=index,

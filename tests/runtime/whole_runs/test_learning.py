@@ -123,7 +123,7 @@ def test_grpo_without_groups_is_refused(changes, message):
 def test_seats_follow_the_plan():
     slots = tuple(Slot(roles=(role,)) for role in ("sim", "sim", "policy", "learner", "learner"))
     assignments = assign(Plan(slots=slots, stages=2, batching=Batching()), 16, one_process=False)
-    assert [[lane.first_row for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
+    assert [[lane.first_env for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
     assert [lane.index for lane in assignments[2].served] == [0, 1, 2, 3]
     assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
     assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
