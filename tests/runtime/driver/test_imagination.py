@@ -137,7 +137,7 @@ def without_seconds(results) -> dict:
     return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
-@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw")], ids=["oracle", "edm"])
+@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw_starts")], ids=["oracle", "edm"])
 def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
     whole, tmp_path, monkeypatch, world, where
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
 
     def stops(self, *arguments):
         calls[0] += 1
-        if calls[0] == (2 if where == "draw" else 3):
+        if calls[0] == (2 if where == "draw_starts" else 3):
             raise StopRequested
         return original(self, *arguments)
 

@@ -49,7 +49,7 @@ class Parts(list):
 def piecemeal(monkeypatch):
     """Tickets come in one by one, about in the order of their numbers. -> samples of each part that learners trained
     on, filled by runs. AdamW gives gradients of 0 that rounding moves no size of their own."""
-    finished, feed, random = Driver.finished, Learner.feed, Random(0)
+    finished, feed, random = Driver.finished, Learner.forward_backward, Random(0)
     parts = Parts()
     held = parts.held
 
@@ -64,7 +64,7 @@ def piecemeal(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, eps=1e-3))
     monkeypatch.setattr(Driver, "finished", one)
-    monkeypatch.setattr(Learner, "feed", counted)
+    monkeypatch.setattr(Learner, "forward_backward", counted)
     return parts
 
 
@@ -186,7 +186,7 @@ def test_learners_train_while_tickets_are_played(train, tmp_path, monkeypatch):
         calls = [e for e in trace if e.get("cat") == "work" and begin <= e["ts"] < end]
         played = max(e["ts"] for e in calls if e["name"] == "step")
         for rank in (5, 6):
-            fed = [e for e in calls if e["name"] == "feed" and e["pid"] == rank]
+            fed = [e for e in calls if e["name"] == "forward_backward" and e["pid"] == rank]
             assert len(fed) > 2 and fed[0]["ts"] < played
             update = next(e for e in calls if e["name"] == "update" and e["pid"] == rank)
             assert fed[-1]["ts"] < update["ts"]

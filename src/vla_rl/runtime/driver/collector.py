@@ -155,10 +155,10 @@ class Collector:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
-            if self.fleet.get(worker.call(HostInterface.give, self._placed(batches), self.purpose)):
+            if self.fleet.get(worker.call(HostInterface.add_tickets, self._placed(batches), self.purpose)):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        play = HostInterface.play if self.purpose == "action" else HostInterface.imagine
+        play = HostInterface.roll_out if self.purpose == "action" else HostInterface.imagine
         self._plays[index] = worker.call(play, self._placed(batches))
 
     def _placed(self, batches: list[list[EpisodeRequest]]) -> list[list[EpisodeRequest]]:
@@ -173,7 +173,7 @@ class Collector:
             own = [number for number in self._given[index] if number in wanted]
             if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(HostInterface.report, own, early, self.purpose)
+                self._reports[index] = worker.call(HostInterface.wait_for_report, own, early, self.purpose)
         expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
         for further in (self.publishing, others):
@@ -211,8 +211,8 @@ class Collector:
                     with suppress(WorkerDied):
                         self._take_in(index, self.fleet.get(pending.pop(index)))
             worker = self.fleet.workers[index]
-            self._take_in(index, self.fleet.get(worker.call(HostInterface.report, (), False, self.purpose)))
+            self._take_in(index, self.fleet.get(worker.call(HostInterface.wait_for_report, (), False, self.purpose)))
             lost, self._given[index] = self._given[index], {}
             self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
             self._waiting.appendleft(deque(lost.values()))
-        self.fleet.introduce(dead)
+        self.fleet.connect_policies(dead)

@@ -67,7 +67,7 @@ def evaluate(
     rows = np.array([policy.assignment.envs_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
-        fleet.worker_of(policy).call(HostInterface.play_eval, tickets[start:end], spec.eval.greedy)
+        fleet.worker_of(policy).call(HostInterface.evaluate, tickets[start:end], spec.eval.greedy)
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]

@@ -39,7 +39,7 @@ class Restarts:
             try:
                 return play()
             except WorkerDied as exc:
-                self.fleet.introduce(self.revive(exc))
+                self.fleet.connect_policies(self.revive(exc))
 
     def revive(self, error: WorkerDied) -> set[int]:
         """Start the dead workers again. Return them; their policies are not connected to them yet.

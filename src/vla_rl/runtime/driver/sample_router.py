@@ -140,7 +140,7 @@ class SampleRouter:
         """
         learner, places = self.fleet.worker_of(self.fleet.learners[rank]), np.sort(places)
         if learner.worker == worker:
-            self._coming.append(learner.call(HostInterface.keep, places, mixed or self.again))
+            self._coming.append(learner.call(HostInterface.share_samples, places, mixed or self.again))
             return
         part = by_reference(self.policy_at[worker].call(PolicyInterface.take, places))
         copied = self.early or self.again
