@@ -125,7 +125,7 @@ RUNTIME = {
     "checks": {"messages", "placement", "planning"},
     "comm": {"messages", "placement"},
     "comm.backends": {"comm", "messages", "placement"},
-    "driver": {"comm", "messages", "placement", "scheduling", "planning", "checks"},
+    "driver": {"comm", "messages", "placement", "scheduling", "planning", "checks", "run_folder"},
     "workers.learner.parallel": {"messages"},
     "workers.learner": {"comm", "messages", "placement", "run_folder", "workers.learner.parallel"},
     "workers.env": {"comm", "messages", "placement"},

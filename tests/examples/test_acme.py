@@ -66,8 +66,8 @@ def test_its_spec_is_right(python: Path, project: Path) -> None:
 def test_two_steps_of_training(python: Path, project: Path) -> None:
     overrides = [
         "train.steps=2",
-        "warmup.episodes=16",
-        "warmup.epochs=1",
+        "bc_warmup.episodes=16",
+        "bc_warmup.epochs=1",
         "rollout.episodes=16",
         "eval.episodes_per_task=4",
     ]

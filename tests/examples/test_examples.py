@@ -31,8 +31,8 @@ def test_it_is_a_valid_spec(file):
 @pytest.mark.ray
 def test_grpo_learns_on_the_tabletop(tmp_path):
     results = start("tabletop_grpo", tmp_path / "run", *SHORT, "train.steps=12")
-    assert 0.3 <= results["before"]["rate"] <= 0.6
-    assert results["success"]["rate"] >= results["before"]["rate"] + 0.05
+    assert 0.3 <= results["success_before"]["rate"] <= 0.6
+    assert results["success"]["rate"] >= results["success_before"]["rate"] + 0.05
     assert results["success"]["n"] == 200 and len(results["tasks"]) == 8
     assert len(list((tmp_path / "run" / "videos").glob("*.mp4"))) == 8
 
@@ -115,7 +115,7 @@ def test_libero_under_other_placements(tmp_path):
 
 @pytest.mark.slow
 def test_a_policy_practises_in_a_world_model(tmp_path):
-    fits = "imagination={per_real: 1, start: first, warm_start: 0, fit_updates: 1, fit_shut: 2, fit_batch: 4, gates: false}"
+    fits = "imagination={per_real: 1, start: first, warm_start: 0, fit_updates: 1, fit_updates_below_threshold: 2, fit_batch: 4, quality_thresholds: false}"
     short = ["runtime.backend=local", "train.steps=2", "eval={before: false, episodes_per_task: 1}", fits]
     results = start("tabletop_imagination", tmp_path / "run", *SHORT, *short)
-    assert results["practice"]["imagined_episodes"] == 2 * 64 and results["practice"]["fit_updates"] == 4
+    assert results["imagination"]["imagined_episodes"] == 2 * 64 and results["imagination"]["fit_updates"] == 4

@@ -116,7 +116,7 @@ def test_a_success_is_green_where_it_rose(folder, tmp_path, before, after, css):
 
     for name in ("spec.yaml", "metrics.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    (tmp_path / "results.json").write_text(json.dumps({"success": rate(after), "before": rate(before)}))
+    (tmp_path / "results.json").write_text(json.dumps({"success": rate(after), "success_before": rate(before)}))
     made(tmp_path)
     text = (tmp_path / "report.html").read_text()
     assert f'<div class="tile {css}"><span>success</span><b>{100 * after:.1f} %' in text
@@ -171,8 +171,8 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
     spec = parse_spec(SPEC).to_dict() | {"name": EVIL, "train": {"steps": EVIL}, "model": {"type": EVIL}}
     (home / "spec.yaml").write_text(dump(spec))
     usage = {"workers": 1, "busy": 0.5, "bubbles": 0.1, "waits_for": {EVIL: 0.4}}
-    results = {"success": RATE, "before": RATE, "tasks": {EVIL: RATE, "b": RATE}, "tasks_before": {EVIL: RATE}}
-    results |= {"roles": {EVIL: usage}, "notes": [EVIL, "\ud800"], "practice": {"paused": EVIL}, "env_steps": 9}
+    results = {"success": RATE, "success_before": RATE, "tasks": {EVIL: RATE, "b": RATE}, "tasks_before": {EVIL: RATE}}
+    results |= {"roles": {EVIL: usage}, "notes": [EVIL, "\ud800"], "imagination": {"paused": EVIL}, "env_steps": 9}
     (home / "results.json").write_text(json.dumps(results))
     (home / "environment.json").write_text(json.dumps({"versions": {EVIL: EVIL}, "argv": [EVIL], "gpus": EVIL}))
     trace = json.loads((home / "trace.json").read_text())
@@ -245,7 +245,7 @@ def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
 def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):
     parse_spec(SPEC).dump(tmp_path / "spec.yaml")
     before, after = ({"rate": rate, "low": 0.0, "high": 1.0, "n": 9} for rate in (0.125, 0.75))
-    results = {"success": after, "before": before, "tasks": {"left": after, "right": after}}
+    results = {"success": after, "success_before": before, "tasks": {"left": after, "right": after}}
     (tmp_path / "results.json").write_text(json.dumps({**results, "tasks_before": {"left": before}}))
     made(tmp_path)
     text = " ".join(Page((tmp_path / "report.html").read_text()).text.split())

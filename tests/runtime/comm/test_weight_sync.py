@@ -132,7 +132,7 @@ def test_nothing_acts_with_half_a_version(slow):
     version that it says it is of."""
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)
-    learn(slow, LearnerInterface.hold, (obs, actions))
+    learn(slow, LearnerInterface.set_demonstrations, (obs, actions))
     step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
     weights = {0: learn(slow, LearnerInterface.weights, False)[0]}
     played = {}

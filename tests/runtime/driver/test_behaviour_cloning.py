@@ -33,8 +33,8 @@ def weights(folder):
 
 def test_it_clones_the_expert(tmp_path):
     results, metrics = start(tmp_path, imitation=EXPERT | {"eval_every": 30})
-    assert results["doing"] == "imitation" and results["steps"] == 60
-    assert results["before"]["rate"] <= 0.7 and results["success"]["rate"] >= 0.95
+    assert results["mode"] == "imitation" and results["steps"] == 60
+    assert results["success_before"]["rate"] <= 0.7 and results["success"]["rate"] >= 0.95
     lines = [m for m in metrics if "loss/imitation" in m]
     assert [m["step"] for m in lines] == [20, 30, 40, 60]
     assert lines[-1]["loss/imitation"] < lines[0]["loss/imitation"] / 2

@@ -31,10 +31,10 @@ from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.driver.imagination import side_by_side
+from vla_rl.runtime.driver.imagination import concatenated
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.recorder import EpisodeStore
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker, limited, spare_of
 
@@ -62,13 +62,13 @@ def test_the_policy_practises_after_the_warm_start(whole, world) -> None:
     assert [steps[n]["imagination/paused"] for n in (1, 2, 3, 4)] == [1, 0, 0, 0]
     assert "imagination/episodes" not in steps[1] and steps[3]["imagination/episodes"] == 32
     assert steps[1]["world_model/updates"] == 2, "fitted in the warm start too"
-    practice = results["practice"]
+    practice = results["imagination"]
     assert (
         practice["imagined_episodes"] == 96
         and practice["fit_updates"] == steps[4]["world_model/updates"]
         and practice["paused_steps"] == 1
     )
-    assert practice["tickets"] == {"step": 3, "first": 96, "trained": 96, "filtered": 0, "void": 0}
+    assert practice["tickets"] == {"step": 3, "first": 96, "trained": 96, "filtered": 0, "discarded": 0}
     assert results["env_steps"] == sum(step["rollout/env_steps"] for step in steps.values()), "real ones only"
     assert practice["imagined_steps"] == sum(step.get("imagination/env_steps", 0) for step in steps.values()) > 0
     assert results["tickets"]["trained"] == 64
@@ -78,7 +78,7 @@ def test_with_the_oracle_the_policy_succeeds_as_often_as_it_did(whole) -> None:
     """From the same first frames and with other draws: the gap is what chance makes of it."""
     _, _, metrics = whole["oracle"]
     for step in steps_of(metrics).values():
-        assert step["imagination/inflation_low"] <= 0 <= step["imagination/inflation_high"]
+        assert step["imagination/over_estimation_low"] <= 0 <= step["imagination/over_estimation_high"]
         assert step["world_model/state_mae/1"] == 0
 
 
@@ -134,10 +134,10 @@ def test_a_run_that_goes_on_gives_the_same_numbers(whole, tmp_path, world) -> No
 
 
 def without_seconds(results) -> dict:
-    return {name: value for name, value in results["practice"].items() if name != "fit_seconds"}
+    return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
-@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw")], ids=["oracle", "edm"])
+@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw_starts")], ids=["oracle", "edm"])
 def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
     whole, tmp_path, monkeypatch, world, where
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
 
     def stops(self, *arguments):
         calls[0] += 1
-        if calls[0] == (2 if where == "draw" else 3):
+        if calls[0] == (2 if where == "draw_starts" else 3):
             raise StopRequested
         return original(self, *arguments)
 
@@ -192,12 +192,12 @@ def lines_of(folder) -> int:
 
 def test_a_model_that_is_not_good_enough_is_fitted_and_not_used(tmp_path) -> None:
     """`edm` after eight updates; the gates say why, the model learns on, and the run trains on real episodes."""
-    results, metrics = practise(tmp_path, world_model=EDM, imagination={"gates": True})
-    steps, practice = steps_of(metrics), results["practice"]
+    results, metrics = practise(tmp_path, world_model=EDM, imagination={"quality_thresholds": True})
+    steps, practice = steps_of(metrics), results["imagination"]
     assert all(step["imagination/paused"] == 1 for step in steps.values())
     assert practice["paused_steps"] == 4 and practice["imagined_steps"] == 0 and practice["fit_updates"] == 8
     assert "not good enough yet on held-out episodes: " in practice["paused"]
-    shut = [name for name in ("changed_pixels", "actions", "replay") if not steps[4][f"imagination/gate_{name}"]]
+    shut = [name for name in ("changed_pixels", "actions", "replay") if not steps[4][f"imagination/threshold_{name}"]]
     assert shut and all(name.replace("_", " ") in practice["paused"] for name in shut)
 
 
@@ -205,11 +205,11 @@ def test_imagination_pauses_while_success_is_inflated(tmp_path, monkeypatch, cap
     """A model that lets every chunk succeed, behind gates that are open."""
     monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.gates", lambda *_: {"changed pixels": True})
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", succeeds)
-    results, metrics = practise(tmp_path, imagination={"gates": True})
+    results, metrics = practise(tmp_path, imagination={"quality_thresholds": True})
     steps = steps_of(metrics)
-    assert steps[4]["imagination/inflation"] > 0.3 and steps[4]["imagination/inflation_low"] > 0.15
+    assert steps[4]["imagination/over_estimation"] > 0.3 and steps[4]["imagination/over_estimation_low"] > 0.15
     assert all(step["imagination/paused"] == 1 for step in steps.values())
-    assert "more often in the world model than in the simulator" in results["practice"]["paused"]
+    assert "more often in the world model than in the simulator" in results["imagination"]["paused"]
     assert "imagination pauses: the policy succeeds more often" in caplog.text
 
 
@@ -235,7 +235,7 @@ def refused(**changes) -> str:
         ({"imagination": None}, "imagination", "remove world_model"),
         ({"rollout": {"auto_reset": "immediate", "steps": 16, "episodes": None}}, "rollout.auto_reset", "off"),
         ({"rollout": {"ignore_terminations": True}}, "rollout.ignore_terminations", "set it to false"),
-        ({"asynchrony": {"stream": True}}, "asynchrony.stream", "stream: false"),
+        ({"asynchrony": {"streaming_update": True}}, "asynchrony.streaming_update", "streaming_update: false"),
         (
             {"asynchrony": {"replay": {"uses": 2}}, "algorithm": {"type": "gipo"}},
             "asynchrony.replay.uses",
@@ -252,7 +252,11 @@ def refused(**changes) -> str:
             "at least 4",
         ),
         ({"env": {"python": sys.executable}, "runtime": {"backend": "ray"}}, "env.python", "remove it"),
-        ({"imagination": {"max_inflation": 0.3}}, "imagination.max_inflation", "no effect with gates: false"),
+        (
+            {"imagination": {"max_over_estimation": 0.3}},
+            "imagination.max_over_estimation",
+            "no effect with quality_thresholds: false",
+        ),
         ({"world_model": {"type": "edn"}}, "world_model.type", "edm"),
         ({"imagination": {"horizont": 3}}, "imagination.horizont", "horizon"),
     ],
@@ -273,8 +277,8 @@ def test_groups_are_imagined_from_one_window(tmp_path) -> None:
     groups = {"algorithm": {"type": "grpo"}, "rollout": {"group_size": 4}}
     results, metrics = practise(tmp_path, imagination={"start": "first"}, train={"steps": 2}, **groups)
     assert steps_of(metrics)[2]["imagination/episodes"] == 32
-    tickets = results["practice"]["tickets"]
-    assert sum(tickets[end] for end in ("trained", "filtered", "void")) == 32 and tickets["filtered"] % 4 == 0
+    tickets = results["imagination"]["tickets"]
+    assert sum(tickets[end] for end in ("trained", "filtered", "discarded")) == 32 and tickets["filtered"] % 4 == 0
 
 
 def test_a_world_model_of_other_pictures_is_refused(tmp_path) -> None:
@@ -318,7 +322,7 @@ def test_on_ray_it_gives_the_same_numbers(whole, tmp_path, placement) -> None:
 def test_advantages_of_two_sources_stand_side_by_side() -> None:
     one = Advantages(advantages=torch.ones(2, 3), weights=torch.ones(2, 3), metrics={"a": 1.0})
     other = Advantages(advantages=torch.full((1, 2), 5.0), weights=torch.ones(1, 2), metrics={"b": 2.0})
-    both = side_by_side(one, other)
+    both = concatenated(one, other)
     assert both.advantages.tolist() == [[1, 1, 1, 5, 5], [1, 1, 1, 0, 0]]
     assert both.divisors[0].sum() == 8 and both.returns is None and both.metrics == {"b": 2.0}
 
@@ -389,7 +393,7 @@ def test_the_report_says_why_nothing_is_imagined(tmp_path) -> None:
 
 def test_the_console_says_what_was_imagined(whole) -> None:
     _, _, metrics = whole["oracle"]
-    status = Status(Run(name="a", doing="training", folder=None, spec={}, first_step=0, steps=4, devices=""))
+    status = Status(Run(name="a", mode="training", folder=None, spec={}, first_step=0, steps=4, devices=""))
     for step, said in ((1, "imagination paused"), (2, "32 episodes imagined")):
         status.updated(step, {**steps_of(metrics)[step], "time/step": 1.0})
         assert said in step_line(status)

@@ -71,7 +71,7 @@ def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):
     base = scripted_spec(
         algorithm={"type": "talkative"},
         train={"steps": 1},
-        warmup={"episodes": 8, "epochs": 1, "lr": 1e-3},
+        bc_warmup={"episodes": 8, "epochs": 1, "lr": 1e-3},
         imitation={"expert": {"episodes": 8}, "steps": 2, "lr": 1e-3},
         rollout={"task_sampling": {"type": "weighted"}},
         hooks=[{"type": "jsonl"}, {"type": "tensorboard"}],

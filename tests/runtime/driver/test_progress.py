@@ -58,7 +58,7 @@ def test_a_line_comes_while_the_expert_plays(tmp_path, capsys, monkeypatch, back
     monkeypatch.setattr(ray, "TICK_S", 0.01)
     warm = {"episodes": 24, "epochs": 1, "lr": 1e-3, "batch": 16}
     slow = {"latency_s": 0.1} if backend == "ray" else {}
-    lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, warmup=warm, train={"steps": 1})
+    lines = said(tmp_path / "run", capsys, runtime={"backend": backend}, env=slow, bc_warmup=warm, train={"steps": 1})
     found = [re.match(r"step 0 demonstrations: (\d+) of 24 episodes", line) for line in lines]
     done = [int(match[1]) for match in found if match]
     assert done == sorted(done) and len(set(done)) > 2 and done[-1] <= 24
@@ -146,8 +146,8 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
         "vla_rl_plugins = {'env': {'mute': attrs.evolve(double, build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
-    warmup = {"episodes": 2, "epochs": 1, "lr": 1e-3}
-    spec = scripted_spec(plugins=plugins, env={"type": "mute"}, warmup=warmup)
+    bc_warmup = {"episodes": 2, "epochs": 1, "lr": 1e-3}
+    spec = scripted_spec(plugins=plugins, env={"type": "mute"}, bc_warmup=bc_warmup)
     expected = (TypeError, "^mute")
     if not offered:
         expected = (UserError, r"env 'mute' has no scripted expert to learn from here .Mute has no scripted")

@@ -48,7 +48,7 @@ def runtime(**changes):
 
 
 def played_out(section, *, steps=40, per_step=6, seed=0):
-    """Steps with what filters leave of `per_step` groups, some of them void. -> (uses of each group, groups held after
+    """Steps with what filters leave of `per_step` groups, some of them discarded. -> (uses of each group, groups held after
     each step, ages at later uses, what is there in the end)."""
     replay = ReplayIndex(section, section.capacity or (section.uses - 1) * per_step, seed)
     rng = np.random.default_rng(seed)
@@ -90,11 +90,11 @@ def test_uniform_draws_from_the_newest_that_are_kept(seed):
 
 
 @pytest.mark.parametrize(
-    "section", [ReplaySpec(uses=4, max_age=2), ReplaySpec(uses=3, capacity=40, sampling="uniform", max_age=3)]
+    "section", [ReplaySpec(uses=4, max_lag=2), ReplaySpec(uses=3, capacity=40, sampling="uniform", max_lag=3)]
 )
 def test_nothing_is_used_that_is_too_old(section):
     _, _, ages, _ = played_out(section, steps=100)
-    assert max(ages) == section.max_age
+    assert max(ages) == section.max_lag
 
 
 def test_draws_are_keyed_by_seed_and_step():
@@ -122,7 +122,7 @@ def test_a_run_trains_on_every_trajectory_so_often(train):
     assert results["tickets"]["trained"] == 5 * 16
     assert results["replay"]["reused"] == (1 + 2 + 2 + 2) * 16
     assert [line["replay/groups"] for line in steps] == [16, 32, 32, 32, 32]
-    assert [line.get("replay/age_max") for line in steps] == [None, 1, 2, 2, 2]
+    assert [line.get("replay/lag_max") for line in steps] == [None, 1, 2, 2, 2]
     assert [line["policy/lag_max"] for line in steps] == [0, 1, 2, 2, 2]
     new = [line["update/samples"] * (1 - line["replay/share"]) for line in steps]
     assert steps[4]["update/samples"] == pytest.approx(sum(new[2:]))
@@ -185,7 +185,7 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
 
 
 def test_nothing_is_left_of_what_nobody_trains_on():
-    """With filters, a void step, and groups of which a part is dropped."""
+    """With filters, a step that trains on nothing, and groups of which a part is dropped."""
     changes = {"algorithm": {"type": "grpo", "correction": "decoupled"}}
     with runtime(**changes, **replaying(2)) as made:
         samples = []
@@ -252,8 +252,8 @@ def test_weighted_tasks_count_what_is_new(train):
         ),
         ({**GIPO, **replaying(2, sampling="uniform", capacity=16)}, "so all 16 are, every time"),
         (
-            {"algorithm": {"type": "gipo"}, "rollout": {"group_size": 1, "lag": 2}, **replaying(2, max_age=2)},
-            "replay.max_age: a chunk may be 2 steps old when it is trained on first; give more than 2",
+            {"algorithm": {"type": "gipo"}, "rollout": {"group_size": 1, "lag": 2}, **replaying(2, max_lag=2)},
+            "replay.max_lag: a chunk may be 2 steps old when it is trained on first; give more than 2",
         ),
     ],
 )
@@ -270,7 +270,7 @@ def test_what_cannot_be_trained_on_again_is_refused(changes, message):
         ({"uses": 2, "capacity": 0}, "capacity"),
         ({"uses": 1, "capacity": 8}, "capacity: has no effect with uses: 1"),
         ({"sampling": "uniform"}, "sampling: has no effect with uses: 1"),
-        ({"max_age": 3}, "max_age: has no effect with uses: 1"),
+        ({"max_lag": 3}, "max_lag: has no effect with uses: 1"),
         ({"uses": 2, "sampling": "newest"}, "sampling"),
     ],
 )
@@ -334,7 +334,7 @@ def test_heavy_parts_come_while_the_learner_trains(train, tmp_path):
     """And the run is that of one process, to the bit, where each trajectory is trained on twice."""
     steps = {"train": {"steps": 5}, "model": {"type": "linear", "learn_latency_s": 0.02}, **GIPO}
     _, expected = train("simulated", **{**steps, "rollout": {"group_size": 1, "lag": 1}}, **replaying(2))
-    asynchrony = {"max_lag": 1, "swap": "pinned", "replay": {"uses": 2}}
+    asynchrony = {"max_lag": 1, "weights": "pinned", "replay": {"uses": 2}}
     slow = {"env": {"num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
     results, got = train("asynchronous", asynchrony=asynchrony, **steps, **slow, **APART)
     losses = [[line.get("loss/total") for line in steps_of(lines)] for lines in (expected, got)]

@@ -123,7 +123,7 @@ def test_a_run_without_signal_stops_and_says_what_the_groups_did(train):
         "nothing to train on in 3 training steps in a row (train.max_skipped):\n  0 of 4 succeeded: 12 groups\n"
         in str(error.value)
     )
-    assert "warmup:" in str(error.value)
+    assert "bc_warmup:" in str(error.value)
 
 
 def test_only_steps_in_a_row_count():

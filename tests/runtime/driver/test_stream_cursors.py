@@ -47,7 +47,7 @@ class Honest(Drifting):
 
 def building(env):
     def build(config, context):
-        return env(context.num_envs, chunk=context.chunk, first_row=context.first_row, length=9, max_steps=9)
+        return env(context.num_envs, chunk=context.chunk, first_env=context.first_env, length=9, max_steps=9)
 
     return Plugin(config=ScriptedConfig, build=build, summary="an env that cannot be repeated")
 
@@ -64,7 +64,7 @@ def assert_same(folder, one, other):
 
 
 def draw(ticket, episode):
-    return evolve(ticket, episode=episode, state=ENV.reset_states("train")[8 * episode + ticket.row])
+    return evolve(ticket, episode=episode, state=ENV.reset_states("train")[8 * episode + ticket.env_id])
 
 
 ENV = ScriptedEnv(3, max_steps=9, length=7, chunk=2)
@@ -72,13 +72,13 @@ ENV = ScriptedEnv(3, max_steps=9, length=7, chunk=2)
 
 def segments(mode, count=4, left=()):
     """Rows 4 to 6 of a run play `count` tickets each, of 2 chunk steps. -> (what the policy saw, the tickets)."""
-    env = ScriptedEnv(3, max_steps=9, length=7, chunk=2, first_row=4)
+    env = ScriptedEnv(3, max_steps=9, length=7, chunk=2, first_env=4)
     episodes = Episodes(
-        env, name="scripted", seed=7, chunk=2, first_row=4, auto_reset=mode, chunk_steps=2, draw=draw, bootstrap=True
+        env, name="scripted", seed=7, chunk=2, first_env=4, auto_reset=mode, chunk_steps=2, draw=draw, bootstrap=True
     )
     states, shown, finished = env.reset_states("train"), [], []
     tickets = [
-        EpisodeRequest(state=states[row], number=row, row=row, actions=np.zeros((0, 2, 2), np.float32))
+        EpisodeRequest(state=states[row], number=row, env_id=row, actions=np.zeros((0, 2, 2), np.float32))
         for row in (4, 5, 6)
     ]
     for number in range(count):
@@ -163,7 +163,7 @@ def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path):
     steps = {"train": {"steps": 6}, "algorithm": {"type": "gipo"}, "env": {**LONG, "num_envs": 6}}
     train("simulated", rollout={**SEGMENTS, "lag": 1}, **steps)
     uneven = {**steps["env"], "latency_s": 0.004, "latency_sigma": 1.0}
-    asynchrony = {"max_lag": 1, "swap": "pinned"}
+    asynchrony = {"max_lag": 1, "weights": "pinned"}
     train("ahead", rollout=SEGMENTS, asynchrony=asynchrony, **{**steps, "env": uneven}, eval={"every": 2}, **APART)
     assert_same(tmp_path, "simulated", "ahead")
 

@@ -32,7 +32,7 @@ from vla_rl.runtime.workers.learner.learner import Learner
 
 LOTTERY = Path(__file__).parents[2] / "plugins" / "test_combinations.py"
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "slots"}}
-STREAM = {"asynchrony": {"stream": True}}
+STREAM = {"asynchrony": {"streaming_update": True}}
 UNNORMALISED = {"normalize_advantages": False}
 LENGTHS = {"length_sigma": 0.5, "length": 6, "max_steps": 24}
 """Trajectories of 1 to 12 chunk steps."""
@@ -49,7 +49,7 @@ class Parts(list):
 def piecemeal(monkeypatch):
     """Tickets come in one by one, about in the order of their numbers. -> samples of each part that learners trained
     on, filled by runs. AdamW gives gradients of 0 that rounding moves no size of their own."""
-    finished, feed, random = Driver.finished, Learner.feed, Random(0)
+    finished, feed, random = Driver.finished, Learner.forward_backward, Random(0)
     parts = Parts()
     held = parts.held
 
@@ -64,7 +64,7 @@ def piecemeal(monkeypatch):
 
     monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, eps=1e-3))
     monkeypatch.setattr(Driver, "finished", one)
-    monkeypatch.setattr(Learner, "feed", counted)
+    monkeypatch.setattr(Learner, "forward_backward", counted)
     return parts
 
 
@@ -77,7 +77,7 @@ def changed(changes):
     }
 
 
-AHEAD = ("rollout/env_steps", "rollout/ready_tickets", "rollout/playing_tickets", "rollout/mixed_versions")
+AHEAD = ("rollout/env_steps", "rollout/ready_tickets", "rollout/running_tickets", "rollout/mixed_versions")
 """What metrics say of tickets of later steps too."""
 
 
@@ -186,7 +186,7 @@ def test_learners_train_while_tickets_are_played(train, tmp_path, monkeypatch):
         calls = [e for e in trace if e.get("cat") == "work" and begin <= e["ts"] < end]
         played = max(e["ts"] for e in calls if e["name"] == "step")
         for rank in (5, 6):
-            fed = [e for e in calls if e["name"] == "feed" and e["pid"] == rank]
+            fed = [e for e in calls if e["name"] == "forward_backward" and e["pid"] == rank]
             assert len(fed) > 2 and fed[0]["ts"] < played
             update = next(e for e in calls if e["name"] == "update" and e["pid"] == rank)
             assert fed[-1]["ts"] < update["ts"]
@@ -199,7 +199,7 @@ def test_ahead_and_streamed(train, tmp_path):
     """What was played ahead is begun with at once, with values of the newest critic."""
     changes = changed({"algorithm": {"type": "gipo", **UNNORMALISED}, "train": {"max_grad_norm": 1.0, "steps": 4}})
     train("whole", rollout={"lag": 1}, **changes)
-    asynchrony = {"asynchrony": {"max_lag": 1, "swap": "pinned", "stream": True}}
+    asynchrony = {"asynchrony": {"max_lag": 1, "weights": "pinned", "streaming_update": True}}
     uneven = {"env": {**LENGTHS, "num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
     _, got = train("streamed", **{**changes, **asynchrony, **APART, **uneven})
     same(tmp_path, got, tolerance=1e-5)
@@ -220,7 +220,7 @@ def test_ahead_and_streamed(train, tmp_path):
             "'secretive' needs the whole step .*: its advantage_scope is STEP; choose",
         ),
         ({"algorithm": {"type": "explained"}}, "'explained' needs the whole step .*: all scores are ranked, or asynch"),
-        ({"train": {"global_batch": 16}}, "train.global_batch: with asynchrony.stream .* remove it, or"),
+        ({"train": {"global_batch": 16}}, "train.global_batch: with asynchrony.streaming_update .* remove it, or"),
         ({"runtime": {"backend": "ray"}}, "learners share workers with .*use `placement: {type: disaggregated}`"),
         ({"placement": {"type": "collocated", "offload": {"learner": True}}}, "leave out placement.offload, or"),
     ],

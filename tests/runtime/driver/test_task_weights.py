@@ -21,7 +21,7 @@ def build_uneven(config: ScriptedConfig, context: Context) -> ScriptedEnv:
         context.num_envs,
         lambda state: (2, "failure" if state % 2 else "success"),
         chunk=context.chunk,
-        first_row=context.first_row,
+        first_env=context.first_env,
         stamp=False,
     )
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from chrome_trace import check_chrome
 
-from vla_rl.core.plan import Slot, Window
+from vla_rl.core.plan import Batching, Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm import tracing
 from vla_rl.runtime.comm.tracing import CallRecorder, Event
@@ -20,10 +20,17 @@ from vla_rl.runtime.start import run
 
 
 def assigned(index, *roles):
-    lanes = (LaneSlice(index=index, first_row=0, rows=4),)
+    lanes = (LaneSlice(index=index, first_env=0, num_envs=4),)
     slot = Slot(roles=roles)
     return Assignment(
-        index=index, slot=slot, lanes=lanes, served=lanes, homes=(index,) * len(lanes), window=Window(), rank=0, world=1
+        index=index,
+        slot=slot,
+        lanes=lanes,
+        served=lanes,
+        homes=(index,) * len(lanes),
+        batching=Batching(),
+        rank=0,
+        world=1,
     )
 
 

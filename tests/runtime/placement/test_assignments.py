@@ -42,7 +42,7 @@ def test_a_strategy_that_measures_is_asked_again():
     spec = parse_spec(scripted_spec(placement={"type": "auto"}))
     with pytest.raises(MeasureFirst, match="0 of 3 are measured yet"):
         plan_for(spec, CORES2)
-    even = Profile(chunk_steps=2, sim=Cost(seconds=0.1, rows=4), policy=Cost(seconds=0.1, rows=4))
+    even = Profile(chunk_steps=2, sim=Cost(seconds=0.1, num_envs=4), policy=Cost(seconds=0.1, num_envs=4))
     assert len(plan_for(spec, CORES2, lambda spec, cluster: even).slots) == 2
 
 

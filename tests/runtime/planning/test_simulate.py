@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Plan, Slot, Window
+from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast, periodic
 from vla_rl.runtime.planning.profile import Cost, Profile, from_trace, load_profile
@@ -21,9 +21,9 @@ ALL = ("sim", "policy", "learner")
 GIB = 2**30
 
 
-def expect(plan, rows, profile, rounds=1, chunk=1, **options):
-    assignments = assign(plan, rows, one_process=False)
-    return forecast(plan, assignments, profile, tickets=rounds * rows, chunk=chunk, **options)
+def expect(plan, envs, profile, rounds=1, chunk=1, **options):
+    assignments = assign(plan, envs, one_process=False)
+    return forecast(plan, assignments, profile, tickets=rounds * envs, chunk=chunk, **options)
 
 
 def apart(stages=1, sims=1, policies=1, learners=1, **options):
@@ -31,10 +31,10 @@ def apart(stages=1, sims=1, policies=1, learners=1, **options):
     return Plan(slots=tuple(Slot(roles=(role,)) for role in roles), stages=stages, **options)
 
 
-def profile_of(sim, policy, rows=16, **changes):
+def profile_of(sim, policy, envs=16, **changes):
     return Profile(
-        sim=sim if isinstance(sim, Cost) else Cost(seconds=sim, rows=rows),
-        policy=policy if isinstance(policy, Cost) else Cost(seconds=policy, rows=rows),
+        sim=sim if isinstance(sim, Cost) else Cost(seconds=sim, num_envs=envs),
+        policy=policy if isinstance(policy, Cost) else Cost(seconds=policy, num_envs=envs),
         **{"chunk_steps": 32, "message": 0.0, **changes},
     )
 
@@ -58,7 +58,7 @@ def test_lanes_overlap(sim, policy, stages, seconds):
 
 
 def test_time_that_does_not_depend_on_rows_is_paid_by_every_lane():
-    cost = Cost(seconds=0.1, rows=16, fixed=1.0)
+    cost = Cost(seconds=0.1, num_envs=16, fixed=1.0)
     assert expect(apart(2), 16, profile_of(cost, cost)).rollout == pytest.approx(2 * 32 * 0.1 + 0.1)
 
 
@@ -86,23 +86,23 @@ def test_workers_on_one_gpu_take_turns():
 
 
 def test_a_policy_serves_two_sims_and_waits_for_the_slower():
-    sim = Cost(seconds=(0.1, 0.3), rows=8)
+    sim = Cost(seconds=(0.1, 0.3), num_envs=8)
     expected = expect(apart(sims=2), 16, profile_of(sim, 0.1), steps=50)
     assert expected.rollout == pytest.approx(32 * (0.1 + 0.75 * 0.3 + 0.25 * 0.1), rel=0.03)
 
 
 def test_lanes_of_one_policy_do_not_wait_for_those_of_another():
-    """Two pairs of workers side by side, half the rows each; and of unequal luck, the unluckier, not step by step."""
+    """Two pairs of workers side by side, half the envs each; and of unequal luck, the unluckier, not step by step."""
     assert expect(apart(sims=2, policies=2), 16, profile_of(0.1, 0.1)).rollout == pytest.approx(32 * 0.1)
-    sim = Cost(seconds=(0.0, 0.2), rows=8)
+    sim = Cost(seconds=(0.0, 0.2), num_envs=8)
     uneven = expect(apart(sims=2, policies=2), 16, profile_of(sim, 0.0), steps=50).rollout
     assert 32 * 0.1 < uneven < 32 * 0.12, "in step it would be 32 * 0.15"
 
 
 def test_a_window_fires_when_its_oldest_request_has_waited():
-    """All 16 rows together keep step; a lane of 8 rows at a time overlaps, as with stages."""
-    both = expect(apart(2, window=Window(max_batch=16, max_wait=1.0)), 16, profile_of(0.2, 0.1)).rollout
-    alone = expect(apart(2, window=Window(max_batch=8, max_wait=1.0)), 16, profile_of(0.2, 0.1)).rollout
+    """All 16 envs together keep step; a lane of 8 envs at a time overlaps, as with stages."""
+    both = expect(apart(2, batching=Batching(max_batch=16, max_wait_s=1.0)), 16, profile_of(0.2, 0.1)).rollout
+    alone = expect(apart(2, batching=Batching(max_batch=8, max_wait_s=1.0)), 16, profile_of(0.2, 0.1)).rollout
     assert both == pytest.approx(32 * (0.1 + 0.2))
     assert alone == pytest.approx(32 * 0.2 + 0.05)
 
@@ -114,28 +114,28 @@ def drawn(mean, cv, count=2000):
 
 
 @pytest.mark.parametrize(
-    ("rows", "seconds", "cv", "lock_step", "what_waits", "quarter"),
+    ("envs", "seconds", "cv", "lock_step", "what_waits", "quarter"),
     [(16, 0.2, 0.5, 27.5, 44.8, 39.7), (16, 0.2, 1.0, 19.3, 44.8, 39.4), (16, 0.02, 0.1, 87.1, 66.6, 40.0)],
 )
-def test_a_lane_a_row(rows, seconds, cv, lock_step, what_waits, quarter):
-    """Rows a second, with inferences of 80 ms and 5 ms a row: another simulation of the same says so."""
-    inference = Cost(seconds=0.08 + 0.005 * rows, rows=rows, fixed=0.08 / (0.08 + 0.005 * rows))
+def test_a_lane_per_env(envs, seconds, cv, lock_step, what_waits, quarter):
+    """Envs a second, with inferences of 80 ms and 5 ms an env: another simulation of the same says so."""
+    inference = Cost(seconds=0.08 + 0.005 * envs, num_envs=envs, fixed=0.08 / (0.08 + 0.005 * envs))
     profile = profile_of(Cost(seconds=drawn(seconds, cv), each=True), inference)
-    windows = (Window(max_wait=0.0), Window(max_batch=rows // 4, max_wait=0.3))
-    plans = [apart(), *(apart(rows, side_by_side=True, window=window) for window in windows)]
-    found = [expect(plan, rows, profile, rounds=8, steps=4) for plan in plans]
-    rates = [rows * 8 * 32 / forecast.iteration for forecast in found]
+    windows = (Batching(max_wait_s=0.0), Batching(max_batch=envs // 4, max_wait_s=0.3))
+    plans = [apart(), *(apart(envs, concurrent_lanes=True, batching=window) for window in windows)]
+    found = [expect(plan, envs, profile, rounds=8, steps=4) for plan in plans]
+    rates = [envs * 8 * 32 / forecast.iteration for forecast in found]
     assert rates == pytest.approx([lock_step, what_waits, quarter], rel=0.06)
     assert all(0.0 <= forecast.idle["sim"] < 1.0 for forecast in found)
 
 
 def test_rows_that_step_at_the_same_time_delay_nobody():
-    """Nothing waits: each of 4 rows has a step and an inference of its own, in turn."""
-    plan = apart(4, side_by_side=True, window=Window(max_wait=0.0))
+    """Nothing waits: each of 4 envs has a step and an inference of its own, in turn."""
+    plan = apart(4, concurrent_lanes=True, batching=Batching(max_wait_s=0.0))
     free = Cost(seconds=0.1, fixed=1.0)
     expected = expect(plan, 4, profile_of(free, Cost(seconds=0.0)))
     assert expected.rollout == pytest.approx(32 * 0.1) and expected.idle["sim"] == pytest.approx(0.0, abs=1e-6)
-    one_by_one = expect(apart(4, window=Window(max_batch=4)), 4, profile_of(free, Cost(seconds=0.0)))
+    one_by_one = expect(apart(4, batching=Batching(max_batch=4)), 4, profile_of(free, Cost(seconds=0.0)))
     assert one_by_one.rollout == pytest.approx(4 * 32 * 0.1)
 
 
@@ -143,7 +143,7 @@ def test_an_iteration_adds_up():
     profile = profile_of(
         0.1,
         0.1,
-        learner=Cost(seconds=8.0, rows=1),
+        learner=Cost(seconds=8.0, num_envs=1),
         publish=0.5,
         rest=0.25,
         offload={"sim": 1.0, "learner": 2.0, "policy": 4.0},
@@ -155,7 +155,7 @@ def test_an_iteration_adds_up():
     assert (ahead.iteration, ahead.rollout) == pytest.approx((12.8, 12.8 - 2.0 - 0.5 - 0.25)), (
         "a step waits for the rest"
     )
-    slow = evolve(profile, learner=Cost(seconds=80.0, rows=1))
+    slow = evolve(profile, learner=Cost(seconds=80.0, num_envs=1))
     ahead = expect(apart(learners=4), 16, slow, rounds=2, max_lag=1)
     assert (ahead.iteration, ahead.rollout) == pytest.approx((20.0 + 0.5 + 0.25, 0.0))
     moving = expect(apart(learners=4, offload=frozenset(ALL)), 16, profile, rounds=2)
@@ -169,7 +169,7 @@ def test_memory_of_the_fullest_device():
     """7 billion parameters of 2 bytes, a tenth of them trainable with gradient (4) and moments (8)."""
     profile = profile_of(0.1, 0.1, parameters=7e9, trainable=7e8)
     assert expect(apart(), 16, profile).device_bytes == 14e9 + 8.4e9
-    assert expect(apart(), 16, profile, row_memory=GIB).host_bytes == 16 * GIB
+    assert expect(apart(), 16, profile, env_memory=GIB).host_bytes == 16 * GIB
     assert expect(apart(), 16, profile_of(0.1, 0.1)).device_bytes is None
     shared = [Slot(roles=(role,), device="cuda", gpus=0.3, index=0) for role in ALL]
     assert expect(Plan(slots=tuple(shared)), 16, profile).device_bytes == 2 * 14e9 + 8.4e9
@@ -183,10 +183,10 @@ def test_memory_of_the_fullest_device():
 def test_profiles_are_read_strictly(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text('{"chunk_steps": 4, "sim": {"seconds": 0.1, "row": 8}, "polcy": {}}')
-    with pytest.raises(UserError, match=r"(?s)sim\.row: unknown key; did you mean 'rows'.*policy: required"):
+    with pytest.raises(UserError, match=r"(?s)sim\.num_env: unknown key; did you mean 'num_envs'.*policy: required"):
         load_profile([file])
-    file.write_text('{"chunk_steps": 4, "sim": {"seconds": [0.1, 0.2], "rows": 8}, "policy": {"seconds": 0.1}}')
-    assert load_profile([file]).sim == Cost(seconds=(0.1, 0.2), rows=8)
+    file.write_text('{"chunk_steps": 4, "sim": {"seconds": [0.1, 0.2], "num_envs": 8}, "policy": {"seconds": 0.1}}')
+    assert load_profile([file]).sim == Cost(seconds=(0.1, 0.2), num_envs=8)
     file.write_text('{"chunk_steps": 4, "sim": {"seconds": 0.1}, "policy": {"seconds": 0.1, "each": true}}')
     with pytest.raises(UserError, match="policy: each: true is for sim and reset"):
         load_profile([file])
@@ -197,8 +197,8 @@ def test_profiles_are_read_strictly(tmp_path):
         load_profile([file])
 
 
-def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
-    """A trace of one training iteration: tickets of 2 chunk steps for each row, in two workers, messages of half a
+def trace_data(envs=8, step=2.0, act=1.0, tickets=1):
+    """A trace of one training iteration: tickets of 2 chunk steps for each env, in two workers, messages of half a
     second; then an update. Resets take 3 s."""
     assignments = [
         {
@@ -207,8 +207,8 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
-            "side_by_side": False,
-            "rows": {"0": rows},
+            "concurrent_lanes": False,
+            "lanes": {"0": envs},
             "served": {},
         },
         {
@@ -217,9 +217,9 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cuda",
             "cpus": 1.0,
             "local": False,
-            "side_by_side": False,
-            "rows": {},
-            "served": {"0": rows},
+            "concurrent_lanes": False,
+            "lanes": {},
+            "served": {"0": envs},
         },
         {
             "worker": 2,
@@ -227,8 +227,8 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
             "device": "cpu",
             "cpus": 4.0,
             "local": False,
-            "side_by_side": False,
-            "rows": {},
+            "concurrent_lanes": False,
+            "lanes": {},
             "served": {},
         },
     ]
@@ -250,9 +250,9 @@ def trace_data(rows=8, step=2.0, act=1.0, tickets=1):
     add(2, "update", 6.0)
     add(-1, "publish", 0.25, wait=0.0)
     whole = {"ph": "X", "pid": 0, "cat": "iteration", "name": "training 1", "ts": 1e6, "dur": 1e6 * (now - 1.0)}
-    lengths = [2] * rows * tickets
+    lengths = [2] * envs * tickets
     iterations = [
-        {"kind": "training", "step": 1, "seconds": now - 1.0, "env_steps": rows * tickets * 7, "tickets": lengths}
+        {"kind": "training", "step": 1, "seconds": now - 1.0, "env_steps": envs * tickets * 7, "tickets": lengths}
     ]
     return {"traceEvents": [whole, *events], "otherData": {"assignments": assignments, "iterations": iterations}}
 
@@ -262,7 +262,7 @@ def test_a_trace_becomes_a_profile():
     profile = from_trace(data)
     assert profile.chunk_steps == (2,) * 8
     assert profile.env_steps == 7
-    assert (profile.sim.rows, profile.policy.rows, profile.learner.rows) == (8, 8, 1)
+    assert (profile.sim.num_envs, profile.policy.num_envs, profile.learner.num_envs) == (8, 8, 1)
     assert profile.sim.seconds == pytest.approx((2.0, 2.0))
     assert profile.policy.seconds == pytest.approx((1.0, 1.0))
     assert profile.reset.seconds == pytest.approx(3.0)
@@ -278,22 +278,22 @@ def test_a_trace_becomes_a_profile():
 
 
 def test_resets_within_chunk_steps_are_found():
-    """Four tickets a row: three of the eight chunk steps hold a reset of all rows."""
+    """Four tickets an env: three of the eight chunk steps hold a reset of all envs."""
     data = trace_data(tickets=4)
     profile = from_trace(data)
-    assert (profile.sim.seconds, profile.sim.rows) == (pytest.approx((2.0,) * 8), 8)
-    assert (profile.reset.seconds, profile.reset.rows) == (pytest.approx(3.0), 8)
+    assert (profile.sim.seconds, profile.sim.num_envs) == (pytest.approx((2.0,) * 8), 8)
+    assert (profile.reset.seconds, profile.reset.num_envs) == (pytest.approx(3.0), 8)
     profile = evolve(profile, learner=evolve(profile.learner, cpus=None))
     iteration = expect(apart(), 8, profile, rounds=4).iteration
     assert iteration == pytest.approx(data["otherData"]["iterations"][0]["seconds"], abs=0.01)
 
 
 def test_rows_that_are_done_make_calls_shorter():
-    """Half of the rows have tickets of half the length: a call is for three quarters of the rows in the mean."""
+    """Half of the envs have tickets of half the length: a call is for three quarters of the envs in the mean."""
     data = trace_data()
     data["otherData"]["iterations"][0]["tickets"] = [2, 1] * 4
     profile = from_trace(data)
-    assert (profile.sim.rows, profile.policy.rows) == (6, 6)
+    assert (profile.sim.num_envs, profile.policy.num_envs) == (6, 6)
 
 
 def test_the_first_iteration_is_not_what_the_others_take():
@@ -309,11 +309,11 @@ def test_the_first_iteration_is_not_what_the_others_take():
 
 
 def test_traces_of_other_sizes_show_what_depends_on_rows(tmp_path):
-    """8 rows 2.0 s, 16 rows 3.0 s: 1.0 s whatever the rows, half of it at 8."""
+    """8 envs 2.0 s, 16 envs 3.0 s: 1.0 s whatever the envs, half of it at 8."""
     files = []
-    for rows, step in ((8, 2.0), (16, 3.0)):
-        files.append(tmp_path / f"{rows}.json")
-        files[-1].write_text(json.dumps(trace_data(rows, step)))
+    for envs, step in ((8, 2.0), (16, 3.0)):
+        files.append(tmp_path / f"{envs}.json")
+        files[-1].write_text(json.dumps(trace_data(envs, step)))
     profile = load_profile(files)
     assert profile.sim.fixed == pytest.approx(0.5)
     assert profile.policy.fixed == pytest.approx(1.0), "1 s for both"
@@ -432,9 +432,9 @@ def forecast_of(name, gpus, rollout, actor, frames):
     profile = Profile(
         chunk_steps=48,
         env_steps=frames / (4 * sims * 8),
-        sim=Cost(seconds=rollout / (4 * 48), rows=8),
+        sim=Cost(seconds=rollout / (4 * 48), num_envs=8),
         policy=Cost(seconds=0.0),
-        learner=Cost(seconds=actor, rows=len(plan.hosting("learner"))),
+        learner=Cost(seconds=actor, num_envs=len(plan.hosting("learner"))),
         message=0.0,
     )
     return expect(plan, 8 * sims, profile, rounds=4)
@@ -496,17 +496,17 @@ MODES = ("disaggregated", "collocated", "hybrid, pipe=1", "hybrid, pipe=2")
 
 @pytest.mark.parametrize("gpus", [8, 16, 32])
 def test_rlinf_vla_figure_9a(gpus):
-    """OpenVLA in ManiSkill: 256 rows of 80 steps, generation to execution 1:1 (section 5.2). Assumed, as the figure has
-    no latencies: 1 s each on 64 rows, of which half does not depend on the rows (the simulator is GPU-parallel); 22 s
+    """OpenVLA in ManiSkill: 256 envs of 80 steps, generation to execution 1:1 (section 5.2). Assumed, as the figure has
+    no latencies: 1 s each on 64 envs, of which half does not depend on the envs (the simulator is GPU-parallel); 22 s
     to offload a role; 567 s of training on 8 GPUs, which makes pipe=2 on 8 GPUs 1.88 times the disaggregated mode.
     The order said of the figure: pipe=2 before pipe=1 before disaggregated; with more than 8 GPUs pipe=1 before
     collocated."""
-    cost = Cost(seconds=1.0, rows=64, fixed=0.5)
+    cost = Cost(seconds=1.0, num_envs=64, fixed=0.5)
     profile = Profile(
         chunk_steps=80,
         sim=cost,
         policy=cost,
-        learner=Cost(seconds=567.0, rows=8),
+        learner=Cost(seconds=567.0, num_envs=8),
         offload=dict.fromkeys(ALL, 22.0),
         message=0.0,
     )
@@ -521,13 +521,13 @@ def test_rlinf_vla_figure_9a(gpus):
 
 @pytest.mark.parametrize("gpus", [8, 16, 32])
 def test_rlinf_vla_figure_9b(gpus):
-    """OpenVLA-OFT in LIBERO: 8 rows a GPU, generation to execution 1:15, and a simulator of a process a row, so that
-    half the rows take no less time (section 5.2). Collocated and pipe=1 come before disaggregated and pipe=2."""
+    """OpenVLA-OFT in LIBERO: 8 envs a GPU, generation to execution 1:15, and a simulator of a process per env, so that
+    half the envs take no less time (section 5.2). Collocated and pipe=1 come before disaggregated and pipe=2."""
     profile = Profile(
         chunk_steps=64,
-        sim=Cost(seconds=1.5, rows=8, fixed=1.0),
-        policy=Cost(seconds=0.1, rows=8),
-        learner=Cost(seconds=300.0, rows=8),
+        sim=Cost(seconds=1.5, num_envs=8, fixed=1.0),
+        policy=Cost(seconds=0.1, num_envs=8),
+        learner=Cost(seconds=300.0, num_envs=8),
         offload=dict.fromkeys(ALL, 10.0),
         message=0.0,
     )

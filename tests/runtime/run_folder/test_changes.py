@@ -12,7 +12,7 @@ from vla_rl.runtime.run_folder.changes import NOT_READ, RULES, Effect, changes_o
 from vla_rl.runtime.start import clone
 
 FULL = {
-    "warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3},
+    "bc_warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3},
     "world_model": {"type": "edm"},
     "imagination": {},
     "imitation": {"expert": {"episodes": 4}, "steps": 2, "lr": 1e-3},
@@ -32,9 +32,9 @@ def keys_below(data: dict, start: str = "") -> list[str]:
 def changes(tmp_path):
     """Between the scripted spec and one with changed sections."""
 
-    def compare(*, doing="training", before=None, **changed):
+    def compare(*, mode="training", before=None, **changed):
         parse_spec(scripted_spec(**(before or {}))).dump(tmp_path / "spec.yaml")
-        return changes_of(tmp_path / "spec.yaml", parse_spec(scripted_spec(**{**(before or {}), **changed})), doing)
+        return changes_of(tmp_path / "spec.yaml", parse_spec(scripted_spec(**{**(before or {}), **changed})), mode)
 
     return compare
 
@@ -57,7 +57,7 @@ def test_every_key_has_a_rule_and_every_rule_a_key():
         ({"model": {"bins": 4}}, "model.bins: 8 -> 4"),
         ({"env": {"image": 16}}, "env.image: 8 -> 16"),
         ({"algorithm": {"type": "gipo"}}, "algorithm.type: 'grpo' -> 'gipo'"),
-        ({"warmup": FULL["warmup"]}, "warmup: None -> {'episodes': 4"),
+        ({"bc_warmup": FULL["bc_warmup"]}, "bc_warmup: None -> {'episodes': 4"),
     ],
 )
 def test_what_makes_it_another_run_is_refused(changes, tmp_path, changed, line):
@@ -106,7 +106,7 @@ def test_what_changes_no_number_passes_without_a_word(changes, tmp_path, changed
 
 def test_imitation_is_compared_where_it_is_what_is_done(changes, tmp_path):
     other = FULL["imitation"] | {"expert": {"episodes": 8}}
-    found = changes(doing="imitation", before={"imitation": FULL["imitation"]}, imitation=other)
+    found = changes(mode="imitation", before={"imitation": FULL["imitation"]}, imitation=other)
     with pytest.raises(UserError, match="imitation.expert.episodes: 4 -> 8"):
         refuse(found, tmp_path, None)
 

@@ -261,7 +261,7 @@ def change_state(checkpoint: Path, **values) -> None:
         ({"tickets": {"trained": -1}}, "tickets: 'trained' is int -1"),
         ({"tickets": {"train": 1}}, "'train' is not known; did you mean 'trained'"),
         ({"last": {"success": {"rate": "high"}}}, "success: 'rate' is str 'high', a number is expected"),
-        ({"doing": 3}, "'doing' is int 3, a text"),
+        ({"mode": 3}, "'mode' is int 3, a text"),
         ({"stepp": 3}, "'stepp' is not known; did you mean 'step'"),
     ],
 )

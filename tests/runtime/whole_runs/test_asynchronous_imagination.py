@@ -53,14 +53,14 @@ def simulated(tmp_path_factory):
 
 
 def practice_of(results) -> dict[str, Any]:
-    return {name: value for name, value in results["practice"].items() if name != "fit_seconds"}
+    return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
 @WORLDS
 def test_pinned_it_is_the_run_that_is_simulated(simulated, tmp_path, world, lag) -> None:
     """A fit sees the episodes of its step and no later ones, and the newest weights practise."""
     folder, results, expected = simulated[lag]
-    asynchrony = {"max_lag": lag, "swap": "pinned"}
+    asynchrony = {"max_lag": lag, "weights": "pinned"}
     again, found = practise(tmp_path, world_model=world, asynchrony=asynchrony, **APART)
     assert_alike(learnt(found), learnt(expected))
     assert_same_weights(tmp_path, folder)
@@ -77,7 +77,7 @@ def test_every_chunk_has_its_versions_and_none_is_too_old(tmp_path) -> None:
         assert steps[step]["imagination/policy_version"] == step - 1, "the newest"
         assert steps[step]["imagination/world_model_version"] == steps[step]["world_model/updates"]
         assert steps[step]["imagination/episodes"] == 32 and steps[step]["rollout/episodes"] == 16
-    assert results["tickets"]["trained"] == 64 and results["practice"]["tickets"]["trained"] == 96
+    assert results["tickets"]["trained"] == 64 and results["imagination"]["tickets"]["trained"] == 96
     assert real_steps_in(tmp_path, "fit") > 0, "the simulators go on while the world model is fitted"
 
 
@@ -86,7 +86,7 @@ def real_steps_in(folder, name) -> int:
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     of_track = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     calls = [(of_track[e["pid"], e["tid"]], e) for e in events if e["ph"] == "X"]
-    spans = [(e["ts"], e["ts"] + e["dur"]) for track, e in calls if track == "practice" and e["name"] == name]
+    spans = [(e["ts"], e["ts"] + e["dur"]) for track, e in calls if track == "imagination" and e["name"] == name]
     assert spans
     begun = [e["ts"] for track, e in calls if track == "sim" and e["name"] == "step"]
     return sum(start < at < end for start, end in spans for at in begun)
@@ -95,7 +95,7 @@ def real_steps_in(folder, name) -> int:
 def test_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path) -> None:
     """The tickets that were played ahead are played again."""
     folder, results, expected = simulated[1]
-    changes = {"world_model": EDM, "asynchrony": {"max_lag": 1, "swap": "pinned"}, **APART}
+    changes = {"world_model": EDM, "asynchrony": {"max_lag": 1, "weights": "pinned"}, **APART}
     parse_spec(small(**changes)).dump(tmp_path / "spec.yaml")
     killed, lines = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
     command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(killed)]
@@ -119,4 +119,4 @@ def test_several_workers_with_simulators_give_the_same_numbers(tmp_path) -> None
     )
     assert_alike(learnt(found), learnt(expected))
     assert_same_weights(tmp_path / "two", tmp_path / "one")
-    assert again["practice"]["imagined_episodes"] == 96
+    assert again["imagination"]["imagined_episodes"] == 96

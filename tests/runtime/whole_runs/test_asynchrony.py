@@ -47,7 +47,7 @@ def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path, lag):
     """Bit for bit, whatever takes how long."""
     steps = {"train": {"steps": 5}, "algorithm": {"type": "gipo"}}
     _, expected = train("simulated", rollout={"lag": lag}, **steps)
-    asynchrony = {"max_lag": lag, "swap": "pinned"}
+    asynchrony = {"max_lag": lag, "weights": "pinned"}
     _, got = train("asynchronous", asynchrony=asynchrony, **steps, **APART, **UNEVEN)
     learnt = [[line.get("loss/total") for line in lines] for lines in (expected, got)]
     assert learnt[0] == learnt[1]
@@ -72,8 +72,10 @@ def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
     assert all(max(found) <= lag and sum(found.values()) == pytest.approx(1) for found in shares)
     ledger = ledger_in(tmp_path / "run")
     assert ledger == results["tickets"]
-    assert ledger["step"] == 7 and ledger["trained"] + ledger["filtered"] + ledger["void"] == 4 * ledger["first"]
-    assert ledger["trained"] + ledger["filtered"] + ledger["void"] == sum(line["rollout/episodes"] for line in steps)
+    assert ledger["step"] == 7 and ledger["trained"] + ledger["filtered"] + ledger["discarded"] == 4 * ledger["first"]
+    assert ledger["trained"] + ledger["filtered"] + ledger["discarded"] == sum(
+        line["rollout/episodes"] for line in steps
+    )
     assert sum(line["groups/kept"] for line in steps) == ledger["trained"] / 4
     assert results["success"]["n"] == 64
 
@@ -109,10 +111,10 @@ def test_what_cannot_go_on_side_by_side_is_refused(changes, message):
     ("changes", "message"),
     [
         ({"asynchrony": {"max_lag": 1}, "rollout": {"lag": 1}}, "rollout.lag simulates old weights"),
-        ({"asynchrony": {"swap": "pinned"}}, "swap: has no effect with max_lag: 0"),
+        ({"asynchrony": {"weights": "pinned"}}, "weights: has no effect with max_lag: 0"),
         (
-            {"asynchrony": {"max_lag": 1, "swap": "pinned"}, "rollout": {"resample": {"max_rounds": 1}}},
-            "no ticket has a step before it is played; use swap: request",
+            {"asynchrony": {"max_lag": 1, "weights": "pinned"}, "rollout": {"resample": {"max_rounds": 1}}},
+            "no ticket has a step before it is played; use weights: latest",
         ),
         ({"asynchrony": {"max_lag": -1}}, "max_lag"),
     ],

@@ -26,8 +26,8 @@ from vla_rl.testing.scripted import SimulatorFault
 
 pytestmark = pytest.mark.usefixtures("one_ray")
 RAY = {"runtime": {"backend": "ray"}}
-ROWS = {**RAY, "placement": {"type": "disaggregated", "lanes": "rows"}}
-UNEVEN = {"env": {"rows_apart": True, "latency_s": 0.004, "latency_sigma": 1.0}}
+ROWS = {**RAY, "placement": {"type": "disaggregated", "lanes": "envs"}}
+UNEVEN = {"env": {"independent_envs": True, "latency_s": 0.004, "latency_sigma": 1.0}}
 SHORT = {"train": {"steps": 2}, "eval": {"before": False, "episodes_per_task": 4}}
 WAITING = ["vla_rl.testing.scripted", str(Path(waiting_env.__file__))]
 
@@ -49,7 +49,7 @@ def waiting(trouble, **changes):
     "placement",
     [
         {},
-        {"lanes": 2, "sim_workers": 2, "window": {"max_batch": 4, "max_wait": 0.005}},
+        {"lanes": 2, "sim_workers": 2, "batching": {"max_batch": 4, "max_wait_s": 0.005}},
         {"type": "hybrid", "sim": "cpu"},
     ],
     ids=["rows", "two rows and a window", "hybrid"],
@@ -65,7 +65,7 @@ def test_lanes_of_rows_give_the_numbers_of_lock_step(train, tmp_path, lock_step,
 @pytest.mark.ray
 def test_the_trace_shows_every_lane(train, tmp_path):
     """A thread of its own each; a worker is busy while one of its lanes is; a profile has the seconds of a row."""
-    results, _ = train(**ROWS, **SHORT, env={"rows_apart": True, "num_envs": 4, "latency_s": 0.02})
+    results, _ = train(**ROWS, **SHORT, env={"independent_envs": True, "num_envs": 4, "latency_s": 0.02})
     data = json.loads((tmp_path / "run" / "trace.json").read_text())
     threads = check_chrome(data)
     lanes = [events for (_, thread), events in threads.items() if thread >= LANE_THREADS]
@@ -133,7 +133,7 @@ def test_a_row_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
     _, calm = train("calm", **{**spec, "env": {**env, "fault": "none"}})
     results, metrics = train("lanes", **{**spec, "env": {**env, "told": str(tmp_path / "told")}}, **ROWS)
     assert results["faults"] == 1
-    varying = ("faults/rows", "rollout/env_steps")
+    varying = ("faults/envs", "rollout/env_steps")
     assert [{k: v for k, v in line.items() if k not in varying} for line in metrics] == [
         {k: v for k, v in line.items() if k not in varying} for line in calm
     ]
@@ -141,8 +141,10 @@ def test_a_row_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
 
 @pytest.mark.ray
 def test_demonstrations_are_played_in_all_lanes(train):
-    _, metrics = train(**ROWS, env={"rows_apart": True}, warmup={"episodes": 8, "epochs": 2, "lr": 0.01}, **SHORT)
-    assert metrics[0]["warmup/expert_success"] == 1.0 and metrics[0]["warmup/samples"] >= 8
+    _, metrics = train(
+        **ROWS, env={"independent_envs": True}, bc_warmup={"episodes": 8, "epochs": 2, "lr": 0.01}, **SHORT
+    )
+    assert metrics[0]["bc_warmup/expert_success"] == 1.0 and metrics[0]["bc_warmup/samples"] >= 8
 
 
 @pytest.mark.parametrize(
@@ -154,20 +156,20 @@ def test_demonstrations_are_played_in_all_lanes(train):
             {**ROWS, "plugins": ["vla_rl.testing.scripted", str(Path(fragile.__file__))], "env": {"type": "fragile", "processes": {"apart": False}}},
             "the rows of env 'fragile' step as one batch with these settings",
         ),
-        ({"placement": {"type": "collocated", "lanes": "rows"}}, "lanes: unknown key; it is a key of disagg.*, hybrid"),
+        ({"placement": {"type": "collocated", "lanes": "envs"}}, "lanes: unknown key; it is a key of disagg.*, hybrid"),
         (
-            {**RAY, "placement": {"type": "disaggregated", "window": {"max_wait": 0.1}}},
+            {**RAY, "placement": {"type": "disaggregated", "batching": {"max_wait_s": 0.1}}},
             r"every policy worker acts for one lane; leave it out, or give .* \(placement.lanes, or more sim workers",
         ),
         (
-            {**RAY, "placement": {"type": "disaggregated", "window": {"max_batch": 4, "max_wait": None}}},
-            r"at most 4 rows \(placement.window.max_batch\) would split lanes of 8 rows.* set it to 8 or more",
+            {**RAY, "placement": {"type": "disaggregated", "batching": {"max_batch": 4, "max_wait_s": None}}},
+            r"at most 4 rows \(placement.batching.max_batch\) would split lanes of 8 rows.* set it to 8 or more",
         ),
         ({**ROWS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 3}}, "lanes of 3; set placement.lanes to"),
         ({**ROWS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 0}}, "a lane of 0 rows; give 1 or more"),
         (
-            {**ROWS, **UNEVEN, "placement": {"type": "hybrid", "lanes": "rows", "pipeline_stages": 2}},
-            "pipeline_stages: has no effect with lanes: rows",
+            {**ROWS, **UNEVEN, "placement": {"type": "hybrid", "lanes": "envs", "pipeline_stages": 2}},
+            "pipeline_stages: has no effect with lanes: envs",
         ),
     ],
 )  # fmt: skip

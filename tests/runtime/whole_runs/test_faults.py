@@ -111,7 +111,7 @@ def test_more_rows_than_the_machine_can_carry(train, tmp_path):
     (tmp_path / "huge.py").write_text(
         "import attrs\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
-        "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], row_memory=10**12)}}\n"
+        "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], env_memory=10**12)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "huge.py")]
     with pytest.raises(SpecError, match=r"8 rows of huge need about 7450.6 GiB .* lower env.num_envs"):

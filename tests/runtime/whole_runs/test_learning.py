@@ -9,7 +9,7 @@ import torch
 from scripted_runs import advance, play, scripted_spec, weights_of
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Plan, Slot, Window
+from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.placement.assignments import assign
@@ -20,10 +20,10 @@ PPO = {"group_size": 1, "episodes": 32}
 
 def test_grpo_learns_the_sign(train, tmp_path):
     results, metrics = train(train={"steps": 10}, rollout={"episodes": 64, "group_size": 8})
-    assert results["before"]["rate"] <= 0.7
+    assert results["success_before"]["rate"] <= 0.7
     assert results["success"]["rate"] >= 0.95
     assert results["success"]["n"] == 64
-    for of_tasks, of_all in (("tasks", "success"), ("tasks_before", "before")):
+    for of_tasks, of_all in (("tasks", "success"), ("tasks_before", "success_before")):
         rates = results[of_tasks].values()
         won = sum(task["rate"] * task["n"] for task in rates)
         assert won == pytest.approx(results[of_all]["rate"] * 64) and sum(task["n"] for task in rates) == 64
@@ -65,8 +65,8 @@ def test_critic_warm_up_leaves_the_actor_alone(tmp_path):
 
 
 def test_warm_up_clones_the_expert(train):
-    results, metrics = train(warmup={"episodes": 16, "epochs": 30, "lr": 3e-2}, train={"steps": 0})
-    assert metrics[0]["warmup/expert_success"] == 1.0
+    results, metrics = train(bc_warmup={"episodes": 16, "epochs": 30, "lr": 3e-2}, train={"steps": 0})
+    assert metrics[0]["bc_warmup/expert_success"] == 1.0
     assert results["success"]["rate"] >= 0.95
 
 
@@ -82,7 +82,7 @@ def test_evaluation_is_the_same_for_any_number_of_rows(train):
             train={"steps": 0},
             eval={"greedy": False, "repeats": 3},
         )
-        rates.append((results["success"], results["repeats"], results["deviation"]))
+        rates.append((results["success"], results["repeats"], results["repeats_std"]))
     assert rates[0] == rates[1]
     assert rates[0][0]["n"] == 3 * 64 and len(set(rates[0][1])) > 1
 
@@ -122,8 +122,8 @@ def test_grpo_without_groups_is_refused(changes, message):
 
 def test_seats_follow_the_plan():
     slots = tuple(Slot(roles=(role,)) for role in ("sim", "sim", "policy", "learner", "learner"))
-    assignments = assign(Plan(slots=slots, stages=2, window=Window()), 16, one_process=False)
-    assert [[lane.first_row for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
+    assignments = assign(Plan(slots=slots, stages=2, batching=Batching()), 16, one_process=False)
+    assert [[lane.first_env for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
     assert [lane.index for lane in assignments[2].served] == [0, 1, 2, 3]
     assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
     assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
@@ -136,7 +136,7 @@ def test_seats_follow_the_plan():
 @pytest.mark.parametrize(("imagines", "peers"), [(False, [[], []]), (True, [[], [0]])])
 def test_who_practises_calls_the_first_simulators(imagines, peers):
     slots = tuple(Slot(roles=("sim", "policy", "learner")) for _ in range(2))
-    assignments = assign(Plan(slots=slots, window=Window()), 8, one_process=False, imagines=imagines)
+    assignments = assign(Plan(slots=slots, batching=Batching()), 8, one_process=False, imagines=imagines)
     assert [assignment.peers for assignment in assignments] == peers
     assert all(assignment.local for assignment in assignments)
 

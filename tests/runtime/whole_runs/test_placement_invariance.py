@@ -18,7 +18,7 @@ CASES = {
     "two workers": {"type": "collocated", "workers": 2},
     "own processes": {**SLOTS, "sim": 2, "policy": 1, "learner": 2},
     "two lanes each": {**SLOTS, "sim": 2, "policy": 2, "stages": 2},
-    "window": {**SLOTS, "sim": 1, "stages": 4, "max_batch": 4, "max_wait": 0.01},
+    "batching": {**SLOTS, "sim": 1, "stages": 4, "max_batch": 4, "max_wait_s": 0.01},
     "disaggregated": {"type": "disaggregated"},
     "hybrid": {"type": "hybrid"},
     "two stages": {"type": "hybrid", "pipeline_stages": 2},
@@ -75,10 +75,10 @@ def test_warm_up_travels_to_the_learner(train):
     results, metrics = train(
         runtime={"backend": "ray"},
         placement={**SLOTS, "sim": 2, "learner": 2},
-        warmup={"episodes": 16, "epochs": 30, "lr": 3e-2},
+        bc_warmup={"episodes": 16, "epochs": 30, "lr": 3e-2},
         train={"steps": 0},
     )
-    assert metrics[0]["warmup/expert_success"] == 1.0
+    assert metrics[0]["bc_warmup/expert_success"] == 1.0
     assert results["success"]["rate"] >= 0.95
 
 

@@ -26,7 +26,7 @@ from vla_rl.runtime.run_folder.folder import RunFolder
 
 RAY = pytest.param("ray", marks=pytest.mark.ray)
 FRAGILE = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
-ROWS_APART = {
+ENVS_APART = {
     "plugins": FRAGILE,
     "env": {"type": "fragile", "num_envs": 2, "latency_s": 0.02},
     "rollout": {"chunk": 2, "episodes": 8, "group_size": 2},
@@ -115,7 +115,7 @@ def terminate(process, family, reached):
     ],
 )
 def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_path, backend, reached):
-    process = begin(backend, **ROWS_APART)
+    process = begin(backend, **ENVS_APART)
     wait_for(lambda: lines_of(tmp_path / "run") > 2, process)
     family = below(process)
     shared = shared_by(family)
@@ -123,8 +123,8 @@ def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_pat
     assert shared and stopped(process, family, shared) == 130, (tmp_path / "output").read_text()
     assert "--resume" in (tmp_path / "output").read_text()
     assert 1 <= RunFolder(tmp_path / "run").restore()[0].step < 12
-    _, expected = train("whole", **ROWS_APART)
-    train(resume=True, **ROWS_APART)
+    _, expected = train("whole", **ENVS_APART)
+    train(resume=True, **ENVS_APART)
     assert read_metrics(tmp_path / "run") == expected
 
 
@@ -151,7 +151,7 @@ def test_a_stop_does_not_wait_for_the_rollout(begin, tmp_path, backend, placemen
 def test_a_stop_does_not_wait_for_demonstrations(begin, tmp_path, backend):
     warm = {"episodes": 10**6, "epochs": 1, "lr": 1e-3, "batch": 16}
     hooks = [{"type": "console", "mode": "plain", "every_s": 0.1}]
-    process = begin(backend, warmup=warm, hooks=hooks, env={"latency_s": 0.05}, eval={"before": False})
+    process = begin(backend, bc_warmup=warm, hooks=hooks, env={"latency_s": 0.05}, eval={"before": False})
     wait_for(lambda: re.search(r"demonstrations: [1-9]\d* of", (tmp_path / "output").read_text()), process)
     family = below(process)
     process.send_signal(signal.SIGTERM)
@@ -202,7 +202,7 @@ def test_a_stop_while_workers_start_leaves_no_process(begin, tmp_path):
 
 @pytest.mark.ray
 def test_a_run_whose_ray_is_killed_says_so_and_can_be_resumed(begin, train, tmp_path):
-    slow = {**ROWS_APART, "env": {**ROWS_APART["env"], "latency_s": 0.1}}
+    slow = {**ENVS_APART, "env": {**ENVS_APART["env"], "latency_s": 0.1}}
     process = begin("ray", "runtime.restarts=0", **slow)
     wait_for(lambda: lines_of(tmp_path / "run") > 4, process)
     family = below(process)
@@ -210,7 +210,7 @@ def test_a_run_whose_ray_is_killed_says_so_and_can_be_resumed(begin, train, tmp_
     assert stopped(process, family) == 2
     output = (tmp_path / "output").read_text()
     assert "Ray's raylet ended" in output and "Traceback" not in output
-    _, expected = train("whole", **ROWS_APART)
+    _, expected = train("whole", **ENVS_APART)
     train(resume=True, **slow)
     assert read_metrics(tmp_path / "run") == expected
 

@@ -16,7 +16,7 @@ from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
 PATIENCE = 60.0
 """Seconds after which a row that waits in vain says so."""
 STEPS: dict[int, int] = {}
-"""Row -> its chunk steps so far; rows of a worker share it."""
+"""Env -> its chunk steps so far; rows of a worker share it."""
 changed = threading.Condition()
 
 
@@ -27,13 +27,13 @@ class WaitingConfig:
     """Whose trouble it is."""
     told: str = ""
     """File that says that the process has ended once."""
-    rows_apart: bool = True
+    independent_envs: bool = True
 
 
 class Waiting(ScriptedEnv):
     def __init__(self, config: WaitingConfig, context: Context) -> None:
-        super().__init__(context.num_envs, chunk=context.chunk, first_row=context.first_row, stamp=False)
-        self.config, self.row = config, context.first_row
+        super().__init__(context.num_envs, chunk=context.chunk, first_env=context.first_env, stamp=False)
+        self.config, self.row = config, context.first_env
 
     def reset(self, rows: Any, state_ids: Any, seed: Any) -> Any:
         """With trouble "wait" not before another row has made 4 chunk steps, and so begun with a second episode."""

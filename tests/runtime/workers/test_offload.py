@@ -34,7 +34,7 @@ def without_offload(lines):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"eval": {"every": 2}, "warmup": {"episodes": 8, "epochs": 1, "lr": 1e-2}},
+        {"eval": {"every": 2}, "bc_warmup": {"episodes": 8, "epochs": 1, "lr": 1e-2}},
         {
             "algorithm": {"type": "ppo"},
             "rollout": {"episodes": None, "steps": 6, "auto_reset": "immediate", "group_size": 1},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from small_simulators import Scene, small_info
 
-from vla_rl.toolkit.envs.row import Outcome
+from vla_rl.toolkit.envs.single_env import Outcome
 
 PART = "over the whole range of number"
 

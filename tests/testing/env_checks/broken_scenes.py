@@ -10,7 +10,7 @@ import numpy as np
 from small_simulators import LIMIT, Scene, small_info
 
 from vla_rl.core.randomness import generator
-from vla_rl.toolkit.envs.row import Outcome
+from vla_rl.toolkit.envs.single_env import Outcome
 
 COUNTER = itertools.count()
 

@@ -17,7 +17,7 @@ import torch
 from small_simulators import LIMIT, Scene, SmallEnv, small_info
 
 from vla_rl.core.types import ChunkResult, Observation
-from vla_rl.toolkit.envs.row import Outcome
+from vla_rl.toolkit.envs.single_env import Outcome
 
 
 class SuccessWithoutReward(Scene):

@@ -8,12 +8,12 @@ import sys
 from typing import Any
 
 import numpy as np
-from small_simulators import Scene, SceneRow
+from small_simulators import Scene, SceneEnv
 
 SPEEDS: dict[str, float] = {}
 
 
-class SharesAVariable(SceneRow):
+class SharesAVariable(SceneEnv):
     """Keeps its speed in a variable of the module, which each process has once."""
 
     class scene_type(Scene):
@@ -29,7 +29,7 @@ class SharesAVariable(SceneRow):
             SPEEDS["last"] = self.speed
 
 
-class SharesAGenerator(SceneRow):
+class SharesAGenerator(SceneEnv):
     """Seeds the global generator in its reset and draws from it in steps, as if it were alone."""
 
     class scene_type(Scene):
@@ -47,7 +47,7 @@ class SharesAGenerator(SceneRow):
 ROWS = (SharesAVariable, SharesAGenerator)
 
 
-class StartsAServer(SceneRow):
+class StartsAServer(SceneEnv):
     """Starts a program of its own, as rows of a game engine do, and has no chance to end it."""
 
     def __init__(self, number: int) -> None:
@@ -55,7 +55,7 @@ class StartsAServer(SceneRow):
         self.server = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
 
-class LeavesFilesOpen(SceneRow):
+class LeavesFilesOpen(SceneEnv):
     """Opens a file in each reset, in the process of its own."""
 
     def reset(self, state_id: int, seed: int) -> None:

@@ -15,9 +15,9 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
-from vla_rl.toolkit.envs.row import Outcome, Row, View
-from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 STATES = 8
 LIMIT = 12
@@ -104,7 +104,7 @@ class Scene:
         return actions
 
 
-class SceneRow(Row):
+class SceneEnv(SingleEnv):
     """A `Scene` as a row."""
 
     scene_type: type[Scene] = Scene
@@ -126,11 +126,11 @@ class SceneRow(Row):
         return self.scene.expert(length)
 
 
-def small_rows(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> RowsEnv:
-    row_type = type("SmallRow", (SceneRow,), {"scene_type": scene_type})
+def small_rows(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> SubprocEnvs:
+    row_type = type("SmallEnv", (SceneEnv,), {"scene_type": scene_type})
     context = Context(num_envs=num_envs, chunk=chunk)
     splits = {split: states(split) for split in ("train", "eval")}
-    return RowsEnv(scene_type.info, splits, row_type, context, Processes(apart=False))
+    return SubprocEnvs(scene_type.info, splits, row_type, context, Processes(apart=False))
 
 
 class SmallEnv(SimEnv):
@@ -198,14 +198,14 @@ def small_batch(scene_type: type[Scene], num_envs: int = 3, chunk: int = 4) -> S
     return env_type(num_envs, chunk)
 
 
-class NoExpertRow(SceneRow):
+class NoExpertEnv(SceneEnv):
     """Without a demonstrator."""
 
     def expert_chunk(self, length: int) -> Any:
         raise NotOffered("no expert here")
 
 
-class BuggyExpertRow(SceneRow):
+class BuggyExpertEnv(SceneEnv):
     """Its demonstrator has a bug."""
 
     def expert_chunk(self, length: int) -> Any:

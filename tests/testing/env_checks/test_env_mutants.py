@@ -17,10 +17,10 @@ import torch
 import unusual_scenes
 from attrs import make_class
 from small_simulators import (
-    BuggyExpertRow,
-    NoExpertRow,
+    BuggyExpertEnv,
+    NoExpertEnv,
     Scene,
-    SceneRow,
+    SceneEnv,
     SmallEnv,
     small_batch,
     small_info,
@@ -34,8 +34,8 @@ from vla_rl.core.types import Context, Plugin
 from vla_rl.testing import CheckFailed, check_env
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
-from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 UNSOLVED = (
     unusual_scenes.Needle,
@@ -109,11 +109,11 @@ def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
 
 
 @pytest.mark.parametrize("row", shared_state_envs.ROWS, ids=lambda row: row.__name__)
-def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type[SceneRow]) -> None:
+def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type[SceneEnv]) -> None:
     with pytest.raises(CheckFailed) as failed:
-        check_env(rows_apart(row), num_envs=2, chunk=4, expert=False)
+        check_env(independent_envs(row), num_envs=2, chunk=4, expert=False)
     (text,) = failed.value.findings
-    assert "the same episodes in rows that share a process (processes: {rows_per_process: 2})" in text
+    assert "the same episodes in rows that share a process (processes: {envs_per_process: 2})" in text
 
 
 # ---------------------------------------------------------------------------------------------------- correct
@@ -136,27 +136,27 @@ def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
     check_env(batch(), chunk=4)
 
 
-def rows_apart(row: type[SceneRow]) -> RowsEnv:
+def independent_envs(row: type[SceneEnv]) -> SubprocEnvs:
     splits = {split: small_states(split) for split in ("train", "eval")}
-    return RowsEnv(small_info(), splits, row, Context(num_envs=2, chunk=4), Processes(apart=True))
+    return SubprocEnvs(small_info(), splits, row, Context(num_envs=2, chunk=4), Processes(apart=True))
 
 
 def test_rows_in_processes_pass() -> None:
-    check_env(rows_apart(SceneRow), num_envs=2, chunk=4)
+    check_env(independent_envs(SceneEnv), num_envs=2, chunk=4)
 
 
 def test_files_that_rows_leave_open_in_their_processes_are_found() -> None:
     with pytest.raises(CheckFailed, match="as many open files after each episode") as failed:
-        check_env(rows_apart(shared_state_envs.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
+        check_env(independent_envs(shared_state_envs.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
     assert len(failed.value.findings) == 1
 
 
 def test_programs_that_rows_start_end_with_them() -> None:
-    check_env(rows_apart(shared_state_envs.StartsAServer), num_envs=2, chunk=4, expert=False)
+    check_env(independent_envs(shared_state_envs.StartsAServer), num_envs=2, chunk=4, expert=False)
 
 
 def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
-    env = rows_apart(NoExpertRow)
+    env = independent_envs(NoExpertEnv)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
 
 
 def test_a_bug_in_the_expert_of_a_row_is_a_fault_of_that_row() -> None:
-    env = rows_apart(BuggyExpertRow)
+    env = independent_envs(BuggyExpertEnv)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
         assert not env.expert_chunk().any()

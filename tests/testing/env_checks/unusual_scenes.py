@@ -13,7 +13,7 @@ from small_simulators import EDGE, Scene, SmallEnv, small_info
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import ChunkResult, Observation, ResetState
-from vla_rl.toolkit.envs.row import Outcome
+from vla_rl.toolkit.envs.single_env import Outcome
 
 
 class Wind(Scene):

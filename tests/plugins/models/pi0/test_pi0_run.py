@@ -26,7 +26,7 @@ def test_a_run_on_the_built_in_simulator(tmp_path: Path) -> None:
         "model": {"type": "pi0_of_the_test", "preset": "tiny", "denoise_steps": 2},
         "env": {"type": "tabletop", "num_envs": 4, "tasks": ["pick_red"]},
         "rollout": {"chunk": 4, "episodes": 4},
-        "warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3, "batch": 8},
+        "bc_warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3, "batch": 8},
         "algorithm": {"type": "ppo"},
         "runtime": {"backend": "local"},
         "train": {"steps": 2, "lr": 1e-3, "micro_batch": 8},

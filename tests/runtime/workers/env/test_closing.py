@@ -13,8 +13,8 @@ from scripted_runs import scripted_spec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.env import closing
-from vla_rl.toolkit.envs.row import Row, View
-from vla_rl.toolkit.envs.row_process import Inline, RowProcess
+from vla_rl.toolkit.envs.env_process import EnvProcess, Inline
+from vla_rl.toolkit.envs.single_env import SingleEnv, View
 from vla_rl.toolkit.processes import limited
 
 UNCLOSABLE = str(Path(__file__).with_name("unclosable.py"))
@@ -74,7 +74,7 @@ def test_an_alarm_of_somebody_else_goes_on():
 def test_rows_of_this_process_are_all_closed(caplog):
     closed = []
 
-    class Stuck(Row):
+    class Stuck(SingleEnv):
         def __init__(self, number):
             self.number = number
 
@@ -91,7 +91,7 @@ def test_rows_of_this_process_are_all_closed(caplog):
             closed.append(self.number)
             raise OSError(f"window {self.number} is gone")
 
-    process = RowProcess(rows=range(2), first=4, make=Stuck, home=Inline, chunk=1)
+    process = EnvProcess(rows=range(2), first=4, make=Stuck, home=Inline, chunk=1)
     process.start()
     process.send("reset", {0: (0, 0), 1: (0, 0)})
     process.receive(1.0, 1.0)

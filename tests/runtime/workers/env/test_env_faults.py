@@ -43,7 +43,7 @@ def fragile_spec(tmp_path, fault, **changes):
 
 
 def without_faults(metrics):
-    return [{k: v for k, v in line.items() if k not in ("faults/rows", "rollout/env_steps")} for line in metrics]
+    return [{k: v for k, v in line.items() if k not in ("faults/envs", "rollout/env_steps")} for line in metrics]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_fault_changes_no_number(train, tmp_path, calm, fault):
     """The same episodes, rewards, losses and evaluation as in a run in which nothing broke."""
     results, metrics = train(**fragile_spec(tmp_path, fault, env={"at_step": TRAINING}))
     assert (calm[0]["faults"], results["faults"]) == (0, 1)
-    assert sum(line.get("faults/rows", 0) for line in metrics) == (0 if fault == "reset" else 1)
+    assert sum(line.get("faults/envs", 0) for line in metrics) == (0 if fault == "reset" else 1)
     assert without_faults(metrics) == without_faults(calm[1])
     assert results["success"] == calm[0]["success"] and results["success"]["n"] == 16
 
@@ -91,12 +91,12 @@ def test_faults_with_ray(train, tmp_path, calm):
 
 
 def test_demonstrations_survive_a_fault(train, tmp_path):
-    warm = {"warmup": {"episodes": 6, "epochs": 2, "lr": 0.01}, "train": {"steps": 0}}
+    warm = {"bc_warmup": {"episodes": 6, "epochs": 2, "lr": 0.01}, "train": {"steps": 0}}
     _, calm = train("calm", **fragile_spec(tmp_path, "none", **warm))
     results, metrics = train("broken", **fragile_spec(tmp_path, "raise", **warm))
     assert results["faults"] == 1
-    assert metrics[0]["warmup/samples"] == calm[0]["warmup/samples"] > 0
-    assert metrics[0]["warmup/loss"] == calm[0]["warmup/loss"]
+    assert metrics[0]["bc_warmup/samples"] == calm[0]["bc_warmup/samples"] > 0
+    assert metrics[0]["bc_warmup/loss"] == calm[0]["bc_warmup/loss"]
 
 
 def test_a_row_that_always_breaks_ends_the_run_with_its_own_words(train, tmp_path):
@@ -174,13 +174,13 @@ def test_a_process_ends_though_it_did_not_close_its_rows():
     assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())
 
 
-SHARED = Processes(rows_per_process=2)
+SHARED = Processes(envs_per_process=2)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_process_that_rows_share_changes_no_number(train, tmp_path, calm, fault):
     """What breaks with its process breaks all of its rows, and counts once."""
-    shared = {"at_step": TRAINING, "processes": {"deadline_s": 1.0, "rows_per_process": 2}}
+    shared = {"at_step": TRAINING, "processes": {"deadline_s": 1.0, "envs_per_process": 2}}
     results, metrics = train(**fragile_spec(tmp_path, fault, env=shared))
     assert (calm[0]["faults"], results["faults"]) == (0, 1)
     assert without_faults(metrics) == without_faults(calm[1])
@@ -188,7 +188,7 @@ def test_a_fault_in_a_process_that_rows_share_changes_no_number(train, tmp_path,
 
 @pytest.mark.parametrize(("fault", "with_it"), [("kill", [0, 1]), ("slow", [0, 1]), ("raise", [1]), ("nan", [1])])
 def test_who_breaks_with_a_row_that_shares_its_process(tmp_path, fault, with_it):
-    processes = Processes(rows_per_process=2, deadline_s=1.0)
+    processes = Processes(envs_per_process=2, deadline_s=1.0)
     told = str(tmp_path / "told")
     config = FragileConfig(fault=fault, told=told, at_step=1, processes=processes)
     env = fragile.build(config, Context(num_envs=4, chunk=1))
@@ -236,12 +236,12 @@ def test_a_row_that_is_made_anew_in_vain_gets_another_process(tmp_path):
 
 @pytest.mark.parametrize(("rows", "each", "expected"), [(5, 2, [1, 2, 2]), (4, 1, [1] * 4), (3, 8, [3])])
 def test_rows_are_spread_evenly(rows, each, expected):
-    shares = Processes(rows_per_process=each).shares(rows)
+    shares = Processes(envs_per_process=each).shares(rows)
     assert [len(share) for share in shares] == expected
     assert [row for share in shares for row in share] == list(range(rows))
 
 
 def test_rows_that_share_a_process_cannot_get_a_fresh_one():
-    with pytest.raises(ValueError, match="give rows_per_process: 1 beside it"):
-        Processes(rows_per_process=None, recycle_mib=4000)
-    assert len(Processes(rows_per_process=None).shares(100)) == len(os.sched_getaffinity(0))
+    with pytest.raises(ValueError, match="give envs_per_process: 1 beside it"):
+        Processes(envs_per_process=None, recycle_mib=4000)
+    assert len(Processes(envs_per_process=None).shares(100)) == len(os.sched_getaffinity(0))

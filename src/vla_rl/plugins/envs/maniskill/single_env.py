@@ -13,7 +13,7 @@ from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
-from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
 
 @frozen
@@ -26,13 +26,13 @@ class MakeManiSkillEnv:
     home: int
     """Process id of the process that owns the batch."""
 
-    def __call__(self, number: int) -> ManiSkillRow:
+    def __call__(self, number: int) -> ManiSkillEnv:
         if os.getpid() != self.home:
             torch.set_num_threads(1)  # envs are many, and their tensors tiny
-        return ManiSkillRow(self.recipes, self.place)
+        return ManiSkillEnv(self.recipes, self.place)
 
 
-class ManiSkillRow(Row):
+class ManiSkillEnv(SingleEnv):
     """Env instance that builds a task's simulator at its first reset, and again when the task changes. Everything runs
     in inference mode: a step is hundreds of operations on tiny tensors."""
 

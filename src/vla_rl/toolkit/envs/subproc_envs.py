@@ -1,4 +1,4 @@
-"""A vector env for simulators with one scene: a plugin writes a `Row` (one env), and `RowsEnv` makes N of them a
+"""A vector env for simulators with one scene: a plugin writes a `SingleEnv` (one env), and `SubprocEnvs` makes N of them a
 `SimEnv`.
 
 Envs live in processes: one env in each, or several that take turns. A process is gymnasium's vector environment of size
@@ -18,23 +18,23 @@ import numpy as np
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
-from vla_rl.toolkit.envs.row import MakeRow, Row, View
-from vla_rl.toolkit.envs.row_process import Apart, Inline, RowProcess, start_all
+from vla_rl.toolkit.envs.env_process import Apart, EnvProcess, Inline, start_all
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View
 from vla_rl.toolkit.waiting import waiting
 
 RESET_TRIES = 3
 """Attempts to create and reset an env, for one reset."""
 
 
-class RowsEnv(SimEnv):
-    """N single-scene envs as one batch. A plugin's `build` makes one from a `MakeRow`; subclassing is not needed."""
+class SubprocEnvs(SimEnv):
+    """N single-scene envs as one batch. A plugin's `build` makes one from a `MakeEnv`; subclassing is not needed."""
 
     def __init__(
         self,
         info: EnvInfo,
         states: Mapping[str, Sequence[ResetState]],
-        make_row: MakeRow,
+        make_env: MakeEnv,
         context: Context,
         processes: Processes,
     ) -> None:
@@ -45,15 +45,15 @@ class RowsEnv(SimEnv):
         self.num_envs, self.info = context.num_envs, info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
         self._chunk, self._processes = context.chunk, processes
-        self._make_row, self._context = make_row, context
+        self._make_env, self._context = make_env, context
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
         home: type[Apart | Inline] = Apart if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
-        first = context.first_row
+        first = context.first_env
         self._homes = [
-            RowProcess(rows=rows, first=first, make=make_row, home=home, chunk=self._chunk) for rows in shares
+            EnvProcess(rows=rows, first=first, make=make_env, home=home, chunk=self._chunk) for rows in shares
         ]
         self._rows = [process for process in self._homes for _ in process.rows]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
@@ -134,17 +134,17 @@ class RowsEnv(SimEnv):
         """Whether each env has its own process."""
         return all(process.home is Apart and len(process.rows) == 1 for process in self._homes)
 
-    def in_one_process(self) -> RowsEnv:
+    def in_one_process(self) -> SubprocEnvs:
         """Return another simulator with the same envs, which take turns in one process."""
-        processes = Processes(apart=True, rows_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
-        return RowsEnv(self.info, self._states, self._make_row, self._context, processes)
+        processes = Processes(apart=True, envs_per_process=self.num_envs, deadline_s=self._processes.deadline_s)
+        return SubprocEnvs(self.info, self._states, self._make_env, self._context, processes)
 
     @property
     def pids(self) -> list[int]:
         """Process id of each env; 0: none before its first reset."""
         return [process.pid for process in self._rows]
 
-    def row(self, i: int) -> Row:
+    def row(self, i: int) -> SingleEnv:
         """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
         return self._rows[i].here(i)
 
@@ -166,7 +166,7 @@ class RowsEnv(SimEnv):
     def _asked(
         self,
         method: str,
-        processes: Sequence[tuple[RowProcess, Mapping[int, tuple[Any, ...]]]],
+        processes: Sequence[tuple[EnvProcess, Mapping[int, tuple[Any, ...]]]],
         flaw: Callable[[Any], str],
         fresh: Collection[int],
         note: Callable[[int], None],
@@ -215,7 +215,7 @@ class RowsEnv(SimEnv):
         first, *others = dict.fromkeys(self._instructions[row] for row in rows) or ("",)
         return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
 
-    def _end(self, process: RowProcess, asked: Iterable[int]) -> None:
+    def _end(self, process: EnvProcess, asked: Iterable[int]) -> None:
         """End a process. All envs that break with it are listed in `faults`, where the cause is given once."""
         for row in process.ready.union(asked):
             self._faults.setdefault(row, [])

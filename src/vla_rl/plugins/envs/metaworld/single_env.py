@@ -14,8 +14,8 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
-from vla_rl.toolkit.envs.row import Outcome, Row, View
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 ACTION_DIM, STATE_DIM = 4, 4
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
@@ -23,7 +23,7 @@ IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
 "train"."""
 
 
-def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
+def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
     if find_spec("metaworld") is None:  # fail here, not in an env's process
         raise ModuleNotFoundError("No module named 'metaworld'", name="metaworld")
     os.environ.setdefault("MUJOCO_GL", "egl")
@@ -43,7 +43,7 @@ def make_env(config: MetaWorldConfig, context: Context) -> RowsEnv:
         tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
         notes=(note,) if config.fast_render else (),
     )
-    return RowsEnv(info, states, MakeMetaWorldEnv(config), context, config.processes)
+    return SubprocEnvs(info, states, MakeMetaWorldEnv(config), context, config.processes)
 
 
 @frozen
@@ -52,11 +52,11 @@ class MakeMetaWorldEnv:
 
     config: MetaWorldConfig
 
-    def __call__(self, number: int) -> MetaWorldRow:
-        return MetaWorldRow(self.config)
+    def __call__(self, number: int) -> MetaWorldEnv:
+        return MetaWorldEnv(self.config)
 
 
-class MetaWorldRow(Row):
+class MetaWorldEnv(SingleEnv):
     """Env instance that builds a task's simulator when it is first needed and keeps the most recently used ones."""
 
     def __init__(self, config: MetaWorldConfig) -> None:

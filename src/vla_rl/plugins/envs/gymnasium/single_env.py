@@ -18,14 +18,14 @@ from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, facts, make, part, picture
 from vla_rl.toolkit.envs.rendering import FIXES, require
-from vla_rl.toolkit.envs.row import Outcome, Row, View
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
 """First seed of the train split; seeds of the eval split lie below."""
 
 
-def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
+def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
     env = make(config)
     try:
@@ -49,7 +49,7 @@ def make_env(config: GymnasiumConfig, context: Context) -> RowsEnv:
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
     )
-    return RowsEnv(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
+    return SubprocEnvs(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
@@ -81,11 +81,11 @@ class MakeGymnasiumEnv:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def __call__(self, number: int) -> GymnasiumRow:
-        return GymnasiumRow(self.config, self.low, self.high)
+    def __call__(self, number: int) -> GymnasiumEnv:
+        return GymnasiumEnv(self.config, self.low, self.high)
 
 
-class GymnasiumRow(Row):
+class GymnasiumEnv(SingleEnv):
     """One gymnasium environment. After its end it stays as it is: gymnasium defines no step beyond the end."""
 
     def __init__(self, config: GymnasiumConfig, low: tuple[float, ...], high: tuple[float, ...]) -> None:

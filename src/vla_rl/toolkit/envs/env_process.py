@@ -23,12 +23,12 @@ from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.types import Array
-from vla_rl.toolkit.envs.row import Outcome, Row, View
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
-    from vla_rl.toolkit.envs.row import MakeRow
+    from vla_rl.toolkit.envs.single_env import MakeEnv
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,10 @@ Answer = tuple[str, Any]
 class _Served(gymnasium.Env[Any, Any]):
     """Envs behind one method that never raises: errors are returned as replies."""
 
-    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
         self._make, self._first, self._chunk = make, first, chunk
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, SingleEnv] = {}
 
     def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
         """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
@@ -63,11 +63,11 @@ class _Served(gymnasium.Env[Any, Any]):
         except Exception:
             return "broken", traceback.format_exc()
 
-    def _reset(self, row: Row, state_id: int, seed: int) -> View:
+    def _reset(self, row: SingleEnv, state_id: int, seed: int) -> View:
         row.reset(state_id, seed)
         return _rendered(row)
 
-    def _play(self, row: Row, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
+    def _play(self, row: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
         observation after it)."""
         rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
@@ -80,7 +80,7 @@ class _Served(gymnasium.Env[Any, Any]):
                 break
         return rewards, flags, _rendered(row)
 
-    def _expert_chunk(self, row: Row) -> Array:
+    def _expert_chunk(self, row: SingleEnv) -> Array:
         return np.asarray(row.expert_chunk(self._chunk), np.float32)
 
     def _drop(self, row: int) -> None:
@@ -99,13 +99,13 @@ class _Served(gymnasium.Env[Any, Any]):
             raise first
 
 
-def _made(make: MakeRow, number: int) -> Row:
-    """Create the env of this number. Raise PluginError if it is no `Row`, or if its methods take other arguments."""
+def _made(make: MakeEnv, number: int) -> SingleEnv:
+    """Create the env of this number. Raise PluginError if it is no `SingleEnv`, or if its methods take other arguments."""
     row = make(number)
-    if not isinstance(row, Row):
+    if not isinstance(row, SingleEnv):
         raise PluginError(
             f"the rows of this simulator are made as {type(row).__name__} objects; "
-            "make objects of a subclass of vla_rl.toolkit.envs.row.Row"
+            "make objects of a subclass of vla_rl.toolkit.envs.single_env.SingleEnv"
         )
     for method, arguments in (("reset", ("state_id", "seed")), ("step", ("action",)), ("render", ())):
         try:
@@ -117,7 +117,7 @@ def _made(make: MakeRow, number: int) -> Row:
     return row
 
 
-def _rendered(row: Row) -> View:
+def _rendered(row: SingleEnv) -> View:
     view = row.render()
     if not isinstance(view, View):
         raise PluginError(_wrong_type(row, "render", view, "View(images, state)"))
@@ -130,11 +130,11 @@ def _rendered(row: Row) -> View:
     return View(images, None if view.state is None else np.asarray(view.state), view.instruction)
 
 
-def _wrong_type(row: Row, method: str, got: object, wanted: str) -> str:
+def _wrong_type(row: SingleEnv, method: str, got: object, wanted: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
         f"{_place(row, method)} returned {_told(got)}{gym}; "
-        f"return {wanted}, from vla_rl.toolkit.envs.row import {wanted.partition('(')[0]}"
+        f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
     )
 
 
@@ -144,7 +144,7 @@ def _told(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _place(row: Row, method: str) -> str:
+def _place(row: SingleEnv, method: str) -> str:
     """Format a method of the plugin's class with file and line."""
     code = getattr(inspect.unwrap(getattr(type(row), method)), "__code__", None)
     where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
@@ -156,7 +156,7 @@ class _Home(Protocol):
 
     pid: int
 
-    def __init__(self, make: MakeRow, first: int, chunk: int) -> None: ...
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
 
@@ -169,12 +169,12 @@ class _Home(Protocol):
 class Inline:
     """Envs in this process."""
 
-    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.pid = os.getpid()
         self._served = _Served(make, first, chunk)
 
     @property
-    def rows(self) -> Mapping[int, Row]:
+    def rows(self) -> Mapping[int, SingleEnv]:
         """Envs that have been called at least once."""
         return self._served.rows
 
@@ -191,7 +191,7 @@ class Inline:
 class Apart:
     """Envs in a separate process, which ends with its owner, however that ends."""
 
-    def __init__(self, make: MakeRow, first: int, chunk: int) -> None:
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         make_served = _MakeServed(make, first, chunk, os.getpid())
         try:
@@ -246,7 +246,7 @@ def _begun_by(pid: int) -> list[psutil.Process]:
 
 @frozen
 class _MakeServed:
-    make: MakeRow
+    make: MakeEnv
     first: int
     chunk: int
     owner: int
@@ -260,14 +260,14 @@ class _MakeServed:
 
 
 @define
-class RowProcess:
+class EnvProcess:
     """Envs and the process they live in. The process is started when needed, and restarted after it broke."""
 
     rows: range
     """Numbers of the envs within the batch."""
     first: int
     """Run-wide number of the batch's first env."""
-    make: MakeRow
+    make: MakeEnv
     home: type[Apart | Inline]
     chunk: int
     episodes: int = 0
@@ -287,7 +287,7 @@ class RowProcess:
         """Process id; 0: no process is running."""
         return 0 if self._there is None else self._there.pid
 
-    def here(self, row: int) -> Row:
+    def here(self, row: int) -> SingleEnv:
         """Return the env object. It must live in this process and have been reset."""
         assert isinstance(self._there, Inline)
         return self._there.rows[row]
@@ -360,12 +360,12 @@ class RowProcess:
         return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
 
 
-def start_all(processes: Sequence[RowProcess]) -> None:
+def start_all(processes: Sequence[EnvProcess]) -> None:
     """Start the processes that are not running, in parallel."""
     missing = [process for process in processes if not process.runs]
     if len(missing) > 1 and missing[0].home is Apart:
         with ThreadPoolExecutor(len(missing)) as pool:
-            list(pool.map(RowProcess.start, missing))
+            list(pool.map(EnvProcess.start, missing))
     else:
         for process in missing:
             process.start()

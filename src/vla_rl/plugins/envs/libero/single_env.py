@@ -17,8 +17,8 @@ from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.scenes import SceneCache
 from vla_rl.plugins.envs.libero.suites import Suite
-from vla_rl.toolkit.envs.row import Outcome, Row, View
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 ACTION_DIM, STATE_DIM = 7, 8
 OFFICIAL_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
@@ -42,7 +42,7 @@ def suite_numbers(config: LiberoConfig) -> dict[str, int]:
     }
 
 
-def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
+def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     wanted = config.suites or {config.suite or "": config.tasks}
@@ -74,7 +74,9 @@ def make_env(config: LiberoConfig, context: Context) -> RowsEnv:
         tasks=tuple(tasks),
         notes=tuple(note for note, holds in notes.items() if holds),
     )
-    return RowsEnv(info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes)
+    return SubprocEnvs(
+        info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
+    )
 
 
 @frozen
@@ -85,11 +87,11 @@ class MakeLiberoEnv:
     """Scenes of the process in which the env instances live."""
     config: LiberoConfig
 
-    def __call__(self, number: int) -> LiberoRow:
-        return LiberoRow(number, self.scenes, self.config)
+    def __call__(self, number: int) -> LiberoEnv:
+        return LiberoEnv(number, self.scenes, self.config)
 
 
-class LiberoRow(Row):
+class LiberoEnv(SingleEnv):
     """Env instance that shares its process's scene of the task with the other instances, in turns."""
 
     def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a simulator with one scene: a plugin writes a `Row` (one env), and `RowsEnv` (`rows.py`) makes N of
+"""The interface of a simulator with one scene: a plugin writes a `SingleEnv` (one env), and `SubprocEnvs` (`subproc_envs.py`) makes N of
 them a `SimEnv`."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class View(NamedTuple):
     """Instruction of the episode; None: the task's."""
 
 
-class Row(ABC):
+class SingleEnv(ABC):
     """One simulator instance with one scene. It is created in the process it lives in, and may build its scene as late
     as the first reset."""
 
@@ -55,6 +55,6 @@ class Row(ABC):
         """Free GL contexts and the like."""
 
 
-MakeRow = Callable[[int], Row]
+MakeEnv = Callable[[int], SingleEnv]
 """Factory: env number within the run -> its simulator. Must be picklable: a module-level function or an attrs
 instance."""
