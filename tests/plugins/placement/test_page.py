@@ -18,7 +18,7 @@ PAGES = [
     ROOT / "docs" / "how-to" / "place-a-run.md",
     *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md"),
 ]
-PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, rows=8), policy=Cost(seconds=0.1, rows=8))
+PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, num_envs=8), policy=Cost(seconds=0.1, num_envs=8))
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
 
 

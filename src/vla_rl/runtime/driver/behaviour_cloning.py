@@ -95,7 +95,7 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
         of_rank[own[0] if own else i % len(of_rank)].append(lane.index)
     fleet.get_all(
         [
-            learner.call(LearnerInterface.hold, *(by_reference(playing[lane][0]) for lane in lanes))
+            learner.call(LearnerInterface.set_demonstrations, *(by_reference(playing[lane][0]) for lane in lanes))
             for learner, lanes in zip(fleet.learners, of_rank, strict=True)
         ]
     )

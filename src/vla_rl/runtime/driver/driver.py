@@ -295,7 +295,7 @@ class Driver:
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return the progress of a phase, as `Runtime.how_far`."""
-        return self.fleet.how_far(self.spec, self.info, phase, done, total)
+        return self.fleet.progress(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
@@ -370,7 +370,7 @@ class Driver:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
         fleet.get_all([worker.call(HostInterface.start_model, info, self.scaling) for worker in hosts])
-        fleet.introduce([sim.worker for sim in fleet.sims])
+        fleet.connect_policies([sim.worker for sim in fleet.sims])
         if len(fleet.learners) > 1:
             address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
             fleet.get_all([r.call(LearnerInterface.join, address, r.assignment.rank) for r in fleet.learners])

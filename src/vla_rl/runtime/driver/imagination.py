@@ -151,7 +151,7 @@ class ImaginationTrainer:
             self.tickets.release(self._gathered.numbers.tolist())
             self.flow.finish("trained" if trained and self._chosen is not None else "discarded")
         self.tickets.forget()
-        self.fleet.get(self.role.call(WorldModelInterface.over))
+        self.fleet.get(self.role.call(WorldModelInterface.finish_step))
         self._gathered = self._chosen = self._advantages = None
         added, self._added = self._added, {}
         for name, value in added.items():
@@ -197,7 +197,7 @@ class ImaginationTrainer:
             return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
         if not section.quality_thresholds:
             return ""
-        shut = [name for name, is_open in fitted.gates.items() if not is_open]
+        shut = [name for name, is_open in fitted.thresholds_met.items() if not is_open]
         if shut:
             return f"the world model is not good enough yet on held-out episodes: {', '.join(shut)}"
         low = metrics.get("imagination/over_estimation_low", math.inf)
@@ -212,16 +212,18 @@ class ImaginationTrainer:
         """Return how much more often the policy succeeds in the world model than in the last rollout from the same
         first frames, with the 95 % interval of the mean difference.
         """
-        if not fitted.last:
+        if not fitted.last_episodes:
             return {}
-        numbers = [IMAGINED_GROUPS + step * self.section.evaluated_episodes + i for i in range(len(fitted.last))]
-        pairs = zip(fitted.last, numbers, strict=True)
+        numbers = [
+            IMAGINED_GROUPS + step * self.section.evaluated_episodes + i for i in range(len(fitted.last_episodes))
+        ]
+        pairs = zip(fitted.last_episodes, numbers, strict=True)
         starts = [EpisodeRequest(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
-        rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
+        rows = np.array([policy.assignment.envs_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
             [
-                self.fleet.worker_of(policy).call(HostInterface.imagine_eval, starts[first:end])
+                self.fleet.worker_of(policy).call(HostInterface.evaluate_imagined, starts[first:end])
                 for policy, first, end in zip(self.fleet.policies, [0, *ends], ends, strict=False)
                 if end > first
             ]
@@ -229,7 +231,7 @@ class ImaginationTrainer:
         for report in reports:
             self.report(report.faults)
         won = {ticket.finished.number: ticket.finished.episodes[0].success_once for r in reports for ticket in r.played}
-        gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last, strict=True)], np.float64)
+        gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last_episodes, strict=True)], np.float64)
         mean = float(gaps.mean())
         # 1.96: the normal quantile of a two-sided 95 % interval.
         half = 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else math.inf
@@ -242,7 +244,7 @@ class ImaginationTrainer:
         """
         before, rollout = perf_counter(), self.spec.rollout
         groups = range(self.flow.next, self.flow.next + self.flow.per_step)
-        states = self.fleet.get(self.role.call(WorldModelInterface.draw, list(groups)))
+        states = self.fleet.get(self.role.call(WorldModelInterface.draw_starts, list(groups)))
         if not states:
             return "there are no episodes to start from"
         first, offset = groups[0], IMAGINED_GROUPS * rollout.group_size
@@ -310,4 +312,7 @@ def _renamed(rollout: Rollout) -> dict[str, float]:
 
 
 def _gates_metrics(fitted: FitResult) -> dict[str, float]:
-    return {f"imagination/threshold_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}
+    return {
+        f"imagination/threshold_{name.replace(' ', '_')}": float(is_open)
+        for name, is_open in fitted.thresholds_met.items()
+    }
