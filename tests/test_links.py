@@ -106,7 +106,7 @@ def test_lists_and_tables_begin_a_paragraph(page):
 
 def test_the_tree_of_the_architecture_is_that_of_the_package():
     (tree,) = re.findall(
-        r"```\nsrc/vla_rl/\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), flags=re.DOTALL
+        r"```\nsrc/vla_rl/\n(.*?)```", (ROOT / "docs" / "explanation" / "architecture.md").read_text(), flags=re.DOTALL
     )
     room = SRC
     for line in tree.splitlines():
