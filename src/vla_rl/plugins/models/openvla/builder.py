@@ -86,6 +86,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         autocast=config.autocast,
         reuse=config.reuse_vision_features,
         base=fit.checkpoint.adapter_base() if fit.checkpoint and config.save_lora == "adapter" else None,
+        statistics_name=config.unnorm_key,
         device=device,
         dtype=dtype,
     )
