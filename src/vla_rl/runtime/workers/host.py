@@ -43,7 +43,7 @@ from vla_rl.core.hookspecs import Demonstrations, SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import wrap
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.spec.spec import Spec, acts_only, parse_spec
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.comm.channel import RayPeers, RpcServer
@@ -61,7 +61,7 @@ from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.models import build_model
+from vla_rl.runtime.workers.models import build_model, trainable
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
@@ -179,7 +179,7 @@ class WorkerHost(HostInterface):
                 model,
                 name=spec.model.type,
                 seed=spec.seed,
-                lag=shape.pinned_lag,
+                lag=0 if acts_only(spec) else shape.pinned_lag,
                 finals=needs.recomputed_values or (needs.values and shape.replays),
                 embed=self.algorithm.features,
                 on_version=self.plays["action"].reach,
@@ -187,7 +187,7 @@ class WorkerHost(HostInterface):
             )
         if "learner" in slot.roles:
             self.roles["learner"] = Learner(
-                model,
+                trainable(model),
                 self.algorithm,
                 spec.train,
                 name=spec.model.type,
