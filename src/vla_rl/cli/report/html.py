@@ -29,8 +29,9 @@ def section(title: str, content: str) -> str:
 def interval_table(
     what: str, rates: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """Success of each `what`: rate, 95 % interval and n in words, and the rate as a bar with its interval; with `before`
-    the same of the policy before training, as a bar above it."""
+    """Success of each `what`: rate, 95 % interval and n in words, and the rate as a bar with its interval.
+
+    With `before`, success before training, each has two bars."""
     body = ""
     for name, rate in rates.items():
         earlier = before.get(name) if before else None
@@ -50,7 +51,8 @@ def interval_table(
 
 
 LEGEND = (
-    '<div class="legend"><span><i class="before"></i>before training</span><span><i class="after"></i>after training</span>'
+    '<div class="legend"><span><i class="before"></i>before training</span>'
+    '<span><i class="after"></i>after training</span>'
     "<span>lines: 95 % Wilson intervals</span></div>"
 )
 
