@@ -91,7 +91,7 @@ class Case:
                     "latency_s": latency,
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
-                "asynchrony": {"max_lag": self.max_lag, "stream": self.stream},
+                "asynchrony": {"max_lag": self.max_lag, "streaming_update": self.stream},
                 "algorithm": {"type": "ppo", "normalize_advantages": not self.stream},
                 "placement": {"type": "slots"},
                 "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": PART if self.stream else 10 * samples},
@@ -136,7 +136,7 @@ class LaneCase(Case):
                     "num_states": 10**5,
                     "latency_s": ROW_STEP,
                     "latency_sigma": SIGMA,
-                    "rows_apart": True,
+                    "independent_envs": True,
                 },
                 "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
                 "asynchrony": {"max_lag": self.max_lag},
@@ -155,7 +155,7 @@ class LaneCase(Case):
         profile = Profile(
             chunk_steps=SHORT,
             sim=Cost(seconds=drawn, each=True),
-            policy=Cost(seconds=whole, rows=ROWS, fixed=INFERENCE / whole),
+            policy=Cost(seconds=whole, num_envs=ROWS, fixed=INFERENCE / whole),
             message=0.0,
         )
         plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
@@ -163,11 +163,11 @@ class LaneCase(Case):
 
 
 SIGMA = math.sqrt(math.log(1 + ROW_CV**2))
-LANES: Mapping[str, object] = {"stages": ROWS, "side_by_side": True}
+LANES: Mapping[str, object] = {"stages": ROWS, "concurrent_lanes": True}
 LANE_CASES = [
     LaneCase(name="lockstep", placement={}),
-    LaneCase(name="window", placement={**LANES, "max_wait": 0.0}),
-    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait": 0.3}),
+    LaneCase(name="window", placement={**LANES, "max_wait_s": 0.0}),
+    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait_s": 0.3}),
 ]
 
 
@@ -244,7 +244,7 @@ def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, li
 
 def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> float:
     """Seconds of a training step, as `vla-rl plan` expects them of these latencies and lengths."""
-    half = Cost(seconds=chunk_step / 2, rows=ROWS, fixed=1.0)
+    half = Cost(seconds=chunk_step / 2, num_envs=ROWS, fixed=1.0)
     lengths = tuple(int(length) for step in turn for length in step.lengths)
     profile = Profile(chunk_steps=lengths, sim=half, policy=half, learner=Cost(seconds=update), message=0.0)
     plan = plan_for(case.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))

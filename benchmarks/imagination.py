@@ -60,11 +60,12 @@ WHOLE = "start: first, horizon: 4"
 """GRPO has no critic: whole episodes."""
 LIKELY = "outcome: most likely"
 EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, {LIKELY}}}"]
+UNFITTED = "fit_updates_below_threshold: 0, quality_thresholds: false"
 ORACLE = [
     "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
-    f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, fit_shut: 0, gates: false}}",
+    f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, {UNFITTED}}}",
 ]
-OPEN = f"fit_shut: {ImaginationSpec().fit_updates}, gates: false"
+OPEN = f"fit_updates_below_threshold: {ImaginationSpec().fit_updates}, quality_thresholds: false"
 """Fitted as much as a model whose gates are open."""
 ARMS: Mapping[str, Sequence[str]] = {
     "C": EDM,
@@ -130,7 +131,7 @@ def read(folder: Path) -> tuple[int, Outcome] | None:
         real[step] = real[step - 1] + int(steps[step]["rollout/episodes"])
     both = (one for one, other in pairwise(at) if min(success[one], success[other]) >= REACHED)
     reached = next(both, None)
-    gates = [name for name in next(iter(steps.values()), {}) if name.startswith("imagination/gate_")]
+    gates = [name for name in next(iter(steps.values()), {}) if name.startswith("imagination/threshold_")]
     opened = next((n for n, line in steps.items() if gates and all(line[name] for name in gates)), None)
     return max(steps, default=0), Outcome(
         n90=None if reached is None else real[reached],
@@ -158,8 +159,8 @@ def plot(table: Mapping[str, Mapping[int, Path]], file: Path) -> None:
                 episodes += int(line.get("rollout/episodes", 0))
                 if "eval/success_rate" in line:
                     success.append((episodes, line["eval/success_rate"]))
-                if "imagination/inflation" in line:
-                    gaps.append((episodes, line["imagination/inflation"]))
+                if "imagination/over_estimation" in line:
+                    gaps.append((episodes, line["imagination/over_estimation"]))
             style = {"color": f"C{index}", "label": arm if number == 0 else None, "alpha": 0.8}
             above.plot(*zip(*success, strict=True), **style)
             if gaps:

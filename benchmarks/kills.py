@@ -56,7 +56,7 @@ hooks: [{type: jsonl}]
 runtime: {restarts: 1000}
 """
 AHEAD = """
-asynchrony: {max_lag: LAG, swap: pinned}
+asynchrony: {max_lag: LAG, weights: pinned}
 placement: {type: disaggregated}
 """
 
@@ -212,7 +212,7 @@ def differences(expected: Path, folder: Path) -> list[str]:
 
 def metrics(folder: Path) -> list[dict[str, float]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    ahead = ("rollout/env_steps", "rollout/ready_tickets", "rollout/playing_tickets")
+    ahead = ("rollout/env_steps", "rollout/ready_tickets", "rollout/running_tickets")
     measured = ("time/", "throughput/", *ahead)
     return [{k: v for k, v in json.loads(line).items() if not k.startswith(measured)} for line in lines]
 

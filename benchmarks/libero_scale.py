@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from measuring import Figures, all_pids, apart, proportional_mib, seconds, side_by_side
+from measuring import Figures, all_pids, apart, interleaved, proportional_mib, seconds
 
 from vla_rl.core.types import Context
 
@@ -19,7 +19,7 @@ def libero_env(rows: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tupl
     from vla_rl.plugins.envs.libero import LiberoConfig, plugin
     from vla_rl.toolkit.envs.settings import SharedProcesses
 
-    processes = SharedProcesses(rows_per_process=changes.pop("rows_per_process", 1))
+    processes = SharedProcesses(envs_per_process=changes.pop("envs_per_process", 1))
     given = {"suite": "libero_spatial", "tasks": tasks, "processes": processes} | changes
     env = plugin.build(LiberoConfig(**given), Context(num_envs=rows, chunk=CHUNK))
     states: dict[str, list[int]] = {}
@@ -44,11 +44,11 @@ class Playing:
 def libero_many_rows() -> Figures:
     """32 rows of one task in two processes, beside two rows in two processes."""
     few, states = libero_env(2)
-    many, _ = libero_env(32, rows_per_process=16)
+    many, _ = libero_env(32, envs_per_process=16)
     [ids] = states.values()
     works = {"few": Playing(few, ids[:2]), "many": Playing(many, ids[:32])}
-    side_by_side(works, rounds=1)
-    times = side_by_side(works, rounds=4)
+    interleaved(works, rounds=1)
+    times = interleaved(works, rounds=4)
     row = (proportional_mib(many.pids) - proportional_mib(few.pids)) / 30
     few.close()
     works["many"]()
@@ -83,7 +83,7 @@ def libero_scale() -> Figures:
 def libero_all_suites() -> Figures:
     """130 tasks in turn on 16 rows: each row plays one chunk of a task, then one of another."""
     suites = dict.fromkeys(("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"))
-    env, states = libero_env(16, suite=None, tasks=None, suites=suites, rows_per_process=8)
+    env, states = libero_env(16, suite=None, tasks=None, suites=suites, envs_per_process=8)
     first = [ids[0] for ids in states.values()]
     figures: Figures = {"libero_all_suites_tasks": len(first)}
     for name in ("first", "again"):

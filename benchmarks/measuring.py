@@ -27,7 +27,7 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
         return pool.submit(work, *given).result()
 
 
-def side_by_side(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def interleaved(works: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each, in turn, so that whatever else the machine does meets all of them."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):

@@ -29,7 +29,7 @@ from websockets.asyncio.server import serve
 from websockets.sync.client import connect
 
 from vla_rl.core.catalogue import build
-from vla_rl.core.plan import Window
+from vla_rl.core.plan import Batching
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.serving.policy import Policy
@@ -79,7 +79,9 @@ def request(size: int) -> dict[str, Any]:
 
 def ours(model: dict[str, Any], size: int, max_batch: int, port: Any) -> None:
     """A server's process."""
-    server = PolicyServer(policy(model, size), Settings(port=0, window=Window(max_batch=max_batch, max_wait=0.002)))
+    server = PolicyServer(
+        policy(model, size), Settings(port=0, batching=Batching(max_batch=max_batch, max_wait_s=0.002))
+    )
     asyncio.run(server.run(asyncio.Event(), port.put))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 from libero_scale import CHUNK, libero_all_suites, libero_env, libero_scale
-from measuring import Figures, apart, ratio, side_by_side
+from measuring import Figures, apart, interleaved, ratio
 
 from vla_rl.core.types import Context
 
@@ -105,7 +105,7 @@ def libero_steps(task: Any, state: Array) -> Figures:
         libero_scene(task, state, fast_physics=True) as fast,
     ):
         players = {"official": Player(official.step), "exact": Player(exact.step), "fast": Player(fast.step)}
-        times = side_by_side(players | {"limit": libero_limit(official)}, rounds=15)
+        times = interleaved(players | {"limit": libero_limit(official)}, rounds=15)
         identical = np.array_equal(official.get_sim_state(), exact.simulator_state())
     return {f"libero_step_ms_{name}": median(times[name]) / CHUNK * 1e3 for name in times} | {
         "libero_step_ratio": ratio(times, "official", "exact"),
@@ -128,7 +128,7 @@ def libero_chunks(task: Any, state: Array) -> Figures:
             "exact": Player(ours.step, then=lambda: seen.update(ours=ours.images())),
             "fast_render": Player(fast.step, then=fast.images),
         }
-        times = side_by_side(players | {"limit": libero_limit(official)}, rounds=7)
+        times = interleaved(players | {"limit": libero_limit(official)}, rounds=7)
         mine = seen["ours"]
         identical = np.array_equal(mine["agentview"], seen["agentview_image"][::-1, ::-1]) and np.array_equal(
             mine["wrist"], seen["robot0_eye_in_hand_image"][::-1, ::-1]
@@ -150,7 +150,7 @@ def libero_resets(task: Any, states: Array) -> Figures:
             official.set_init_state(states[0])
 
         fresh, settled = iter(states), iter(states)
-        times = side_by_side(
+        times = interleaved(
             {
                 "reset": lambda: ours.place(0, next(fresh), 0),
                 "reset_and_settle": lambda: ours.place(0, next(settled), 10),
@@ -158,7 +158,7 @@ def libero_resets(task: Any, states: Array) -> Figures:
             },
             rounds=20,
         )
-        times |= side_by_side({"reset_official": official_reset}, rounds=3)
+        times |= interleaved({"reset_official": official_reset}, rounds=3)
     return {f"libero_{name}_ms": median(times[name]) * 1e3 for name in times}
 
 
@@ -172,7 +172,7 @@ def libero_rows(rows: int) -> Figures:
             env.reset(everyone[row : row + 1], ids[row : row + 1], everyone[row : row + 1])
 
     env.reset(everyone, ids, everyone)
-    times = side_by_side({"together": lambda: env.reset(everyone, ids, everyone), "apart": one_by_one}, rounds=5)
+    times = interleaved({"together": lambda: env.reset(everyone, ids, everyone), "apart": one_by_one}, rounds=5)
     env.close()
     return {f"libero_reset_{rows}_rows_{name}_ms": median(times[name]) * 1e3 for name in times} | {
         f"libero_reset_{rows}_rows_ratio": ratio(times, "apart", "together")
@@ -269,8 +269,8 @@ def metaworld_chunks(size: int) -> Figures:
     works: dict[str, Callable[[], Any]] = {"official": lambda: [official(action) for action in actions()[0]]}
     for name, env in envs.items():
         works[name] = lambda env=env: env.chunk_step(actions(), np.array([True]), False)
-    side_by_side(works, rounds=2)
-    times = side_by_side(works, rounds=15)
+    interleaved(works, rounds=2)
+    times = interleaved(works, rounds=15)
     for env in envs.values():
         env.close()
     key = f"metaworld_{size}px"
@@ -310,8 +310,8 @@ def metaworld_parts() -> Figures:
         "picture": scene.images,
         "look_ahead": look_ahead,
     }
-    times = side_by_side(works, rounds=40) | side_by_side({"reset": lambda: scene.place(1)}, rounds=10)
-    times |= side_by_side({"new_task": new_task}, rounds=5)
+    times = interleaved(works, rounds=40) | interleaved({"reset": lambda: scene.place(1)}, rounds=10)
+    times |= interleaved({"new_task": new_task}, rounds=5)
     scene.close()
     return {f"metaworld_{name}_ms": median(times[name]) * 1e3 for name in times}
 
@@ -353,9 +353,9 @@ def maniskill_chunks(size: int, *cameras: str) -> Figures:
 
     chunks = {n: lambda e=env: e.chunk_step(actions(), np.array([True]), False) for n, env in envs.items()}
     resets = {n: lambda e=env: e.reset(row, state, row) for n, env in envs.items()}
-    again = side_by_side(resets, rounds=7)
-    side_by_side(chunks, rounds=2)
-    times = side_by_side(chunks, rounds=9)  # of the 50 actions of an episode
+    again = interleaved(resets, rounds=7)
+    interleaved(chunks, rounds=2)
+    times = interleaved(chunks, rounds=9)  # of the 50 actions of an episode
     shown = [np.stack([image[0] for image in env.reset(row, state, row).images.values()]) for env in envs.values()]
     for env in envs.values():
         env.close()

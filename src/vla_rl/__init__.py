@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
     from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
     from vla_rl.core.manager import broadcast, hookimpl, wrap
-    from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot, Window
+    from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot
     from vla_rl.core.randomness import Noise, derived_seed, generator
     from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
     from vla_rl.core.spec.structure import at
@@ -71,6 +71,7 @@ __all__ = [
     "Algorithm",
     "BadObservation",
     "Batch",
+    "Batching",
     "CheckpointError",
     "Chunk",
     "ChunkResult",
@@ -111,7 +112,6 @@ __all__ = [
     "TaskInfo",
     "UserError",
     "VLAModel",
-    "Window",
     "Windows",
     "WorldModel",
     "at",
@@ -171,7 +171,7 @@ _MODULES = {
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
     "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
     "core.manager": ("broadcast", "hookimpl", "wrap"),
-    "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Window"),
+    "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Batching"),
     "core.randomness": ("Noise", "derived_seed", "generator"),
     "core.spec.spec": ("Spec", "load_spec", "parse_spec"),
     "core.spec.structure": ("at",),

@@ -98,7 +98,7 @@ def advance(runtime, step: int, keep=None):
 def finish(runtime, trained: bool = True):
     """The step of the last rollout is over."""
     runtime.finish(trained)
-    runtime.flow.finish("trained" if trained else "void")
+    runtime.flow.finish("trained" if trained else "discarded")
 
 
 def prepared(runtime, rollout):

@@ -26,7 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 import vla_rl  # noqa: E402
 from vla_rl.cli.main import app  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
-from vla_rl.core.plan import Window  # noqa: E402
+from vla_rl.core.plan import Batching  # noqa: E402
 from vla_rl.serving import clients as bounds  # noqa: E402
 from vla_rl.serving.access import Access, own_names, url_of  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
@@ -388,7 +388,7 @@ def test_what_a_client_asked_that_has_gone_is_not_inferred(policy, monkeypatch):
         return act_on(self, obs, *given)
 
     request = pack(request_of(sight(policy, 0)))
-    with served(policy, window=Window(max_batch=4, max_wait=0.0)) as server:
+    with served(policy, batching=Batching(max_batch=4, max_wait_s=0.0)) as server:
         monkeypatch.setattr(Policy, "act_on", held)
         clients = [Client(server) for _ in range(3)]
         clients[0].socket.send(request)

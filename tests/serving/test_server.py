@@ -29,7 +29,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 import vla_rl  # noqa: E402
 from vla_rl.core.errors import UserError  # noqa: E402
-from vla_rl.core.plan import Window  # noqa: E402
+from vla_rl.core.plan import Batching  # noqa: E402
 from vla_rl.serving.policy import Policy  # noqa: E402
 from vla_rl.serving.server import (  # noqa: E402
     MAX_CLIENTS,
@@ -90,7 +90,7 @@ def test_eight_clients_get_what_each_gets_alone(policy, monkeypatch):
 
     alone = [[policy.act(**sight(policy, 100 * n + i)) for i in range(10)] for n in range(8)]
     monkeypatch.setattr(Policy, "act_on", noted)
-    with served(policy, window=Window(max_batch=8, max_wait=1.0)) as server:
+    with served(policy, batching=Batching(max_batch=8, max_wait_s=1.0)) as server:
         batches.clear()
 
         def ask(n):
@@ -115,7 +115,7 @@ def test_what_comes_while_it_infers_is_inferred_together(policy, monkeypatch):
         assert go.wait(WAIT)
         return act_on(self, obs, *given)
 
-    with served(policy, window=Window(max_batch=4, max_wait=0.0)) as server:
+    with served(policy, batching=Batching(max_batch=4, max_wait_s=0.0)) as server:
         monkeypatch.setattr(Policy, "act_on", held)
         clients = [Client(server) for _ in range(7)]
         for number, client in enumerate(clients):
@@ -142,7 +142,7 @@ def test_a_request_that_fails_fails_alone(policy, monkeypatch, caplog):
     wanted = policy.act(**seen)
     monkeypatch.setattr(Policy, "act_on", broken)
     with (
-        served(policy, window=Window(max_batch=2, max_wait=WAIT)) as server,
+        served(policy, batching=Batching(max_batch=2, max_wait_s=WAIT)) as server,
         Client(server) as good,
         Client(server) as bad,
     ):

@@ -49,7 +49,7 @@ def _candidate(
     note()
     try:
         plan = plan_for(there, cluster, lambda spec, cluster: profile)
-        if (spec.asynchrony.max_lag or spec.asynchrony.stream) and not apart(plan):
+        if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not apart(plan):
             key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
             raise DoesNotFit(
                 f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "

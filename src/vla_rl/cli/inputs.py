@@ -12,6 +12,7 @@ from vla_rl.cli.example_specs import shipped
 from vla_rl.core.errors import SpecError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
+from vla_rl.runtime.run_folder.spec_file import load_run_spec
 
 GIB = 2**30
 CPUS_PER_DEVICE, MEMORY_PER_DEVICE = 16, 128 * GIB
@@ -33,7 +34,7 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
         print(f"{path} is not there: taking the one that comes with vla-rl, {example}", file=sys.stderr)
         path = example
     home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
-    return load_spec(home / "spec.yaml" if home else path, overrides), home
+    return (load_run_spec(home, overrides) if home else load_spec(path, overrides)), home
 
 
 def checkpoint_of(path: Path) -> Path | None:

@@ -82,7 +82,7 @@ def _front(title: str, kinds: Mapping[str, str], found: Mapping[str, Any] | None
 def _success(run: ReportData, found: Mapping[str, Any]) -> str:
     tasks = found.get("tasks") or {}
     rates = {
-        "before training": run.results.get("before"),
+        "before training": run.results.get("success_before"),
         "all tasks": found["success"],
         **(tasks if len(tasks) > 1 else {}),
     }

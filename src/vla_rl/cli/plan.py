@@ -147,7 +147,7 @@ def _print(
         if cost.fixed in (0.0, 1.0) and not cost.each
     ]
     if assumed:
-        console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")
+        console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/how-to/plan-a-run.md)[/]")
 
 
 def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waiting: Mapping[int, float]) -> None:
@@ -156,7 +156,7 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waitin
         console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
         return
     candidate, found = further
-    streamed = ", streamed" if spec.asynchrony.stream else ""
+    streamed = ", streamed" if spec.asynchrony.streaming_update else ""
     first = f"max_lag, {candidate.name}{streamed}"
     table = _table(first, "step\ns", "of the best\n%", "oldest chunk\nsteps", "wait at most\nGiB")
     for lag, expected in found.by_lag.items():

@@ -11,8 +11,9 @@ import numpy as np
 
 from vla_rl.cli.report.gather import ReportData, gather
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.spec import Spec, load_spec
+from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array
+from vla_rl.runtime.run_folder.spec_file import load_run_spec
 
 if TYPE_CHECKING:
     from vla_rl.serving.policy import Policy
@@ -34,12 +35,12 @@ class RunRecord:
 
     @cached_property
     def spec(self) -> Spec:
-        return load_spec(self.folder / "spec.yaml")
+        return load_run_spec(self.folder)
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """The content of results.json: "success" {"rate", "low", "high", "n"}, "before", "tasks" ...; empty where the
-        run has not come to its end."""
+        """Content of results.json: "success" {"rate", "low", "high", "n"}, "success_before", "tasks" and so on. Empty
+        until the run has ended."""
         return self._read.results
 
     @cached_property

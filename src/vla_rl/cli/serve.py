@@ -12,7 +12,7 @@ import typer
 
 from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.plan import Window
+from vla_rl.core.plan import Batching
 
 
 def main(
@@ -29,7 +29,7 @@ def main(
     greedy: bool,
     device: str | None,
     max_batch: int,
-    max_wait: float,
+    max_wait_s: float,
     record: Path | None,
     allow_hosts: Sequence[str],
     allow_origins: Sequence[str],
@@ -61,7 +61,7 @@ def main(
         keys=named,
         prompt=prompt,
         api_key=api_key,
-        window=Window(max_batch=max_batch, max_wait=max_wait),
+        batching=Batching(max_batch=max_batch, max_wait_s=max_wait_s),
         record=record,
         allow_hosts=allow_hosts,
         allow_origins=allow_origins,

@@ -53,7 +53,7 @@ class Run:
     """Facts about a run that its listeners may use."""
 
     name: str
-    doing: str = "training"
+    mode: str = "training"
     """Kind of run: "training" by reinforcement learning, or "imitation"."""
     folder: Any
     """Run folder, a pathlib.Path."""

@@ -189,7 +189,7 @@ class Algorithm(ABC):
     advantage_scope: AdvantageScope = AdvantageScope.STEP
     """What the rewards, filters and advantages of a group depend on: that group alone, or the whole step."""
     scope_reason: str = ""
-    """Why `advantage_scope` is STEP, and what to set for GROUP; shown where `asynchrony.stream` is refused."""
+    """Why `advantage_scope` is STEP, and what to set for GROUP; shown where `streaming_update` is refused."""
     value_granularity: str = "chunk"
     """Shape of the critic's output, with `Requirements.values`: "chunk" ([B]) or "action" ([B, C])."""
     extras: Mapping[str, str] = MappingProxyType({})
@@ -232,7 +232,7 @@ class Algorithm(ABC):
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
         "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "env/", "eval/", "eval_task/",
         "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/",
-        "throughput/", "time/", "update/", "warmup/", "world_model/".
+        "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 
@@ -304,7 +304,7 @@ class RunEvents:
 
     @hookspec
     def on_progress(self, run: Run, phase: str, done: int, total: int) -> None:
-        """Called when a phase (demonstrations, warmup, rollout, update, eval) begins, and about every second during it.
+        """Called when a phase (demonstrations, bc_warmup, rollout, update, eval) begins, and then about every second.
         Progress is `done` of `total` chunk steps or episodes (0: unknown). If the run waits for something else, `phase`
         says for what, such as "loading the model" (in MB)."""
 

@@ -44,7 +44,7 @@ class Job:
     group_size: int
     env: str
     """Type of the simulator, for messages."""
-    row_memory: int = 0
+    env_memory: int = 0
     """Host memory of one env (simulator instance) in bytes; 0 when negligible."""
     global_batch: int | None = None
     """Samples of an optimiser step, over all learners; None: the whole rollout."""
@@ -72,13 +72,15 @@ class Slot:
 
 
 @frozen(kw_only=True)
-class Window:
+class Batching:
     """Dynamic batching of a policy worker: it infers as soon as `max_batch` envs wait, or the oldest has waited
-    `max_wait` seconds. `max_wait=None` waits for the batch; `max_batch=None` means all envs (or one lane, with stages
-    in lock-step). `max_wait` needs policies that act for several lanes of other workers; otherwise it is refused."""
+    `max_wait_s` seconds.
+
+    `max_wait_s=None` waits for the batch; `max_batch=None` means all envs (with pipeline stages: one lane).
+    `max_wait_s` needs policies that act for several lanes of other workers; otherwise it is refused."""
 
     max_batch: int | None = None
-    max_wait: float | None = None
+    max_wait_s: float | None = None
 
 
 @frozen(kw_only=True)
@@ -88,9 +90,9 @@ class Plan:
     slots: tuple[Slot, ...]
     stages: int = 1
     """Lanes (pipeline stages) of each sim worker."""
-    side_by_side: bool = False
+    concurrent_lanes: bool = False
     """Lanes of a sim worker step and reset concurrently, each in a thread; False: one after another."""
-    window: Window = field(factory=Window)
+    batching: Batching = field(factory=Batching)
     offload: frozenset[str] = frozenset()
     """Roles that free their device's memory while they are idle."""
 

@@ -1,4 +1,4 @@
-"""Requests of all clients, one batch after another through one thread, by the window of rollouts."""
+"""Requests of all clients, one batch after another through one thread, with the dynamic batching of rollouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 from attrs import define, field, frozen
 
-from vla_rl.core.plan import Window
+from vla_rl.core.plan import Batching
 from vla_rl.core.types import Array, Observation
 from vla_rl.serving.policy import Key, Policy
 from vla_rl.toolkit.models.real_time import Unexecuted
@@ -45,10 +45,11 @@ class _Asked:
 
 @define(eq=False)
 class Batcher:
-    """Infers as soon as `max_batch` requests wait, the oldest has waited `max_wait` seconds, or every client waits."""
+    """Inference as soon as `max_batch` requests wait, the oldest has waited `max_wait_s` seconds, or all clients
+    wait."""
 
     policy: Policy
-    window: Window
+    batching: Batching
     clients: Callable[[], int]
     """Number of clients that may send requests."""
     _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
@@ -95,8 +96,8 @@ class Batcher:
     async def _next(self) -> list[_Asked]:
         batch = [await self._waiting.get()]
         clock = asyncio.get_running_loop().time
-        until = batch[0].arrived + (self.window.max_wait or 0.0)
-        while self.window.max_batch is None or len(batch) < self.window.max_batch:
+        until = batch[0].arrived + (self.batching.max_wait_s or 0.0)
+        while self.batching.max_batch is None or len(batch) < self.batching.max_batch:
             left = until - clock()
             if not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())

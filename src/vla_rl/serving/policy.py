@@ -18,12 +18,13 @@ from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.spec.spec import Spec, load_spec
+from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
+from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.workers.models import build_model, load_trained
 from vla_rl.toolkit.models.real_time import Unexecuted
 
@@ -235,7 +236,7 @@ def open_policy(
     PluginError.
     """
     checkpoint = checkpoint_in(Path(folder))
-    spec = load_spec(checkpoint.parents[1] / "spec.yaml", overrides)
+    spec = load_run_spec(checkpoint.parents[1], overrides)
     state, info = read_state(checkpoint), read_env_info(checkpoint)
     device = checked_device(device)
     algorithm = build_algorithm(spec, device)

@@ -29,7 +29,7 @@ from websockets.protocol import State
 from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import read_text, why
-from vla_rl.core.plan import Window
+from vla_rl.core.plan import Batching
 from vla_rl.core.types import Array, Observation
 from vla_rl.serving.access import Access
 from vla_rl.serving.batching import Batcher, ClientGone
@@ -95,7 +95,7 @@ class Settings:
     """Instruction for requests without one."""
     api_key: str | None = field(default=None, repr=False)
     """Key that clients have to send; None: no key is needed."""
-    window: Window = field(factory=lambda: Window(max_batch=16, max_wait=0.002))
+    batching: Batching = field(factory=lambda: Batching(max_batch=16, max_wait_s=0.002))
     record: Path | None = None
     """Folder of the data set that sessions are appended to; None: nothing is kept."""
     allow_hosts: Sequence[str] = ()
@@ -143,7 +143,7 @@ class PolicyServer:
         self._access = Access.of(settings.host, settings.allow_hosts, settings.allow_origins)
         if settings.record is not None:
             self.recorder = recorder_of(settings.record, policy)
-        self._batcher = Batcher(policy, settings.window, lambda: len(self._clients))
+        self._batcher = Batcher(policy, settings.batching, lambda: len(self._clients))
         self._about = policy.about() | {
             "keys": {
                 "images": self._keys.keys_of(policy.info),
@@ -157,7 +157,7 @@ class PolicyServer:
         """Serve until `stop`; `listening` is told the port once clients may come. Raises UserError where that is
         taken."""
         settings = self.settings
-        self.policy.warm_up(settings.window.max_batch or 1)
+        self.policy.warm_up(settings.batching.max_batch or 1)
         quiet = logging.getLogger(f"{__name__}.websockets")
         quiet.setLevel(logging.CRITICAL)  # it shows a traceback for each port scan
         alive = 20.0 if self._speaks.keeps_alive else None

@@ -9,7 +9,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core.hookspecs import Placement
-from vla_rl.core.plan import Cluster, Job, Plan, Slot, Window
+from vla_rl.core.plan import Batching, Cluster, Job, Plan, Slot
 from vla_rl.core.types import Context, Plugin
 
 
@@ -23,11 +23,11 @@ class SlotsConfig:
     """Workers that learn."""
     stages: int = field(default=1, validator=v.ge(1))
     """Lanes of each sim worker."""
-    side_by_side: bool = False
+    concurrent_lanes: bool = False
     """Lanes of a worker step at the same time."""
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Rows of an inference; none: all of a policy's rows, or one lane with stages in lock-step."""
-    max_wait: float | None = field(default=None, validator=v.optional(v.ge(0)))
+    max_wait_s: float | None = field(default=None, validator=v.optional(v.ge(0)))
     """Seconds the oldest request waits for a fuller batch; none: as long as it takes."""
     cpus: float = field(default=0.1, validator=v.gt(0))
     """Ray CPUs of each worker."""
@@ -45,8 +45,8 @@ class Slots(Placement):
         return Plan(
             slots=tuple(Slot(roles=(role,), cpus=config.cpus) for role in roles),
             stages=config.stages,
-            side_by_side=config.side_by_side,
-            window=Window(max_batch=config.max_batch, max_wait=config.max_wait),
+            concurrent_lanes=config.concurrent_lanes,
+            batching=Batching(max_batch=config.max_batch, max_wait_s=config.max_wait_s),
         )
 
 

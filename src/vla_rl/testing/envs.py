@@ -123,7 +123,7 @@ def _play(
     with section("determinism"):
         arrangements.determinism(player, reference, first)
     with section("rows apart"):
-        arrangements.rows_apart(player, reference)
+        arrangements.independent_envs(player, reference)
     with section("chunks"):
         arrangements.chunks(player, reference)
     with section("resets beside"):

@@ -78,7 +78,7 @@ class ScriptedEnv(SimEnv):
         stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
             function of state and step alone.
         latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
-        rows_apart: draw this for each row that plays, and sleep as long as the slowest.
+        independent_envs: draw this for each row that plays, and sleep as long as the slowest.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
     """
@@ -96,13 +96,13 @@ class ScriptedEnv(SimEnv):
         num_tasks: int = 2,
         action_dim: int = 2,
         image: int = 8,
-        first_row: int = 0,
+        first_env: int = 0,
         holds: bool = True,
         step_reward: float = 0.0,
         stamp: bool = True,
         latency_s: float = 0.0,
         latency_sigma: float = 0.0,
-        rows_apart: bool = False,
+        independent_envs: bool = False,
         fault: Fault = "none",
         fault_at: int = 0,
     ) -> None:
@@ -121,10 +121,10 @@ class ScriptedEnv(SimEnv):
         )
         self._ends, self._chunk, self._num_states = ends, chunk, num_states
         self._length, self._length_sigma = length, length_sigma
-        self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
+        self._image, self._first_row, self._holds, self._step_reward = image, first_env, holds, step_reward
         self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
-        self._rows_apart, drawn = rows_apart, num_envs if rows_apart else 1
-        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_row + i) for i in range(drawn)]
+        self._rows_apart, drawn = independent_envs, num_envs if independent_envs else 1
+        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_env + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
         """Seed of the last reset of each row."""
@@ -272,7 +272,7 @@ class ScriptedConfig:
     """Sleep in each chunk step, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
-    rows_apart: bool = False
+    independent_envs: bool = False
     """Rows are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
     its slowest row."""
     fault: Fault = "none"
@@ -303,7 +303,7 @@ def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
     import attrs
 
     options = attrs.asdict(config)
-    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_row=context.first_row, **options)
+    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_env=context.first_env, **options)
 
 
 def _build_model(config: LinearConfig, context: Context) -> Any:

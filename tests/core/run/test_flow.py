@@ -46,7 +46,7 @@ class World:
                 self.per_step.append(len(self.taken))
                 self.ended += self.taken
                 self.taken = []
-                flow.finish("trained" if flow.kept else "void")
+                flow.finish("trained" if flow.kept else "discarded")
             elif self.random.random() < self.deaths:
                 _, number = heapq.heappop(self.playing)
                 self.waiting.insert(0, Ticket(number, number // flow.group_size))
@@ -84,7 +84,7 @@ def test_promises_hold_whatever_happens(seed):
     assert world.most <= (max_lag + 1) * per_step, "memory is bounded"
     assert sorted(world.ended) == list(range(flow.ledger.first)), "every group ends once, in no order but its number's"
     ledger = flow.ledger
-    assert ledger.trained + ledger.filtered + ledger.void == ledger.first * size
+    assert ledger.trained + ledger.filtered + ledger.discarded == ledger.first * size
     assert all(kept <= per_step for kept in world.per_step)
     if not drops:
         assert world.per_step == [per_step] * 12 and ledger.filtered == 0
@@ -132,7 +132,7 @@ def test_filtered_groups_make_room_for_others():
     assert flow.take() == [], "four of four are tried"
     assert flow.kept == [3]
     flow.finish()
-    assert asdict(flow.ledger) == {"step": 1, "first": 4, "trained": 1, "filtered": 3, "void": 0}
+    assert asdict(flow.ledger) == {"step": 1, "first": 4, "trained": 1, "filtered": 3, "discarded": 0}
 
 
 def test_a_step_of_which_nothing_is_left_is_over_too():
@@ -141,7 +141,7 @@ def test_a_step_of_which_nothing_is_left_is_over_too():
     flow.take()
     flow.keep([])
     assert flow.take() == []
-    flow.finish("void")
+    flow.finish("discarded")
     assert (flow.step, flow.ledger.filtered) == (1, 2)
 
 

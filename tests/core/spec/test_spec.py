@@ -99,12 +99,12 @@ def test_a_good_spec():
     assert spec.train.lr == 1e-6
     assert spec.hooks[0].config.where == "here"
     assert spec.runtime.backend == "ray"
-    assert spec.warmup is None
+    assert spec.bc_warmup is None
     assert list(missing(spec)) == []
 
 
 def test_to_dict_and_dump_read_back_to_an_equal_spec(folder):
-    spec = read(GOOD, "model.path=~/x", "model.hidden=false", "warmup={episodes: 3, epochs: 2, lr: 1e-3}")
+    spec = read(GOOD, "model.path=~/x", "model.hidden=false", "bc_warmup={episodes: 3, epochs: 2, lr: 1e-3}")
     data = spec.to_dict()
     assert data["env"] == {"type": "toy", "num_envs": 8, **data["env"]}
     assert data["plugins"] == [str(folder / "toy.py")], "a path is absolute, so that any process finds it"
@@ -313,13 +313,13 @@ def test_a_file_that_is_not_there():
 def test_overrides():
     spec = read(
         GOOD, "algorithm.filter.lower=0.3", "train.lr=1e-4", "hooks.0.where=7", "env.num_envs=4", "rollout.auto_reset=off",
-        "warmup.episodes=3", "warmup.epochs=1", "warmup.lr=1",
+        "bc_warmup.episodes=3", "bc_warmup.epochs=1", "bc_warmup.lr=1",
     )  # fmt: skip
     assert spec.algorithm.config.filter.lower == 0.3
     assert spec.train.lr == 1e-4
     assert spec.hooks[0].config.where == 7
     assert spec.env.num_envs == 4
-    assert spec.warmup is not None
+    assert spec.bc_warmup is not None
     assert read(GOOD, "hooks=[]").hooks == ()
 
 

@@ -71,7 +71,7 @@ class Blind(ScriptedEnv):
 
 
 class Brittle(ScriptedEnv):
-    """Row 2 breaks once, after the first chunk of its first episode."""
+    """SingleEnv 2 breaks once, after the first chunk of its first episode."""
 
     def __init__(self, config: ScriptedConfig, context: Context) -> None:
         super().__init__(context.num_envs, chunk=context.chunk)
@@ -245,7 +245,7 @@ def test_the_report_holds_what_was_measured(local):
 def test_the_keys_of_the_report_count(tmp_path):
     from vla_rl.testing import synthetic
 
-    about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, doing="training")
+    about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, mode="training")
     report = srpo_report.build(ReportConfig(every=2, plot=False), Context())
     for step in (1, 2, 3, 4):
         report.on_rollout_end(about, step, synthetic.rollout(features=3), {})

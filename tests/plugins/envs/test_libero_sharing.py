@@ -123,7 +123,7 @@ def test_four_rows_in_one_process() -> None:
     """They take little more memory than one, and no torch; all are replaced when their process is killed."""
     used = []
     for rows in (1, 4):
-        env = make(rows, processes=SharedProcesses(apart=True, rows_per_process=4))
+        env = make(rows, processes=SharedProcesses(apart=True, envs_per_process=4))
         ids = [state.id for state in env.reset_states("eval")[:rows]]
         start(env, ids)
         [pid] = set(env.pids)

@@ -312,7 +312,7 @@ def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:
 def test_lanes_of_a_row_play_what_rows_of_a_lane_play(tmp_path):
     """Two rows in processes of their own, each with a thread of the worker. Dense rewards tell of all that moved."""
     apart = SPEC.replace("{backend: local}", "{backend: ray}")
-    lanes = f"{apart}placement: {{type: disaggregated, lanes: rows}}\n"
+    lanes = f"{apart}placement: {{type: disaggregated, lanes: envs}}\n"
     found = []
     for name, text in (("together", SPEC), ("lanes", lanes)):
         run(parse_spec(text), tmp_path / name, resume=False)

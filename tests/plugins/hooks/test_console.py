@@ -19,7 +19,7 @@ from vla_rl.testing.events import METRICS, a_run, an_evaluation
 RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
 RESULTS: dict[str, Any] = {
     "success": RATE,
-    "before": {"rate": 0.5, "n": 200, "low": 0.43, "high": 0.57},
+    "success_before": {"rate": 0.5, "n": 200, "low": 0.43, "high": 0.57},
     "tasks": {"reach": RATE, "push [x]": RATE},
     "tasks_before": {"reach": {"rate": 0.25, "n": 100, "low": 0.18, "high": 0.34}},
     "wall_seconds": 187.2,
@@ -59,7 +59,7 @@ def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.C
 def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hook = plugin.build(ConsoleConfig(), Context())
     hook.on_run_start(run=a_run(tmp_path))
-    ahead = {"rollout/ready_tickets": 12.0, "rollout/playing_tickets": 1064.0, "time/step": 4.0, "time/rollout": 1.0}
+    ahead = {"rollout/ready_tickets": 12.0, "rollout/running_tickets": 1064.0, "time/step": 4.0, "time/rollout": 1.0}
     hook.on_update_end(step=1, metrics={**METRICS, **ahead, "policy/lag_mean": 0.8, "policy/lag_max": 1.0})
     out = capsys.readouterr().out
     assert "age 0.8 (most 1), ready 12, playing 1,064, learner waited 25%" in out
@@ -134,7 +134,12 @@ def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_pat
 def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hook: Any = plugin.build(ConsoleConfig(mode="plain"), Context())
     hook.on_run_start(run=a_run(tmp_path))
-    metrics = {"warmup/samples": 1200.0, "warmup/expert_success": 0.96, "warmup/loss": 0.4321, "time/warmup": 12.2}
+    metrics = {
+        "bc_warmup/samples": 1200.0,
+        "bc_warmup/expert_success": 0.96,
+        "bc_warmup/loss": 0.4321,
+        "time/bc_warmup": 12.2,
+    }
     hook.on_update_end(step=0, metrics=metrics)
     assert "warm-up: loss 0.432 on 1,200 samples, of an expert with success 96%, 12 s" in capsys.readouterr().out
     status = Status(a_run(tmp_path))

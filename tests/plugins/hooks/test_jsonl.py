@@ -82,10 +82,10 @@ def test_a_run_that_starts_over_repeats_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         hook: Any = plugin.build(JsonlConfig(), Context())
         hook.on_run_start(run=a_run(tmp_path))
-        hook.on_update_end(step=0, metrics={"warmup/loss": 0.5})
+        hook.on_update_end(step=0, metrics={"bc_warmup/loss": 0.5})
         hook.on_eval_end(step=0, evaluation=an_evaluation(0))
         hook.on_update_end(step=1, metrics={"loss/policy": 0.5})
-    assert [list(line)[1] for line in lines(tmp_path)] == ["warmup/loss", "eval/success_rate", "loss/policy"]
+    assert [list(line)[1] for line in lines(tmp_path)] == ["bc_warmup/loss", "eval/success_rate", "loss/policy"]
 
 
 def test_nan_becomes_null(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot, Window
+from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
 from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find
 
@@ -22,7 +22,7 @@ RACK = Cluster(
         Node(name="gpu-1", cpus=24, gpus=4, memory=128 * GIB),
     ),
 )
-JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=GIB)
+JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=GIB)
 
 
 def indices(text, cluster):
@@ -107,9 +107,9 @@ def test_simulators_on_nodes_without_gpus():
     ("job", "options", "message"),
     [
         ({}, {"sim_workers": 3}, "3 sim workers cannot be spread evenly over 2 devices"),
-        ({}, {"stages": 3}, r"8 rows cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
+        ({}, {"stages": 3}, r"8 envs cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
         ({"global_batch": 33}, {}, r"33 samples \(train.global_batch\) cannot be shared evenly by 2 learners"),
-        ({"num_envs": 80}, {}, r"80 rows of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 rows fit"),
+        ({"num_envs": 80}, {}, r"80 envs of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 envs fit"),
         ({}, {"offload": frozenset({"policy"})}, "offload.policy has nothing to free"),
     ],
 )
@@ -141,8 +141,11 @@ def sims_apart(policies, **options):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(slots=(Slot(roles=("sim", "policy", "learner")),), window=Window(max_wait=0.5)), "max_wait 0.5 s"),
-        (sims_apart(2, stages=2, window=Window(max_wait=0.5)), "every policy worker acts for one lane"),
+        (
+            Plan(slots=(Slot(roles=("sim", "policy", "learner")),), batching=Batching(max_wait_s=0.5)),
+            "max_wait_s 0.5 s",
+        ),
+        (sims_apart(2, stages=2, batching=Batching(max_wait_s=0.5)), "every policy worker acts for one lane"),
     ],
 )
 def test_what_would_have_no_effect_is_refused(plan, message):
@@ -151,13 +154,13 @@ def test_what_would_have_no_effect_is_refused(plan, message):
 
 
 def test_a_window_of_several_lanes_may_wait():
-    plan = sims_apart(1, stages=2, window=Window(max_wait=0.5))
+    plan = sims_apart(1, stages=2, batching=Batching(max_wait_s=0.5))
     assert checked(plan, RACK, JOB) is plan
 
 
 def test_simulators_are_counted_where_they_are():
     on = find("sim", "gpu-1:0", RACK)
-    with pytest.raises(DoesNotFit, match=r"200 rows of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
+    with pytest.raises(DoesNotFit, match=r"200 envs of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
         arrange(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
 
 

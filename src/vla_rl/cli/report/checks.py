@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from vla_rl.core.errors import UserError
+from vla_rl.runtime.run_folder.old_names import RESULT_KEYS, current_metric, renamed
 from vla_rl.runtime.run_folder.state_file import check_rate
 from vla_rl.toolkit.json_files import LARGEST, LARGEST_NUMBER, Record, read_record
 
 TRACE_BYTES = 1 << 30
 """Size of a trace that is read; hours of a large run have some hundred megabytes."""
-RATES, TASKS = ("success", "before"), ("tasks", "tasks_before")
+RATES, TASKS = ("success", "success_before"), ("tasks", "tasks_before")
 COUNTS = ("steps", "env_steps", "faults")
 
 
@@ -21,7 +24,8 @@ def read_results(file: Path) -> Mapping[str, Any]:
     """results.json, or nothing where the run has none yet. Raises UserError for one that no run writes."""
     if not file.exists():
         return {}
-    results = read_record(file)
+    read = read_record(file)
+    results = evolve(read, data=renamed(read.data, RESULT_KEYS))
     for key in RATES:
         if results.data.get(key) is not None:
             check_rate(results.record(key))
@@ -33,7 +37,7 @@ def read_results(file: Path) -> Mapping[str, Any]:
             results.integer(key)
     if results.data.get("wall_seconds") is not None:
         results.number("wall_seconds", low=0)
-    for key in ("practice", "versions"):
+    for key in ("imagination", "versions"):
         if results.data.get(key) is not None:
             results.record(key)
     if not isinstance(results.data.get("notes") or [], list):
@@ -72,7 +76,7 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= LARGEST:
-            yield {name: value for name, value in record.items() if _is_number(value)}
+            yield {current_metric(name): value for name, value in record.items() if _is_number(value)}
 
 
 def read_captions(folder: Path) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ from vla_rl.cli.report.charts import number, small_chart
 from vla_rl.cli.report.gather import ReportData
 from vla_rl.cli.report.html import section
 
-INFLATION = "imagination/inflation"
+INFLATION = "imagination/over_estimation"
 METRICS = {
     INFLATION: "success inflation",
     "imagination/success_rate": "success of imagined episodes",
@@ -34,7 +34,7 @@ def imagination(run: ReportData) -> str:
 
 
 def _sums(run: ReportData) -> str:
-    practice: Mapping[str, Any] = run.results.get("practice") or {}
+    practice: Mapping[str, Any] = run.results.get("imagination") or {}
     real = sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     imagined = sum(int(m.get("imagination/env_steps", 0)) for m in run.steps)
     paused = sum(1 for m in run.steps if m.get("imagination/paused"))

@@ -60,7 +60,7 @@ def _head(run: ReportData, name: str) -> str:
 def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     """(title, value, note, class)."""
     results = run.results
-    after, before = results.get("success"), results.get("before")
+    after, before = results.get("success"), results.get("success_before")
     if after is None and run.evaluations:
         after = _rate(run.evaluations[-1])
     if after:
@@ -99,7 +99,7 @@ def _tasks(run: ReportData) -> str:
     tasks: Mapping[str, Any] = run.results.get("tasks") or {}
     if not tasks:
         return ""
-    success, start = run.results.get("success"), run.results.get("before")
+    success, start = run.results.get("success"), run.results.get("success_before")
     rows = {"all": success, **tasks} if len(tasks) > 1 and success else tasks
     before = run.results.get("tasks_before") or {}
     if before and start:

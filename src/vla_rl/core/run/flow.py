@@ -23,7 +23,7 @@ from typing import Literal
 
 from attrs import define, frozen
 
-End = Literal["trained", "void"]
+End = Literal["trained", "discarded"]
 
 
 @frozen(order=True)
@@ -44,8 +44,8 @@ class Ledger:
     """First group that no step has consumed."""
     trained: int = 0
     filtered: int = 0
-    void: int = 0
-    """Tickets by how they ended: trained on, dropped by a filter, or discarded (void) in a step that trained on
+    discarded: int = 0
+    """Tickets by how they ended: trained on, dropped by a filter, or discarded in a step that trained on
     nothing."""
 
 

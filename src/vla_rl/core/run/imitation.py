@@ -20,7 +20,7 @@ from vla_rl.core.spec.spec import Spec
 class Cloning(Session):
     """A behaviour-cloning run; a step is an optimiser step."""
 
-    doing = "imitation"
+    mode = "imitation"
 
     @staticmethod
     def total(spec: Spec) -> int:

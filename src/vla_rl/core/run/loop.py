@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 class ReinforcementLearning(Session):
     """A reinforcement learning run; a step is a rollout and its updates."""
 
-    doing = "training"
+    mode = "training"
     selection: Selection = field(init=False, default=Factory(lambda self: Selection(self.spec), takes_self=True))
     flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))
 
     def loop(self) -> None:
         runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
-        if self.spec.warmup is not None and not state.warmed_up:
+        if self.spec.bc_warmup is not None and not state.bc_warmup_done:
             self.warm_up()
         state.refilled += RunShape.of(self.spec).replays and state.step > 0
         while self.milestone():
@@ -56,8 +56,8 @@ class ReinforcementLearning(Session):
                 metrics |= {**advantages.metrics, **runtime.update(chosen, advantages)}
                 state.reused += chosen.valid.shape[1] - len(columns)
             metrics |= runtime.finish(trained=bool(len(columns)))
-            self.flow.finish("trained" if len(columns) else "void")
-            state.practice = runtime.practice
+            self.flow.finish("trained" if len(columns) else "discarded")
+            state.imagination = runtime.imagination_totals
             state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])
             if len(columns):
                 events.on_weights_published(self.about, step, runtime.version)
@@ -76,9 +76,9 @@ class ReinforcementLearning(Session):
                 self.flow.add(number)
 
     def warm_up(self) -> None:
-        """Clone the simulator's expert (`warmup:`). A run that is stopped before the end repeats it."""
+        """Clone the simulator's expert (`bc_warmup:`). A run that is stopped before the end repeats it."""
         self.events.on_update_end(self.about, 0, self.runtime.warm_up())
-        self.state.warmed_up = True
+        self.state.bc_warmup_done = True
         self.save()
 
     @staticmethod

@@ -38,7 +38,7 @@ class Runtime(Protocol):
     """Callback made from time to time during work."""
 
     @property
-    def practice(self) -> dict[str, Any]:
+    def imagination_totals(self) -> dict[str, Any]:
         """Totals of training in imagination over the run, as plain data, with the reasons for skipping it."""
 
     def play(self, step: int, tickets: Sequence[Ticket]) -> None:
@@ -52,7 +52,7 @@ class Runtime(Protocol):
         """Assemble the rollout of these tickets. Return (trajectory record, metrics)."""
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
-        """Announce collected tickets, the first that the step consumes. With `asynchrony.stream` learners may begin
+        """Announce collected tickets, the first that the step consumes. With `streaming_update` learners may begin
         with the algorithm's advantages for them. Does not wait; `update` raises what went wrong."""
 
     def practise(self, step: int) -> dict[str, float]:
@@ -75,7 +75,7 @@ class Runtime(Protocol):
         """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes."""
 
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert, as `warmup:` says. Return metrics."""
+        """Clone the simulator's scripted expert, as `bc_warmup:` says. Return metrics."""
 
     def imitation(self) -> Imitation:
         """Return the demonstrations of `imitation:`, ready for training."""

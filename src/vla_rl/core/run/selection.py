@@ -49,8 +49,8 @@ class Selection:
         lines = "\n".join(f"  {wins} of {size} succeeded: {n} groups" for (wins, size), n in sorted(total.items()))
         failing = sum(n for (wins, _), n in total.items() if wins == 0)
         advice = (
-            "most groups fail as a whole: start from a better policy (`warmup:`, a checkpoint trained for this task), "
-            "make the task easier or the step limit longer, or raise rollout.temperature"
+            "most groups fail as a whole: start from a better policy (`bc_warmup:`, or a checkpoint trained for this "
+            "task), make the task easier or the step limit longer, or raise rollout.temperature"
             if failing * 2 >= total.total()
             else "most groups differ too little: raise rollout.group_size or rollout.temperature, take harder states"
         )

@@ -48,7 +48,7 @@ class Session(ABC):
     """A warning that the trace cannot be written has been logged."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
 
-    doing: ClassVar[str]  # for `Run.doing`
+    mode: ClassVar[str]  # for `Run.mode`
 
     @staticmethod
     @abstractmethod
@@ -76,7 +76,7 @@ class Session(ABC):
         resumes from it, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
         with home.claim(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
-                state, trainer = home.begin(spec, cls.doing, resume)
+                state, trainer = home.begin(spec, cls.mode, resume)
                 try:
                     return cls._attempt(spec, home, state, trainer, resume, start, interrupts)
                 except StopRequested:
@@ -114,7 +114,7 @@ class Session(ABC):
                 home.record(spec, state.step)
             about = Run(
                 name=spec.name,
-                doing=cls.doing,
+                mode=cls.mode,
                 folder=home.path,
                 spec=spec.to_dict(),
                 first_step=state.step,
@@ -133,7 +133,7 @@ class Session(ABC):
         latest = home.latest()
         if latest is None:
             return ""
-        command = f"vla-rl {'sft' if cls.doing == 'imitation' else 'run'} {shlex.quote(str(home.path))} --resume"
+        command = f"vla-rl {'sft' if cls.mode == 'imitation' else 'run'} {shlex.quote(str(home.path))} --resume"
         return f"the last checkpoint is {latest.name}; go on from it with: {command}"
 
     @classmethod
@@ -182,7 +182,7 @@ class Session(ABC):
             raise self._stop() from None
         state.wall_seconds = perf_counter() - self._begun
         self.trace("end", final=True)
-        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.doing, self.runtime.roles())
+        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.mode, self.runtime.roles())
         self.events.on_run_end(self.about, results)
         if self.interrupts.reason is not None:
             raise self.interrupts.stopped(f"the run itself is finished, and its results are in {self.home.path}")

@@ -35,16 +35,16 @@ class State:
     """Result of the evaluation at step 0."""
     last: dict[str, Any] | None = None
     """Result of the last evaluation."""
-    warmed_up: bool = False
-    """The expert was cloned (`warmup:`). A run that is stopped before that repeats it."""
-    doing: str = "training"
-    """Kind of run, as in `Run.doing`."""
+    bc_warmup_done: bool = False
+    """The expert was cloned (`bc_warmup:`). A run that is stopped before that repeats it."""
+    mode: str = "training"
+    """Kind of run, as in `Run.mode`."""
     scaling: Mapping[str, Any] | None = None
     """Statistics that the model normalises by, if they came from demonstrations; else None."""
     tickets: Ledger = field(factory=Ledger, converter=_ledger)
     """Counts of how the consumed tickets ended."""
-    practice: dict[str, Any] = field(factory=dict)
-    """Totals of training in imagination, `Runtime.practice`."""
+    imagination: dict[str, Any] = field(factory=dict)
+    """Totals of training in imagination, `Runtime.imagination_totals`."""
     reused: int = 0
     """Tickets that were trained on again from the replay buffer; each counts once per reuse."""
     refilled: int = 0
@@ -66,7 +66,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
         "success": attrs.asdict(evaluation.success),
         "tasks": {name: attrs.asdict(rate) for name, rate in evaluation.tasks.items()},
         "repeats": list(evaluation.repeats),
-        "deviation": (spread / (count - 1)) ** 0.5 if count > 1 else None,
+        "repeats_std": (spread / (count - 1)) ** 0.5 if count > 1 else None,
         "seconds": evaluation.seconds,
     }
 
@@ -80,7 +80,7 @@ class RunStore(Protocol):
         """Claim the storage for this process. Raise UserError if another process holds it, or if it cannot be
         written."""
 
-    def begin(self, spec: Spec, doing: str, resume: bool) -> tuple[State, Path | None]:
+    def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
         """Return the state to start from, and the trainer folder of its checkpoint if there is one. Raise UserError if
         a run exists already and `resume` is false, or if it is another run."""
 
@@ -95,7 +95,7 @@ class RunStore(Protocol):
         folder."""
 
     def write_results(
-        self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
+        self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write results.json and return its content. `notes` are the simulator's remarks on its settings; `roles` is
         `Runtime.roles`."""

@@ -149,12 +149,12 @@ class ReplaySpec:
     sampling: Literal["oldest", "uniform"] = field(default="oldest")
     """Earlier groups that a step replays: those of the last uses - 1 steps, so that each is used exactly `uses` times
     (oldest); or uses - 1 times as many as are new, drawn from the whole buffer (uniform)."""
-    max_age: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
+    max_lag: int | None = field(default=None, validator=v.optional(between(1, UPDATES)))
     """Most training steps that a chunk may be old when replayed; none: unlimited. Older groups leave the buffer."""
 
     @capacity.validator
     @sampling.validator
-    @max_age.validator
+    @max_lag.validator
     def _used(self, attribute: Any, value: Any) -> None:
         if self.uses == 1 and value != attribute.default:
             raise ValueError("has no effect with uses: 1, where nothing is trained on again")
@@ -167,19 +167,19 @@ class AsynchronySpec:
     max_lag: int = field(default=0, validator=between(0, LAG))
     """Guaranteed bound on policy lag: training steps that a chunk may be old when it is trained on. Rollouts continue
     meanwhile. Above 0 the learners need dedicated workers."""
-    swap: Literal["request", "pinned"] = field(default="request")
-    """Weights that act: the newest at each chunk (request), or for a whole ticket those of max_lag steps before its own
+    weights: Literal["latest", "pinned"] = field(default="latest")
+    """Weights that act: the newest at each chunk (latest), or for a whole ticket those of max_lag steps before its own
     (pinned: the run is reproducible, and policies keep max_lag further versions in host memory)."""
     replay: ReplaySpec = field(factory=ReplaySpec)
     """Experience replay: how often collected trajectories are trained on."""
 
-    stream: bool = False
+    streaming_update: bool = False
     """Streaming update: learners begin with collected groups while the rest of the step is still being collected. The
     optimiser still steps once all are there, with the same gradient. For algorithms whose `advantage_scope` is GROUP;
     the learners need dedicated workers."""
 
-    @swap.validator
-    def _swap(self, attribute: Any, value: str) -> None:
+    @weights.validator
+    def _weights(self, attribute: Any, value: str) -> None:
         if value == "pinned" and not self.max_lag:
             raise ValueError("has no effect with max_lag: 0, where the newest weights act in every ticket")
 
@@ -201,7 +201,7 @@ class ImaginationSpec:
     """How the end of an episode is chosen from the model's probabilities."""
     fit_updates: int = field(default=15, validator=between(0, EPISODES))
     """Optimiser steps of the world model after each real rollout ..."""
-    fit_shut: int = field(default=30, validator=between(0, EPISODES))
+    fit_updates_below_threshold: int = field(default=30, validator=between(0, EPISODES))
     """... and while a quality threshold is not met. Many steps on few episodes overfit them."""
     fit_batch: int = field(default=32, validator=between(1, EPISODES))
     """Recorded windows per optimiser step of the world model."""
@@ -211,19 +211,19 @@ class ImaginationSpec:
     """Newest real episodes that are kept, in files of the run folder."""
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
     """Share of the kept episodes that measures the model and is never trained on."""
-    measured: int = field(default=64, validator=between(16, ENVS))
+    evaluated_episodes: int = field(default=64, validator=between(16, ENVS))
     """Held-out episodes that are imagined again in each training step, half of them successes if there are enough. Also
     the number of episodes of the last rollout that measure success over-estimation."""
-    gates: bool = True
+    quality_thresholds: bool = True
     """Imagine only while the model meets its quality thresholds; false: always, for experiments."""
-    max_inflation: float = field(default=0.15, validator=between(0, 1))
+    max_over_estimation: float = field(default=0.15, validator=between(0, 1))
     """Imagine only while the policy's imagined success exceeds its real success from the same states by no more than
     this, by the lower end of the 95 % interval."""
 
-    @max_inflation.validator
+    @max_over_estimation.validator
     def _used(self, attribute: Any, value: float) -> None:
-        if not self.gates and value != attribute.default:
-            raise ValueError("has no effect with gates: false")
+        if not self.quality_thresholds and value != attribute.default:
+            raise ValueError("has no effect with quality_thresholds: false")
 
 
 @frozen(kw_only=True)
@@ -338,7 +338,7 @@ class ExpertSpec:
 
 
 @frozen(kw_only=True)
-class WarmupSpec(ExpertSpec):
+class BCWarmupSpec(ExpertSpec):
     """Behaviour cloning of the simulator's scripted expert before RL."""
 
     epochs: int = field(validator=between(1, 10_000))

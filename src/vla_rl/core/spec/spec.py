@@ -7,14 +7,14 @@ other keys. Reading a spec imports only the plugins' declarations, not what thei
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 import attrs
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
@@ -22,6 +22,7 @@ from vla_rl.core.manager import check_module
 from vla_rl.core.paths import expanded
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
+    BCWarmupSpec,
     Component,
     EnvSpec,
     EvalSpec,
@@ -30,7 +31,6 @@ from vla_rl.core.spec.sections import (
     RolloutSpec,
     RuntimeSpec,
     TrainSpec,
-    WarmupSpec,
     between,
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
@@ -39,6 +39,7 @@ from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 __all__ = [
+    "BCWarmupSpec",
     "Component",
     "EnvSpec",
     "EvalSpec",
@@ -48,7 +49,6 @@ __all__ = [
     "RuntimeSpec",
     "Spec",
     "TrainSpec",
-    "WarmupSpec",
     "component",
     "load_spec",
     "missing",
@@ -110,7 +110,7 @@ class Spec:
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)
-    warmup: WarmupSpec | None = None
+    bc_warmup: BCWarmupSpec | None = None
     world_model: Component | None = field(default=None, metadata={"kind": "world_model"})
     """World model, trained on the run's own episodes. Experimental; with `imagination`."""
     imagination: ImaginationSpec | None = field(default=None)
@@ -146,8 +146,10 @@ class Spec:
     def _asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
         if value.max_lag and self.rollout.lag:
             raise problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
-        if value.swap == "pinned" and self.rollout.resample is not None:
-            raise problem("with rollout.resample no ticket has a step before it is played; use swap: request", "swap")
+        if value.weights == "pinned" and self.rollout.resample is not None:
+            raise problem(
+                "with rollout.resample no ticket has a step before it is played; use weights: latest", "weights"
+            )
 
     @imagination.validator
     def _imagination(self, attribute: Any, value: ImaginationSpec | None) -> None:
@@ -169,9 +171,17 @@ class Spec:
         return parse_spec, (self.to_dict(),)
 
 
-def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
-    """Read a spec file. `overrides` are `dotted.path=value`, with values as in YAML. Raise SpecError with every
-    problem."""
+def load_spec(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    convert: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+) -> Spec:
+    """Read a spec file. Raise SpecError with every problem.
+
+    Args:
+        overrides: `dotted.path=value`, with values as in YAML.
+        convert: returns the file's plain data with the keys of this version; None: they are.
+    """
     path = Path(path)
     try:
         with path.open(encoding="utf-8") as file:
@@ -186,7 +196,10 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
         ) from exc
     except OSError as exc:
         raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
-    return _parse(parse(text), str(path), overrides, path.resolve().parent)
+    document = parse(text)
+    if convert is not None and isinstance(document.data, dict):
+        document = evolve(document, data=convert(document.data))
+    return _parse(document, str(path), overrides, path.resolve().parent)
 
 
 def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:

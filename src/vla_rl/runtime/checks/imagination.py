@@ -28,9 +28,11 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if asynchrony.replay.uses > 1:
         text = "imagined trajectories are trained on once; use uses: 1, or remove imagination"
         yield ("asynchrony", "replay", "uses"), text
-    if asynchrony.stream:
-        text = "learners cannot begin before the policy has practised; use stream: false, or remove imagination"
-        yield ("asynchrony", "stream"), text
+    if asynchrony.streaming_update:
+        text = (
+            "learners cannot begin before the policy has practised; use streaming_update: false, or remove imagination"
+        )
+        yield ("asynchrony", "streaming_update"), text
     if spec.env.python is not None:
         text = "the world model lives with the simulators, and needs this interpreter's packages; remove it"
         yield ("env", "python"), text
@@ -51,7 +53,7 @@ def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
     if spec.imagination is None:
         return
     one = "the world model lives with the first simulators, and there is one of it"
-    if plan.side_by_side:
+    if plan.concurrent_lanes:
         yield ("placement", "lanes"), f"{one}, so lanes cannot step at the same time; leave lanes out"
     if "sim" in plan.offload:
         yield ("placement", "offload"), f"{one}: it cannot leave the device; leave out placement.offload.sim"

@@ -28,7 +28,7 @@ from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
-from vla_rl.toolkit.envs.settings import rows_apart
+from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def _of_training(spec: Spec) -> Iterator[Item]:
 def _of_needs(spec: Spec) -> list[Item]:
     try:
         algorithm = build_algorithm(spec)
-        streamed = _of_stream(algorithm, spec) if spec.asynchrony.stream else ()
+        streamed = _of_stream(algorithm, spec) if spec.asynchrony.streaming_update else ()
         return [*_needs(algorithm, spec), *streamed, *of_imagination(algorithm, spec)]
     except PluginError as exc:
         return [(("algorithm",), str(exc))]
@@ -276,15 +276,15 @@ def check_plan(spec: Spec, plan: Plan) -> None:
 
 
 def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
-    asked = "lanes" if plan.side_by_side else "window"
-    if not plan.side_by_side and plan.window.max_wait is None:
+    asked = "lanes" if plan.concurrent_lanes else "batching"
+    if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
-        text = "one process does one thing after another (runtime.backend: local), so no row waits for another's step"
+        text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
         yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
-    elif plan.side_by_side and not rows_apart(spec.env.config):
+    elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
-            f"the rows of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
+            f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
             f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
         )
         yield ("placement", "lanes"), text
@@ -301,9 +301,11 @@ def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
     if wrong and spec.asynchrony.max_lag:
         text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
-    elif wrong and spec.asynchrony.stream:
-        text = f"learners cannot begin while the rest of a step is played: {wrong}, or asynchrony.stream: false"
-        yield ("asynchrony", "stream"), text
+    elif wrong and spec.asynchrony.streaming_update:
+        text = (
+            f"learners cannot begin while the rest of a step is played: {wrong}, or asynchrony.streaming_update: false"
+        )
+        yield ("asynchrony", "streaming_update"), text
 
 
 def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
@@ -311,19 +313,19 @@ def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if algorithm.advantage_scope is not AdvantageScope.GROUP:
         why = algorithm.scope_reason or "its advantage_scope is STEP; choose another"
         text = f"algorithm {spec.algorithm.type!r} needs the whole step before learners can begin: {why}"
-        yield ("asynchrony", "stream"), f"{text}, or asynchrony.stream: false"
+        yield ("asynchrony", "streaming_update"), f"{text}, or asynchrony.streaming_update: false"
     if spec.train.global_batch is not None:
         text = (
-            "with asynchrony.stream an optimiser step has all samples of its training step: those of a smaller one are "
-            "drawn from all; remove it, or set asynchrony.stream: false"
+            "with asynchrony.streaming_update an optimiser step has all samples of its training step: those of a "
+            "smaller one are drawn from all; remove it, or set asynchrony.streaming_update: false"
         )
         yield ("train", "global_batch"), text
     if spec.asynchrony.replay.uses > 1:
         text = (
             "learners cannot begin with a part of what is trained on again; leave out asynchrony.replay, or set "
-            "asynchrony.stream: false"
+            "asynchrony.streaming_update: false"
         )
-        yield ("asynchrony", "stream"), text
+        yield ("asynchrony", "streaming_update"), text
 
 
 def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
@@ -378,6 +380,6 @@ def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         text = f"there is nothing to draw from: {said}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
-    if replay.max_age is not None and replay.max_age <= lag:
+    if replay.max_lag is not None and replay.max_lag <= lag:
         text = f"a chunk may be {lag} steps old when it is trained on first; give more than {lag}"
-        yield (*section, "max_age"), text
+        yield (*section, "max_lag"), text

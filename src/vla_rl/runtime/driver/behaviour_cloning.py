@@ -1,4 +1,4 @@
-"""Behaviour cloning on all learners: before RL (`warmup:`), and `vla-rl sft`."""
+"""Behaviour cloning on all learners: before RL (`bc_warmup:`), and `vla-rl sft`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def of_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch:
         of_rank[own[0] if own else i % len(of_rank)].append(lane.index)
     fleet.get_all(
         [
-            learner.call(LearnerInterface.hold, *(by_reference(playing[lane][0]) for lane in lanes))
+            learner.call(LearnerInterface.set_demonstrations, *(by_reference(playing[lane][0]) for lane in lanes))
             for learner, lanes in zip(fleet.learners, of_rank, strict=True)
         ]
     )
@@ -112,8 +112,8 @@ def of_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> B
 
 
 def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None]) -> dict[str, float]:
-    """Clone the simulator's scripted expert on all learners, as `warmup:` says. Return metrics."""
-    warm = spec.warmup
+    """Clone the simulator's scripted expert on all learners, as `bc_warmup:` says. Return metrics."""
+    warm = spec.bc_warmup
     assert warm is not None
     progress("demonstrations", 0, warm.episodes)
     imitation = of_expert(fleet, spec, warm, "warm-up", warm.batch)
@@ -123,10 +123,10 @@ def warm_up(fleet: Fleet, spec: Spec, progress: Callable[[str, int, int], None])
             e * epoch + 1,
             (e + 1) * epoch,
             lambda step: warm.lr,
-            lambda step: progress("warmup", (step - 1) // epoch, warm.epochs),
+            lambda step: progress("bc_warmup", (step - 1) // epoch, warm.epochs),
         )
     return {
-        "warmup/samples": imitation.about["imitation/samples"],
-        "warmup/expert_success": imitation.about["imitation/expert_success"],
-        "warmup/loss": loss,
+        "bc_warmup/samples": imitation.about["imitation/samples"],
+        "bc_warmup/expert_success": imitation.about["imitation/expert_success"],
+        "bc_warmup/loss": loss,
     }

@@ -64,7 +64,7 @@ class Collector:
             row: policy.worker
             for policy in self.fleet.policies
             for lane in policy.assignment.served
-            for row in range(lane.first_row, lane.first_row + lane.rows)
+            for row in range(lane.first_env, lane.first_env + lane.num_envs)
         }
 
     def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
@@ -95,7 +95,7 @@ class Collector:
         if not self.ahead:
             return waited
         ready, playing = len(self.played) - taken, sum(map(len, (*self._given.values(), *self._waiting)))
-        return {**waited, "rollout/ready_tickets": float(ready), "rollout/playing_tickets": float(playing)}
+        return {**waited, "rollout/ready_tickets": float(ready), "rollout/running_tickets": float(playing)}
 
     def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
         """Wait for results, as the fleet does; finished tickets are passed to `arrived` meanwhile."""
@@ -130,7 +130,7 @@ class Collector:
         """Give tickets to the worker that holds the fewest for each of its envs; tickets of streams go to the worker of
         their env.
         """
-        rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
+        rows = {p.worker: p.assignment.envs_served for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
         coming: dict[int, list[list[EpisodeRequest]]] = {worker: [] for worker in rows}
@@ -139,8 +139,8 @@ class Collector:
             while batch and any(held[worker] < most[worker] for worker in rows):
                 start = batch.popleft()
                 worker = min(rows, key=lambda worker: held[worker] / rows[worker])
-                if start.row is not None:
-                    worker = self._acting_for[start.row]
+                if start.env_id is not None:
+                    worker = self._acting_for[start.env_id]
                 parts[worker].append(start)
                 held[worker] += 1
             for worker, part in parts.items():
@@ -155,10 +155,10 @@ class Collector:
         index = worker.worker
         self._given[index] |= {start.number: start for batch in batches for start in batch}
         if index in self._plays:
-            if self.fleet.get(worker.call(HostInterface.give, self._placed(batches), self.purpose)):
+            if self.fleet.get(worker.call(HostInterface.add_tickets, self._placed(batches), self.purpose)):
                 return
             self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        play = HostInterface.play if self.purpose == "action" else HostInterface.imagine
+        play = HostInterface.roll_out if self.purpose == "action" else HostInterface.imagine
         self._plays[index] = worker.call(play, self._placed(batches))
 
     def _placed(self, batches: list[list[EpisodeRequest]]) -> list[list[EpisodeRequest]]:
@@ -173,7 +173,7 @@ class Collector:
             own = [number for number in self._given[index] if number in wanted]
             if index not in self._reports and (early or (self.ahead and own)):
                 worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(HostInterface.report, own, early, self.purpose)
+                self._reports[index] = worker.call(HostInterface.wait_for_report, own, early, self.purpose)
         expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
         there = {id(r) for r in self.fleet.backend.ready(expected)}
         for further in (self.publishing, others):
@@ -211,8 +211,8 @@ class Collector:
                     with suppress(WorkerDied):
                         self._take_in(index, self.fleet.get(pending.pop(index)))
             worker = self.fleet.workers[index]
-            self._take_in(index, self.fleet.get(worker.call(HostInterface.report, (), False, self.purpose)))
+            self._take_in(index, self.fleet.get(worker.call(HostInterface.wait_for_report, (), False, self.purpose)))
             lost, self._given[index] = self._given[index], {}
             self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
             self._waiting.appendleft(deque(lost.values()))
-        self.fleet.introduce(dead)
+        self.fleet.connect_policies(dead)

@@ -164,7 +164,7 @@ class Driver:
             **(figures.of_ages(rollout, self.version) if self.tickets.ahead else {}),
             **self.tickets.metrics(len(tickets)),
             **self.starts.note(step, rollout.episodes, tickets[-1]),
-            "faults/rows": float(self._new_faults),
+            "faults/envs": float(self._new_faults),
         }
 
     def feed(self, step: int, tickets: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class Driver:
         return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
 
     @property
-    def practice(self) -> dict[str, Any]:
+    def imagination_totals(self) -> dict[str, Any]:
         """Return the sums of `practise` over the run."""
         return self.imagining.so_far
 
@@ -256,11 +256,11 @@ class Driver:
 
     @traced
     def warm_up(self) -> dict[str, float]:
-        """Clone the simulator's scripted expert on all learners (`warmup:` in the spec). Return metrics."""
+        """Clone the simulator's scripted expert on all learners (`bc_warmup:` in the spec). Return metrics."""
         before = perf_counter()
         metrics = warm_up(self.fleet, self.spec, self.progress)
         self.forget_demonstrations()
-        return metrics | {"time/warmup": perf_counter() - before}
+        return metrics | {"time/bc_warmup": perf_counter() - before}
 
     def forget_demonstrations(self) -> None:
         """Free the demonstrations, and reset the optimiser's state before RL."""
@@ -295,7 +295,7 @@ class Driver:
 
     def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return the progress of a phase, as `Runtime.how_far`."""
-        return self.fleet.how_far(self.spec, self.info, phase, done, total)
+        return self.fleet.progress(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
@@ -370,7 +370,7 @@ class Driver:
             self._open_data(info)
         hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
         fleet.get_all([worker.call(HostInterface.start_model, info, self.scaling) for worker in hosts])
-        fleet.introduce([sim.worker for sim in fleet.sims])
+        fleet.connect_policies([sim.worker for sim in fleet.sims])
         if len(fleet.learners) > 1:
             address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
             fleet.get_all([r.call(LearnerInterface.join, address, r.assignment.rank) for r in fleet.learners])

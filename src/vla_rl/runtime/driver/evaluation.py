@@ -69,7 +69,7 @@ def _evaluate(
             runtime.load(trainer)
         about = Run(
             name=f"{spec.name} {uuid4().hex[:12]}",
-            doing="evaluation",
+            mode="evaluation",
             folder=Path(),
             spec=spec.to_dict(),
             first_step=state.step,

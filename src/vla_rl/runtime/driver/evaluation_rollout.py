@@ -64,10 +64,10 @@ def evaluate(
         report: called with the faults of each worker.
     """
     before = perf_counter()
-    rows = np.array([policy.assignment.rows_served for policy in fleet.policies])
+    rows = np.array([policy.assignment.envs_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
-        fleet.worker_of(policy).call(HostInterface.play_eval, tickets[start:end], spec.eval.greedy)
+        fleet.worker_of(policy).call(HostInterface.evaluate, tickets[start:end], spec.eval.greedy)
         for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
         if end > start
     ]

@@ -37,11 +37,15 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.messages.ids import IMAGINED_GROUPS
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.messages.world_model import FitResult
+from vla_rl.runtime.run_folder.old_names import renamed
 from vla_rl.toolkit.json_files import read_record
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], object]
 Report = Callable[[list[str]], object]
+TOTALS = "imagination.json"
+"""File of a checkpoint with the totals of the run; `TOTALS_BEFORE` in earlier versions."""
+TOTALS_BEFORE = "practice.json"
 
 
 class ImaginationTrainer:
@@ -133,7 +137,7 @@ class ImaginationTrainer:
         """
         if self._chosen is None or self._advantages is None:
             return chosen, advantages
-        return joined([self._chosen, chosen]), side_by_side(self._advantages, advantages)
+        return joined([self._chosen, chosen]), concatenated(self._advantages, advantages)
 
     def whole(self, real: RolloutBatch) -> RolloutBatch:
         """Return all rollouts of the step, imagined and real."""
@@ -145,9 +149,9 @@ class ImaginationTrainer:
             return
         if self._gathered is not None:
             self.tickets.release(self._gathered.numbers.tolist())
-            self.flow.finish("trained" if trained and self._chosen is not None else "void")
+            self.flow.finish("trained" if trained and self._chosen is not None else "discarded")
         self.tickets.forget()
-        self.fleet.get(self.role.call(WorldModelInterface.over))
+        self.fleet.get(self.role.call(WorldModelInterface.finish_step))
         self._gathered = self._chosen = self._advantages = None
         added, self._added = self._added, {}
         for name, value in added.items():
@@ -157,7 +161,7 @@ class ImaginationTrainer:
 
     @property
     def so_far(self) -> dict[str, Any]:
-        """Return the sums over the run, as `Runtime.practice`."""
+        """Return the sums over the run, as `Runtime.imagination_totals`."""
         if not self.practises:
             return {}
         return {**self.sums, "tickets": attrs.asdict(self.flow.ledger)}
@@ -166,13 +170,16 @@ class ImaginationTrainer:
         if not self.practises:
             return
         self.fleet.get(self.role.call(WorldModelInterface.save, folder / "world_model.pt"))
-        (folder / "practice.json").write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
+        (folder / TOTALS).write_text(json.dumps(self.so_far, indent=1), encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote."""
         if not self.practises:
             return
-        self.sums = dict(read_record(folder / "practice.json", CheckpointError).data)
+        file = folder / TOTALS
+        if not file.exists() and (folder / TOTALS_BEFORE).exists():
+            file = folder / TOTALS_BEFORE
+        self.sums = renamed(read_record(file, CheckpointError).data, {"tickets.void": "tickets.discarded"})
         self.flow = self._flow(Ledger(**self.sums.pop("tickets")))
         self.fleet.get(self.role.call(WorldModelInterface.load, folder / "world_model.pt"))
 
@@ -188,16 +195,16 @@ class ImaginationTrainer:
         section = self.section
         if step <= section.warm_start:
             return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
-        if not section.gates:
+        if not section.quality_thresholds:
             return ""
-        shut = [name for name, is_open in fitted.gates.items() if not is_open]
+        shut = [name for name, is_open in fitted.thresholds_met.items() if not is_open]
         if shut:
             return f"the world model is not good enough yet on held-out episodes: {', '.join(shut)}"
-        low = metrics.get("imagination/inflation_low", math.inf)
-        if low > section.max_inflation:
+        low = metrics.get("imagination/over_estimation_low", math.inf)
+        if low > section.max_over_estimation:
             return (
                 f"the policy succeeds more often in the world model than in the simulator, by at least {low:.2f} "
-                f"(imagination.max_inflation: {section.max_inflation:g})"
+                f"(imagination.max_over_estimation: {section.max_over_estimation:g})"
             )
         return ""
 
@@ -205,16 +212,18 @@ class ImaginationTrainer:
         """Return how much more often the policy succeeds in the world model than in the last rollout from the same
         first frames, with the 95 % interval of the mean difference.
         """
-        if not fitted.last:
+        if not fitted.last_episodes:
             return {}
-        numbers = [IMAGINED_GROUPS + step * self.section.measured + i for i in range(len(fitted.last))]
-        pairs = zip(fitted.last, numbers, strict=True)
+        numbers = [
+            IMAGINED_GROUPS + step * self.section.evaluated_episodes + i for i in range(len(fitted.last_episodes))
+        ]
+        pairs = zip(fitted.last_episodes, numbers, strict=True)
         starts = [EpisodeRequest(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
-        rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
+        rows = np.array([policy.assignment.envs_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
             [
-                self.fleet.worker_of(policy).call(HostInterface.imagine_eval, starts[first:end])
+                self.fleet.worker_of(policy).call(HostInterface.evaluate_imagined, starts[first:end])
                 for policy, first, end in zip(self.fleet.policies, [0, *ends], ends, strict=False)
                 if end > first
             ]
@@ -222,12 +231,12 @@ class ImaginationTrainer:
         for report in reports:
             self.report(report.faults)
         won = {ticket.finished.number: ticket.finished.episodes[0].success_once for r in reports for ticket in r.played}
-        gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last, strict=True)], np.float64)
+        gaps = np.array([won[n] - real for n, (_, real) in zip(numbers, fitted.last_episodes, strict=True)], np.float64)
         mean = float(gaps.mean())
         # 1.96: the normal quantile of a two-sided 95 % interval.
         half = 1.96 * float(gaps.std(ddof=1)) / len(gaps) ** 0.5 if len(gaps) > 1 else math.inf
         found = {"": mean, "_low": mean - half, "_high": mean + half}
-        return {f"imagination/inflation{end}": value for end, value in found.items() if math.isfinite(value)}
+        return {f"imagination/over_estimation{end}": value for end, value in found.items() if math.isfinite(value)}
 
     def _imagine(self, step: int, version: int, world: int, metrics: dict[str, float]) -> str:
         """Let the policy of `version` act in the world model of version `world`, and add to `metrics`. Return the
@@ -235,7 +244,7 @@ class ImaginationTrainer:
         """
         before, rollout = perf_counter(), self.spec.rollout
         groups = range(self.flow.next, self.flow.next + self.flow.per_step)
-        states = self.fleet.get(self.role.call(WorldModelInterface.draw, list(groups)))
+        states = self.fleet.get(self.role.call(WorldModelInterface.draw_starts, list(groups)))
         if not states:
             return "there are no episodes to start from"
         first, offset = groups[0], IMAGINED_GROUPS * rollout.group_size
@@ -279,7 +288,7 @@ class ImaginationTrainer:
         return assemble(step, played, self.spec.rollout.group_size)
 
 
-def side_by_side(first: Advantages, second: Advantages) -> Advantages:
+def concatenated(first: Advantages, second: Advantages) -> Advantages:
     """Join the advantages of two rollouts from one algorithm, column by column. Metrics are those of the second."""
     length = max(len(part.advantages) for part in (first, second))
 
@@ -303,4 +312,7 @@ def _renamed(rollout: Rollout) -> dict[str, float]:
 
 
 def _gates_metrics(fitted: FitResult) -> dict[str, float]:
-    return {f"imagination/gate_{name.replace(' ', '_')}": float(is_open) for name, is_open in fitted.gates.items()}
+    return {
+        f"imagination/threshold_{name.replace(' ', '_')}": float(is_open)
+        for name, is_open in fitted.thresholds_met.items()
+    }

@@ -41,8 +41,8 @@ class ReplayIndex:
     """Groups in the order in which they were added."""
 
     def expire(self, version: int) -> list[int]:
-        """Drop the groups whose policy lag exceeds `max_age` with these weights, and return them."""
-        limit = self.section.max_age
+        """Drop the groups whose policy lag exceeds `max_lag` with these weights, and return them."""
+        limit = self.section.max_lag
         return self._forget([g for g, held in self.held.items() if limit is not None and version - held.oldest > limit])
 
     def choose(self, step: int, new: int) -> list[int]:

@@ -38,7 +38,7 @@ class SampleRouter:
         self.replay = ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
         self.held: dict[int, RolloutBatch] = {}
         """Group -> its columns, for groups that may be used again."""
-        self.size = spec.train.micro_batch if self.again or max(lane.rows for lane in fleet.lanes) == 1 else None
+        self.size = spec.train.micro_batch if self.again or max(lane.num_envs for lane in fleet.lanes) == 1 else None
         """Batch size for `refreshed`."""
         self.metrics: dict[str, float] = {}
         """Metrics of what was prepared last."""
@@ -59,7 +59,7 @@ class SampleRouter:
         """
         waiting = self._played.setdefault(worker, [])
         waiting.extend(played)
-        if len(waiting) >= self.policy_at[worker].assignment.rows_served:
+        if len(waiting) >= self.policy_at[worker].assignment.envs_served:
             self._send(worker)
 
     def prepare(
@@ -140,7 +140,7 @@ class SampleRouter:
         """
         learner, places = self.fleet.worker_of(self.fleet.learners[rank]), np.sort(places)
         if learner.worker == worker:
-            self._coming.append(learner.call(HostInterface.keep, places, mixed or self.again))
+            self._coming.append(learner.call(HostInterface.share_samples, places, mixed or self.again))
             return
         part = by_reference(self.policy_at[worker].call(PolicyInterface.take, places))
         copied = self.early or self.again
@@ -169,5 +169,5 @@ class SampleRouter:
             return {}
         samples = rollout.samples.numpy()
         ages = (version - rollout.versions.numpy())[:, again][samples[:, again]]
-        of_ages = {"replay/age_mean": float(ages.mean()), "replay/age_max": float(ages.max())} if len(ages) else {}
+        of_ages = {"replay/lag_mean": float(ages.mean()), "replay/lag_max": float(ages.max())} if len(ages) else {}
         return {"replay/share": len(ages) / float(samples.sum()), **of_ages}

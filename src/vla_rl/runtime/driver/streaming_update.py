@@ -159,7 +159,9 @@ class StreamingUpdate:
             self._compare(Queue.concat(self._queues), whole)
         self._send(Queue.concat([*self._left, whole.take(slice(known, None))]))
         divisor, value_divisor = (max(float(_given(whole, name).sum()), 1e-8) for name in ("counts", "value_counts"))
-        first = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, fed=True)
+        first = OptimizerStep(
+            micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, accumulated=True
+        )
         further = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor)
         steps = [first, *[further] * (epochs - 1)]
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
@@ -194,7 +196,9 @@ class StreamingUpdate:
             ends = np.cumsum([len(batch) for batch in of_rank])[:-1]
             micro_batches = np.split(np.arange(len(own)), ends) if of_rank else []
             named, worker = (own.workers, own.places), self.fleet.worker_of(learner)
-            self._fed.append(worker.call(HostInterface.feed, named, own.light, micro_batches, passes, first))
+            self._fed.append(
+                worker.call(HostInterface.forward_backward, named, own.light, micro_batches, passes, first)
+            )
 
     def _compare(self, parts: Queue, whole: Queue) -> None:
         """Raises PluginError unless the parts are the first samples of the whole step, with the same scores."""
@@ -219,7 +223,7 @@ class StreamingUpdate:
         return PluginError(
             f"algorithm {self.spec.algorithm.type!r} says advantage_scope GROUP, and needs other groups: {what} (or a "
             f"wrapper around it does); the weights are unchanged. Set advantage_scope = AdvantageScope.STEP in it, or "
-            f"asynchrony.stream: false"
+            f"asynchrony.streaming_update: false"
         )
 
 

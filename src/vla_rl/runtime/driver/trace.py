@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, CallRecorder, Event
+from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
@@ -167,15 +167,15 @@ class Trace:
         """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
         in microseconds.
         """
-        others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
+        others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
         events = [*_names([DRIVER, *self.all, *sorted(others)])]
-        lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.side_by_side}
+        lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
-                kind = "beside" if track[1] in OTHERS.values() else "work"
+                kind = "concurrent" if track[1] in CONCURRENT_TRACKS else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
                     events.append(self._slice(track, kind, call.method, call.start, call.end, where))
@@ -196,9 +196,9 @@ class Trace:
                 "device": s.slot.device,
                 "cpus": s.slot.cpus,
                 "local": s.local,
-                "side_by_side": s.side_by_side,
-                "rows": {lane.index: lane.rows for lane in s.lanes},
-                "served": {lane.index: lane.rows for lane in s.served},
+                "concurrent_lanes": s.concurrent_lanes,
+                "lanes": {lane.index: lane.num_envs for lane in s.lanes},
+                "served": {lane.index: lane.num_envs for lane in s.served},
             }
             for s in self.assignments
         ]
@@ -341,4 +341,4 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
 
 
 def _thread(role: str) -> int:
-    return (*ROLES, "driver", RECEIVER, PRACTICE).index(role) + 1
+    return (*ROLES, "driver", *CONCURRENT_TRACKS).index(role) + 1

@@ -12,14 +12,14 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.core.plan import Plan, Window
+from vla_rl.core.plan import Batching, Plan
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.batching import Lane, groups_of
 
 LANES = 32
 """Minimum number of simulated lanes, if there are so many."""
-ROWS = 256
+ENVS = 256
 """Number of envs up to which each is simulated, where envs take several tickets and a worker has several lanes."""
 KINDS = 4
 """Minimum number of simulated teams, where nothing varies but teams differ."""
@@ -73,19 +73,19 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
     """
     servers = _servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
-    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
+    envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
     kept = _typical(_teams(assignments, servers), servers, profile.varies)
-    there = sum(lane.rows for worker in kept for lane in worker.lanes)
+    there = sum(lane.num_envs for worker in kept for lane in worker.lanes)
     widths, fold = dict[int, int](), 1
-    exact = tickets == rows or all(len(policy.served) == 1 for policy in policies)
-    if not profile.varies and tickets % rows == 0 and (exact or there > ROWS):
+    exact = tickets == envs or all(len(policy.served) == 1 for policy in policies)
+    if not profile.varies and tickets % envs == 0 and (exact or there > ENVS):
         kept, widths = _in_step(kept, servers)
         kept, fold = _folded(kept)
     return JobModel(
         workers={worker.index: worker for worker in kept},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,
-        tickets=math.ceil(tickets * there / rows / fold),
+        tickets=math.ceil(tickets * there / envs / fold),
         several=len(policies) > 1,
         publishes=any(assignment.rank < 0 for assignment in policies),
         moving=moving,
@@ -144,7 +144,7 @@ def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable
 
     def about(worker: Assignment) -> tuple[Any, ...]:
         device = devices.setdefault(id(servers[worker.index]), len(devices))
-        lanes = (len(worker.lanes), len(worker.served), *{lane.rows for lane in (*worker.lanes, *worker.served)})
+        lanes = (len(worker.lanes), len(worker.served), *{lane.num_envs for lane in (*worker.lanes, *worker.served)})
         return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(place[home] for home in worker.homes)
 
     return tuple(about(worker) for worker in team)
@@ -162,12 +162,12 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
     for worker in workers:
         homes = [of_index[home] for home in worker.homes]
         alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
-        if not worker.served or not alone or worker.side_by_side or worker.window.max_wait is not None:
+        if not worker.served or not alone or worker.concurrent_lanes or worker.batching.max_wait_s is not None:
             continue
         lanes, kept = list[LaneSlice](), list[int]()
         home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
-        for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.window):
-            first = evolve(group[0].slice, rows=sum(lane.slice.rows for lane in group))
+        for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
+            first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
             home = home_of[first.index]
             widths[first.index] = len(group)
             for lane in group:
@@ -180,15 +180,17 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
 
 def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     """Reduce the envs of all workers in the same proportion. Return (workers, divisor). Nothing may vary."""
-    fold = math.gcd(*(lane.rows for worker in workers for lane in worker.lanes))
+    fold = math.gcd(*(lane.num_envs for worker in workers for lane in worker.lanes))
 
     def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
-        return tuple(evolve(lane, rows=lane.rows // fold) for lane in lanes)
+        return tuple(evolve(lane, num_envs=lane.num_envs // fold) for lane in lanes)
 
-    def window(of: Window) -> Window:
+    def batching(of: Batching) -> Batching:
         return of if of.max_batch is None else evolve(of, max_batch=of.max_batch // fold)
 
-    return [evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), window=window(w.window)) for w in workers], fold
+    return [
+        evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), batching=batching(w.batching)) for w in workers
+    ], fold
 
 
 def _never(*_: Any) -> None:

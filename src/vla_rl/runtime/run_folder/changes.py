@@ -12,6 +12,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import parse
+from vla_rl.runtime.run_folder.old_names import current_spec
 
 
 class Effect(Enum):
@@ -62,7 +63,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "imagination": (NUMBERS, "how much is imagined, and by what rules"),
     "imagination.buffer": (ANOTHER_RUN, "the files of recorded episodes have this size"),
     "imagination.held_out": (ANOTHER_RUN, "the world model was fitted to the others"),
-    "warmup": (ANOTHER_RUN, "it came before the first checkpoint"),
+    "bc_warmup": (ANOTHER_RUN, "it came before the first checkpoint"),
     "imitation": (NUMBERS, "the optimiser"),
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
     "imitation.data": (NUMBERS, "files may lie elsewhere"),
@@ -74,8 +75,8 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "hooks": (NONE, "what is written and shown"),
 }
 """Key, or prefix of keys -> (effect, reason); the longest prefix that matches counts."""
-NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "warmup", "world_model", "imagination")}
-"""Sections that do not matter, by `Run.doing`."""
+NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "bc_warmup", "world_model", "imagination")}
+"""Sections that do not matter, by `Run.mode`."""
 NOTHING_THERE = "(not there)"
 
 
@@ -109,7 +110,7 @@ def rule_of(key: str) -> tuple[Effect, str]:
     return next(RULES[start] for n in range(len(parts), 0, -1) if (start := ".".join(parts[:n])) in RULES)
 
 
-def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
+def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
     """Return the keys whose values differ between the spec of a run and the one with which it is to be resumed. Raises
     UserError when the file cannot be read.
     """
@@ -118,8 +119,8 @@ def changes_of(spec_file: Path, spec: Spec, doing: str) -> list[Change]:
         first = document.errors[0] if document.errors else None
         line, why = (first.line, first.message) if first else (1, "holds no spec")
         raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
-    found = _differences(document.data, spec.to_dict())
-    return [change for change in found if change.key.partition(".")[0] not in NOT_READ[doing]]
+    found = _differences(current_spec(document.data), spec.to_dict())
+    return [change for change in found if change.key.partition(".")[0] not in NOT_READ[mode]]
 
 
 def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:

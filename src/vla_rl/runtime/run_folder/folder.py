@@ -74,22 +74,22 @@ class RunFolder:
             why = "it is a file" if isinstance(exc, FileExistsError) else exc.strerror or exc
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
 
-    def begin(self, spec: Spec, doing: str, resume: bool) -> tuple[State, Path | None]:
+    def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
         """Return what to start from: the state, and the trainer folder of its checkpoint if there is one.
 
-        `doing` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
+        `mode` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
         the run to resume is another one; CheckpointError when none of its checkpoints is sound.
         """
         if not resume:
             self._refuse_to_overwrite()
             self.record(spec)
-            return State(doing=doing), None
-        changed = changes_of(self.spec_file, spec, doing)
+            return State(mode=mode), None
+        changed = changes_of(self.spec_file, spec, mode)
         refuse(changed, self.path, self.latest())
-        state, trainer = self.restore() or (State(doing=doing), None)
-        if state.doing != doing:
+        state, trainer = self.restore() or (State(mode=mode), None)
+        if state.mode != mode:
             raise UserError(
-                f"{self.path} is a run that does {state.doing}, not {doing}; choose another --folder, and give its "
+                f"{self.path} is a run that does {state.mode}, not {mode}; choose another --folder, and give its "
                 f"weights as model.checkpoint={self.checkpoints / LAST / 'model'} if you mean to start from them"
             )
         if trainer is None:
@@ -295,24 +295,24 @@ class RunFolder:
     # --------------------------------------------------------------------------------------------------- results
 
     def write_results(
-        self, spec: Spec, state: State, notes: Sequence[str], doing: str, roles: Mapping[str, Any]
+        self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the results of the run.
 
         Args:
             notes: remarks of the simulator on its settings.
-            doing: as in `Run`.
+            mode: as in `Run`.
             roles: result of `Trace.roles` for this attempt at the run.
         """
         last, before = state.last or {}, state.before or {}
         results = {
-            "doing": doing,
+            "mode": mode,
             "success": last.get("success"),
-            "before": before.get("success"),
+            "success_before": before.get("success"),
             "tasks": last.get("tasks", {}),
             "tasks_before": before.get("tasks", {}),
             "repeats": last.get("repeats", []),
-            "deviation": last.get("deviation"),
+            "repeats_std": last.get("repeats_std"),
             "split": "eval",
             "seeds": {"run": spec.seed, "rule": "episode seeds are keyed by (run seed, ticket, episode)"},
             "max_steps": spec.rollout.max_steps or "the task's own limit",
@@ -320,7 +320,7 @@ class RunFolder:
             "steps": state.step,
             "env_steps": state.env_steps,
             "tickets": attrs.asdict(state.tickets),
-            "practice": state.practice,
+            "imagination": state.imagination,
             "replay": {"reused": state.reused, "refilled": state.refilled},
             "faults": state.faults,
             "roles": roles,

@@ -11,11 +11,12 @@ import attrs
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.run.state import State
+from vla_rl.runtime.run_folder.old_names import STATE_KEYS, renamed
 from vla_rl.toolkit.json_files import Record, read_record
 
 COUNTS = {"step": 0, "env_steps": 0, "faults": 0, "evaluated": -1, "reused": 0, "refilled": 0}
 """Keys of whole numbers -> smallest valid value."""
-OBJECTS = ("before", "last", "scaling", "practice", "tickets")
+OBJECTS = ("before", "last", "scaling", "imagination", "tickets")
 OPTIONAL = ("before", "last", "scaling")
 """Keys that may be null."""
 RATES = ("before", "last")
@@ -27,10 +28,11 @@ def write_state(file: Path, state: State) -> None:
 
 
 def read_state_file(file: Path) -> State:
-    """Return what `write_state` wrote. A missing key, as in files of older versions, has its default. Raises
+    """Return what `write_state` wrote, also in an earlier version: a missing key has its default. Raises
     CheckpointError, which names the key.
     """
-    record = read_record(file, CheckpointError)
+    read = read_record(file, CheckpointError)
+    record = attrs.evolve(read, data=renamed(read.data, STATE_KEYS))
     known = attrs.fields_dict(State)
     for inside, names in ((record.data, known), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
         unknown = [key for key in inside if key not in names] if isinstance(inside, dict) else []
@@ -45,9 +47,9 @@ def _value(record: Record, key: str) -> Any:
         return record.integer(key, low=COUNTS[key])
     if key == "wall_seconds":
         return record.number(key, low=0)
-    if key == "warmed_up":
+    if key == "bc_warmup_done":
         return record.boolean(key)
-    if key == "doing":
+    if key == "mode":
         return record.text(key)
     if key in OPTIONAL and record.data[key] is None:
         return None

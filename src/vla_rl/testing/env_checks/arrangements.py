@@ -83,7 +83,7 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
         reference.scripts, reference.traces = scripts, first
 
 
-def rows_apart(player: Player, reference: Reference) -> None:
+def independent_envs(player: Player, reference: Reference) -> None:
     """Check that a row's results depend neither on its number nor on the other rows."""
     scripts, first, count = _of(reference), reference.traces, len(player.rows)
     if count < 2:

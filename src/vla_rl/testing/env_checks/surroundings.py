@@ -25,7 +25,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 RESETS = 6
 """Number of resets after which leftover resources are counted."""
@@ -267,9 +267,9 @@ def _own_temporary_folder() -> Generator[Path]:
 
 
 def rows_of_one_process(player: Player, reference: Reference) -> None:
-    """Rows that take turns in a process play as each does in its own (`processes: {rows_per_process: ...}`)."""
+    """Rows that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
     env = getattr(player.env, "_component", None)
-    if not isinstance(env, RowsEnv) or not env.apart or len(player.rows) < 2:
+    if not isinstance(env, SubprocEnvs) or not env.apart or len(player.rows) < 2:
         raise LeftOut("rows do not live in processes of their own")
     if not reference.holds:
         raise LeftOut("it needs episodes that come twice alike; see determinism")
@@ -282,7 +282,7 @@ def rows_of_one_process(player: Player, reference: Reference) -> None:
         player.env = wrap("env", shared, "rows of one process")
         player.forget()
         played = player.play(reference.scripts)
-        told = "the same episodes in rows that share a process (processes: {rows_per_process: 2})"
+        told = "the same episodes in rows that share a process (processes: {envs_per_process: 2})"
         compare(player, reference.traces, played, told, f"{NOTHING_SHARED}; module-level variables are shared too")
     except UserError as exc:
         player.notice(f"not done: rows that share a process; {exc}")

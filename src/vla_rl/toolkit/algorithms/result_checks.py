@@ -37,7 +37,7 @@ RESERVED_GROUPS = frozenset(
         "throughput",
         "time",
         "update",
-        "warmup",
+        "bc_warmup",
         "world_model",
     }
 )

@@ -1,4 +1,4 @@
-"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/rows.py` implements
+"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/subproc_envs.py` implements
 them."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Processes:
 
     apart: bool | None = None
     """Envs live in separate processes (true) or in the worker's (false); null: separate if there are several."""
-    rows_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
+    envs_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
     """Envs that take turns in a process; null: enough for one process per core of the worker."""
     deadline_s: float = field(default=180.0, validator=v.gt(0))
     """Seconds after which an env that does not answer counts as hung and is replaced; building a scene counts too. Envs
@@ -32,12 +32,12 @@ class Processes:
     @recycle_episodes.validator
     @recycle_mib.validator
     def _alone(self, attribute: Any, value: int | None) -> None:
-        if value is not None and self.rows_per_process != 1:
-            raise ValueError("rows that share a process cannot get a fresh one; give rows_per_process: 1 beside it")
+        if value is not None and self.envs_per_process != 1:
+            raise ValueError("rows that share a process cannot get a fresh one; give envs_per_process: 1 beside it")
 
     def shares(self, rows: int) -> list[range]:
         """Return the range of envs that live in each process, as even as possible."""
-        each = self.rows_per_process
+        each = self.envs_per_process
         count = len(os.sched_getaffinity(0)) if each is None else math.ceil(rows / each)
         count = min(count, rows)
         return [range(rows * i // count, rows * (i + 1) // count) for i in range(count)]
@@ -47,14 +47,14 @@ class Processes:
 class SharedProcesses(Processes):
     """Settings of processes for simulators whose envs share much: libraries, models, shaders, textures."""
 
-    rows_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
+    envs_per_process: int | None = field(default=None, validator=AT_LEAST_ONE)
     """Envs that take turns in a process; null: enough for one process per core of the worker."""
 
 
-def rows_apart(config: Any) -> bool:
-    """Return whether a simulator with these settings can step some envs while others reset. Its setting `rows_apart`
-    decides if it has one; otherwise each env must have its own process (`processes`)."""
-    own, processes = getattr(config, "rows_apart", None), getattr(config, "processes", None)
+def independent_envs(config: Any) -> bool:
+    """Return whether a simulator with these settings can step some envs while others reset. Its setting
+    `independent_envs` decides if it has one; otherwise each env must have its own process (`processes`)."""
+    own, processes = getattr(config, "independent_envs", None), getattr(config, "processes", None)
     return bool(own) if own is not None else isinstance(processes, Processes) and processes.apart is not False
 
 

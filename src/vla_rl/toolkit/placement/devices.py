@@ -23,7 +23,7 @@ from attrs import validators as v
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.placement.lanes import Lanes, WindowSettings, layout, some_rows
+from vla_rl.toolkit.placement.lanes import BatchingSettings, Lanes, layout, valid_lanes
 
 Devices = str | int | tuple[int, ...] | None
 ROLES = ("sim", "policy", "learner")
@@ -90,12 +90,12 @@ class RoleDevices:
     sim_workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
     """Simulator workers, spread evenly over the devices or nodes of `sim`; workers on one GPU share it equally. Null:
     one each."""
-    lanes: Lanes = field(default="stages", validator=some_rows)
+    lanes: Lanes = field(default="stages", validator=valid_lanes)
     """Envs that step together in a sim worker: all, or with pipeline stages a part of them (stages); each env by
-    itself, while others step and reset (rows); or this many envs at a time."""
-    window: WindowSettings | None = None
+    itself, while others step and reset (envs); or this many envs at a time."""
+    batching: BatchingSettings | None = None
     """Dynamic batching of the policies; null: infer when all envs wait (with pipeline stages: all of a lane), or, with
-    `lanes: rows` or a number, as soon as any do."""
+    `lanes: envs` or a number, as soon as any do."""
     offload: OffloadSettings = field(factory=OffloadSettings)
     """Roles that are moved to host memory between phases."""
 
@@ -162,7 +162,7 @@ def arrange(
     sim_workers: int | None = None,
     stages: int = 1,
     lanes: Lanes = "stages",
-    window: WindowSettings | None = None,
+    batching: BatchingSettings | None = None,
     offload: frozenset[str] = frozenset(),
 ) -> Plan:
     """Return a plan with one worker per device. Roles that name the same device share its worker. Raise DoesNotFit.
@@ -170,7 +170,7 @@ def arrange(
     Args:
         of: role -> its devices.
         sim_workers: number of simulator workers, separate from other roles; None: one per device of `sim`.
-        stages, lanes, window: as `lanes.layout` takes them.
+        stages, lanes, batching: as `lanes.layout` takes them.
         offload: roles to offload.
     """
     workers: list[tuple[Device, list[str]]] = []
@@ -190,7 +190,7 @@ def arrange(
         of_node.setdefault(device.node, []).append(roles)
     shares = {node.name: _shares(node, of_node[node.name], cluster) for node in cluster.nodes if node.name in of_node}
     sims = sum("sim" in roles for _, roles in workers)
-    arranged = layout(job, sims, len(of["policy"]), stages, lanes, window)
+    arranged = layout(job, sims, len(of["policy"]), stages, lanes, batching)
     slots = []
     for device, roles in workers:
         gpu = bool(cluster.gpus) and device.index is not None

@@ -8,16 +8,16 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.plan import DoesNotFit, Job, Window
+from vla_rl.core.plan import Batching, DoesNotFit, Job
 from vla_rl.toolkit.placement.checks import check_lanes
 
-Lanes = Literal["stages", "rows"] | int
+Lanes = Literal["stages", "envs"] | int
 
 
-def some_rows(instance: Any, attribute: Any, value: Lanes) -> None:
+def valid_lanes(instance: Any, attribute: Any, value: Lanes) -> None:
     """Validate a number of envs (attrs validator)."""
     if isinstance(value, int) and value < 1:
-        raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
+        raise ValueError(f"a lane of {value} envs; give 1 or more, envs (a lane each) or stages")
 
 
 def seconds(instance: Any, attribute: Any, value: float | None) -> None:
@@ -27,31 +27,35 @@ def seconds(instance: Any, attribute: Any, value: float | None) -> None:
 
 
 @frozen(kw_only=True)
-class WindowSettings:
+class BatchingSettings:
     """Dynamic batching of a policy: when it infers."""
 
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
     """Most envs in one inference; null: all that the policy acts for."""
-    max_wait: float | None = field(default=0.0, validator=seconds)
+    max_wait_s: float | None = field(default=0.0, validator=seconds)
     """Seconds that the oldest request waits for a fuller batch; 0: infer with whatever waits; null: wait for the whole
     batch."""
 
 
 def layout(
-    job: Job, sims: int, policies: int, stages: int, lanes: Lanes, window: WindowSettings | None
+    job: Job, sims: int, policies: int, stages: int, lanes: Lanes, batching: BatchingSettings | None
 ) -> dict[str, Any]:
-    """Return `stages`, `side_by_side` and `window` of a plan with this many sim and policy workers. Raise
+    """Return `stages`, `concurrent_lanes` and `batching` of a plan with this many sim and policy workers. Raise
     DoesNotFit."""
     alone = lanes != "stages"
     if alone:
         check_lanes(job, sims, 1)
-        rows, of_lane = job.num_envs // sims, 1 if lanes == "rows" else int(lanes)
-        if rows % of_lane:
+        envs, of_lane = job.num_envs // sims, 1 if lanes == "envs" else int(lanes)
+        if envs % of_lane:
             raise DoesNotFit(
-                f"the {rows} rows of a sim worker cannot be divided into lanes of {of_lane}; set placement.lanes to a "
-                f"number that divides {rows}, or to rows"
+                f"the {envs} envs of a sim worker cannot be divided into lanes of {of_lane}; set placement.lanes to a "
+                f"number that divides {envs}, or to envs"
             )
-        stages = rows // of_lane
+        stages = envs // of_lane
     waits = 0.0 if alone and sims * stages > policies else None
-    chosen = Window(max_wait=waits) if window is None else Window(max_batch=window.max_batch, max_wait=window.max_wait)
-    return {"stages": stages, "side_by_side": alone, "window": chosen}
+    chosen = (
+        Batching(max_wait_s=waits)
+        if batching is None
+        else Batching(max_batch=batching.max_batch, max_wait_s=batching.max_wait_s)
+    )
+    return {"stages": stages, "concurrent_lanes": alone, "batching": chosen}

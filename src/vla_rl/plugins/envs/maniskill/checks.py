@@ -81,7 +81,7 @@ def no_task(task: str, there: Iterable[str]) -> UserError:
     return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
 
 
-def rows_apart(config: Any) -> bool:
+def independent_envs(config: Any) -> bool:
     """Whether env instances can step one by one (lanes of single envs): it needs `backend: cpu`, since a GPU simulates
     all instances as one batch."""
     return bool(config.backend == "cpu" and config.processes.apart is not False)

@@ -53,4 +53,4 @@ class ManiSkillConfig:
     null: the tasks' own."""
     processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the env instances, with `backend: cpu`."""
-    rows_apart = property(checks.rows_apart)
+    independent_envs = property(checks.independent_envs)

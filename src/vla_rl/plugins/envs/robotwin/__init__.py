@@ -42,7 +42,7 @@ class RobotwinConfig:
     """Processes of the classic API's env instances; the vector API uses `deadline_s` alone."""
 
     @property
-    def rows_apart(self) -> bool:
+    def independent_envs(self) -> bool:
         """Whether env instances can step one by one (lanes of single envs): it needs `api: classic`, whose instances
         are in processes."""
         return self.api == "classic"

@@ -25,7 +25,7 @@ NUMBERS = {
     "loss/clip_fraction": "clipped",
     "policy/entropy": "entropy",
 }
-UNITS = {"rollout": "chunk steps", "eval": "episodes", "warmup": "epochs", "demonstrations": "episodes"}
+UNITS = {"rollout": "chunk steps", "eval": "episodes", "bc_warmup": "epochs", "demonstrations": "episodes"}
 UNITS |= {"starting rows": "rows", "loading the model": "MB"}
 """Phase -> unit of its progress."""
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -84,7 +84,7 @@ def step_line(status: Status) -> str:
 
 def progress_line(status: Status) -> str:
     """Return the progress of a long phase: `step 3 rollout: 48 of 128 chunk steps, 1:30`."""
-    step = status.step if status.phase in ("eval", "demonstrations", "warmup") else status.step + 1
+    step = status.step if status.phase in ("eval", "demonstrations", "bc_warmup") else status.step + 1
     unit = UNITS.get(status.phase, "")
     done = f"{status.done:,} of {status.total:,} {unit}".rstrip() + ", " if status.total else ""
     about = f" ({status.about})" if status.about else ""
@@ -93,9 +93,9 @@ def progress_line(status: Status) -> str:
 
 def warmup_line(metrics: Mapping[str, float]) -> str:
     """Return the result of behaviour cloning before RL on one line."""
-    rest = {"warmup/expert_success": ", of an expert with success {:.0%}", "time/warmup": ", {:.0f} s"}
+    rest = {"bc_warmup/expert_success": ", of an expert with success {:.0%}", "time/bc_warmup": ", {:.0f} s"}
     tail = "".join(text.format(metrics[name]) for name, text in rest.items() if name in metrics)
-    return f"warm-up: loss {metrics['warmup/loss']:.3g} on {metrics.get('warmup/samples', 0):,.0f} samples{tail}"
+    return f"warm-up: loss {metrics['bc_warmup/loss']:.3g} on {metrics.get('bc_warmup/samples', 0):,.0f} samples{tail}"
 
 
 def summary(run: Run, results: dict[str, Any]) -> RenderableType:
@@ -103,7 +103,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     tasks = results.get("tasks", {})
     rates = {"all": results.get("success"), **(tasks if len(tasks) > 1 else {})}
-    earlier = {"all": results.get("before"), **results.get("tasks_before", {})}
+    earlier = {"all": results.get("success_before"), **results.get("tasks_before", {})}
     barred = max(map(len, rates)) <= BARRED
     table.add_column("success", overflow="fold")
     table.add_column("before", justify="right", style="dim", no_wrap=True)
@@ -170,7 +170,7 @@ def _rows(status: Status) -> Iterator[tuple[str, RenderableType]]:
 
 def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the policy lag of asynchronous rollouts and the learner's waiting time; empty for synchronous runs."""
-    if "rollout/playing_tickets" not in metrics:
+    if "rollout/running_tickets" not in metrics:
         return {}
     found = {"age": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
     found |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "playing")}

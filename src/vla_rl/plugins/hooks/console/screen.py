@@ -58,7 +58,7 @@ class Screen:
         for name in self._status.unknown():
             near = did_you_mean(name, metrics)
             self._say(escape(f"console: no metric is called {name!r}{near}; metrics.jsonl (hook jsonl) has all"))
-        if "warmup/loss" in metrics:
+        if "bc_warmup/loss" in metrics:
             self._say(warmup_line(metrics))
         elif not self._is_live:
             self._say(escape(step_line(self._status)))

@@ -46,7 +46,7 @@ class MlflowStore:
         else:
             name = self._config.name or run.name
             made = self._client.create_run(
-                experiment, run_name=name, tags={"doing": run.doing, **dict(self._config.tags)}
+                experiment, run_name=name, tags={"mode": run.mode, **dict(self._config.tags)}
             )
             self._id = made.info.run_id
             self._describe(run.spec)

@@ -36,7 +36,7 @@ class SwanlabStore:
             workspace=config.workspace,
             name=config.name or run.name,
             tags=list(config.tags) or None,
-            job_type=run.doing,
+            job_type=run.mode,
             config=dict(run.spec),
             log_dir=str(home),
             mode=mode,

@@ -40,7 +40,7 @@ class WandbStore:
             name=config.name or run.name,
             group=config.group,
             tags=list(config.tags) or None,
-            job_type=run.doing,
+            job_type=run.mode,
             config=dict(run.spec),
             dir=str(run.folder),
             mode=mode,

@@ -38,6 +38,6 @@ class Disaggregated(Placement):
             of,
             sim_workers=config.sim_workers,
             lanes=config.lanes,
-            window=config.window,
+            batching=config.batching,
             offload=config.offload.roles,
         )

@@ -40,6 +40,6 @@ class Hybrid(Placement):
             sim_workers=config.sim_workers,
             stages=config.pipeline_stages,
             lanes=config.lanes,
-            window=config.window,
+            batching=config.batching,
             offload=config.offload.roles,
         )

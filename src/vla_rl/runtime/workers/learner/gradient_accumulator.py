@@ -174,8 +174,8 @@ class GradientAccumulator:
                 if name not in found or float(abs(found[name] - number)) > most:
                     raise PluginError(
                         f"the algorithm says advantage_scope GROUP, and its {name} is not linear in the batch's "
-                        f"weights and value weights, so that asynchrony.stream cannot divide it at the end; return "
-                        f"sums of entries times weights, or leave out advantage_scope"
+                        f"weights and value weights, so that asynchrony.streaming_update cannot normalise it at the "
+                        f"end; return sums of entries times weights, or leave out advantage_scope"
                     )
 
 

@@ -1,0 +1,121 @@
+"""Whose a metric is: names of the runtime are refused from algorithms, and every name that it writes is among them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import attrs
+import pytest
+import torch
+from scripted_runs import scripted_spec
+
+from vla_rl.core.errors import PluginError
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.types import Advantages, Loss, Plugin
+from vla_rl.runtime.start import clone, run
+from vla_rl.toolkit.algorithms import result_checks
+
+
+@attrs.frozen(kw_only=True)
+class Config:
+    named: str = "loss/policy"
+    """Of the metric that the loss reports."""
+    part: str = "metrics"
+    """Field of `Loss` or, for advantages, of `Advantages`."""
+
+
+class Talkative(Algorithm):
+    def __init__(self, config, context):
+        self.named, self.part = config.named, config.part
+
+    def advantages(self, rollout):
+        valid = rollout.valid.float()
+        said = {self.named: 1.0} if self.part == "advantages" else {}
+        return Advantages(advantages=rollout.rewards.sum((0, 2))[None, :, None] * valid, weights=valid, metrics=said)
+
+    def loss(self, scores, batch):
+        total = -(scores.log_probs.sum(-1) * batch.advantages * batch.weights).sum()
+        loss = Loss(total=total, metrics={"loss/policy": total.detach()})
+        if self.part == "advantages":
+            return loss
+        return attrs.evolve(loss, **{self.part: {**getattr(loss, self.part), self.named: total.detach()}})
+
+
+vla_rl_plugins = {"algorithm": {"talkative": Plugin(config=Config, build=Talkative, summary="names a metric")}}
+
+
+def spec(**algorithm):
+    changes = scripted_spec(algorithm={"type": "talkative", **algorithm}, train={"steps": 1})
+    return parse_spec({**changes, "plugins": [*changes["plugins"], __name__]})
+
+
+@pytest.mark.parametrize(
+    ("named", "part"),
+    [
+        ("loss/total", "metrics"),
+        ("policy/grad_norm", "maxima"),
+        ("update/samples", "metrics"),
+        ("env/success_rate", "advantages"),
+        ("step", "advantages"),
+    ],
+)
+def test_a_name_of_the_runtime_is_refused_at_the_first_update(tmp_path, named, part):
+    with pytest.raises(PluginError, match=rf"algorithm 'talkative' reports a metric {named!r}.*choose another name"):
+        run(spec(named=named, part=part), tmp_path / "run", False)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):
+    base = scripted_spec(
+        algorithm={"type": "talkative"},
+        train={"steps": 1},
+        bc_warmup={"episodes": 8, "epochs": 1, "lr": 1e-3},
+        imitation={"expert": {"episodes": 8}, "steps": 2, "lr": 1e-3},
+        rollout={"task_sampling": {"type": "weighted"}},
+        hooks=[{"type": "jsonl"}, {"type": "tensorboard"}],
+    )
+    made = parse_spec({**base, "plugins": [*base["plugins"], __name__]})
+    run(made, tmp_path / "run", False)
+    clone(made, tmp_path / "sft", False)
+    lines = [json.loads(line) for path in tmp_path.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
+    names = {name for line in lines for name in line}
+    assert len(names) > 30
+    assert names - set(result_checks.reserved(names)) == {"loss/policy"}
+
+
+def test_the_contract_says_which_names_are_whose():
+    said = set(re.findall(r'"(\S+)"', Algorithm.loss.__doc__))
+    groups = {f"{group}/" for group in result_checks.RESERVED_GROUPS}
+    assert said == {result_checks.DEMANDED} | result_checks.RESERVED | groups
+
+
+def test_names_of_algorithms_are_free():
+    known = ["loss/policy", "loss/value", "policy/entropy", "policy/ratio_max", "srpo/reward", "advantage/std", "steps"]
+    assert result_checks.reserved(known) == []
+    assert result_checks.reserved(["loss/total", "loss/mine", "time/mine"]) == ["loss/total", "time/mine"]
+
+
+def test_a_wrapper_that_reports_such_a_name_is_refused_too(tmp_path):
+    (tmp_path / "adds.py").write_text(
+        "import attrs\n"
+        "from vla_rl import hookimpl\n"
+        "@hookimpl(wraps='algorithm')\n"
+        "def loss():\n"
+        "    made = yield\n"
+        "    return attrs.evolve(made, metrics={**made.metrics, 'loss/total': made.total.detach()})\n"
+    )
+    changes = scripted_spec(train={"steps": 1})
+    made = parse_spec({**changes, "plugins": [*changes["plugins"], str(tmp_path / "adds.py")]})
+    with pytest.raises(PluginError, match="algorithm 'grpo'.*'loss/total'"):
+        run(made, tmp_path / "run", False)
+
+
+def test_the_loss_of_a_step_counts_once(tmp_path):
+    """As the runtime sums it: mean over the step's samples of -log p A."""
+    run(spec(), tmp_path / "run", False)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    (line,) = [line for line in lines if "loss/policy" in line]
+    assert line["loss/total"] == pytest.approx(line["loss/policy"], rel=1e-5)
+    assert torch.isfinite(torch.tensor(line["loss/total"]))

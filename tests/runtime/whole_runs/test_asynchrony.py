@@ -1,0 +1,141 @@
+"""Rollouts that go on while learners train: how old data are, that each ticket is used once, and that nothing else
+changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import slow_model
+import torch
+from scripted_runs import scripted_spec, weights_in
+
+from vla_rl.core.errors import SpecError
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.start import evaluate
+
+APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
+UNEVEN = {"env": {"num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
+"""Chunk steps take random times, and 16 tickets do not go evenly into 6 rows."""
+
+
+def ledger_in(folder):
+    return json.loads((folder / "checkpoints" / "last" / "trainer" / "state.json").read_text())["tickets"]
+
+
+@pytest.mark.parametrize("rows", [3, 5, 16, 32])
+def test_numbers_do_not_depend_on_rows(train, tmp_path, rows):
+    _, expected = train("eight")
+    _, got = train("others", env={"num_envs": rows})
+    assert got == expected
+    of_eight, of_others = weights_in(tmp_path / "eight"), weights_in(tmp_path / "others")
+    assert all(torch.equal(of_eight[name], of_others[name]) for name in of_eight)
+
+
+def test_more_rows_than_tickets(train):
+    _, expected = train("some", rollout={"episodes": 4})
+    _, got = train("many", rollout={"episodes": 4}, env={"num_envs": 24})
+    assert got == expected
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+@pytest.mark.parametrize("lag", [1, 2])
+def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path, lag):
+    """Bit for bit, whatever takes how long."""
+    steps = {"train": {"steps": 5}, "algorithm": {"type": "gipo"}}
+    _, expected = train("simulated", rollout={"lag": lag}, **steps)
+    asynchrony = {"max_lag": lag, "weights": "pinned"}
+    _, got = train("asynchronous", asynchrony=asynchrony, **steps, **APART, **UNEVEN)
+    learnt = [[line.get("loss/total") for line in lines] for lines in (expected, got)]
+    assert learnt[0] == learnt[1]
+    assert [line["policy/lag_max"] for line in got if "policy/lag_max" in line] == [min(s, lag) for s in range(5)]
+    simulated, found = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "asynchronous")
+    assert all(torch.equal(simulated[name], found[name]) for name in simulated)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+@pytest.mark.parametrize("lag", [1, 3])
+def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
+    """And every ticket ends once, also over a stop and with filters; evaluations come between."""
+    changes = {"asynchrony": {"max_lag": lag}, "rollout": {"resample": {"max_rounds": 1}}, **APART, **UNEVEN}
+    train(train={"steps": 3, "checkpoint_every": 1}, eval={"every": 2}, **changes)
+    results, metrics = train(resume=True, train={"steps": 7, "checkpoint_every": 1}, eval={"every": 2}, **changes)
+    steps = [line for line in metrics if "rollout/episodes" in line]
+    assert [line["step"] for line in steps] == list(range(1, 8))
+    ages = [line["policy/lag_max"] for line in steps if "policy/lag_max" in line]
+    assert max(ages) <= lag and (lag > 1 or max(ages) == 1)
+    shares = [{int(k.removeprefix("rollout/age_")): v for k, v in s.items() if "/age_" in k} for s in steps]
+    assert all(max(found) <= lag and sum(found.values()) == pytest.approx(1) for found in shares)
+    ledger = ledger_in(tmp_path / "run")
+    assert ledger == results["tickets"]
+    assert ledger["step"] == 7 and ledger["trained"] + ledger["filtered"] + ledger["discarded"] == 4 * ledger["first"]
+    assert ledger["trained"] + ledger["filtered"] + ledger["discarded"] == sum(
+        line["rollout/episodes"] for line in steps
+    )
+    assert sum(line["groups/kept"] for line in steps) == ledger["trained"] / 4
+    assert results["success"]["n"] == 64
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+def test_an_evaluation_is_of_one_version(train, tmp_path):
+    """What is played is waited for and kept; the evaluation is that of the checkpoint."""
+    results, _ = train(asynchrony={"max_lag": 2}, train={"steps": 4}, eval={"every": 2}, **APART, **UNEVEN)
+    again = evaluate(parse_spec(scripted_spec()), tmp_path / "run" / "checkpoints" / "last")
+    assert again["success"] == results["success"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"asynchrony.max_lag: .*one process does one thing after another .*use runtime.backend: ray"),
+        ({"runtime": {"backend": "ray"}}, "learners share workers with .*use `placement: {type: disaggregated}`"),
+        (
+            {**APART, "placement": {"type": "disaggregated", "offload": {"policy": True}}},
+            "policy would leave the device between phases; leave out placement.offload",
+        ),
+    ],
+)
+def test_what_cannot_go_on_side_by_side_is_refused(changes, message):
+    spec = parse_spec(scripted_spec(asynchrony={"max_lag": 1}, **changes))
+    with pytest.raises(SpecError, match=message):
+        check_spec(spec, training=True)
+    check_spec(spec, training=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"asynchrony": {"max_lag": 1}, "rollout": {"lag": 1}}, "rollout.lag simulates old weights"),
+        ({"asynchrony": {"weights": "pinned"}}, "weights: has no effect with max_lag: 0"),
+        (
+            {"asynchrony": {"max_lag": 1, "weights": "pinned"}, "rollout": {"resample": {"max_rounds": 1}}},
+            "no ticket has a step before it is played; use weights: latest",
+        ),
+        ({"asynchrony": {"max_lag": -1}}, "max_lag"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(changes, message):
+    with pytest.raises(SpecError, match=message):
+        parse_spec(scripted_spec(**changes))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train, tmp_path):
+    """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(slow_model.__file__))]
+    model = {"type": "slow", "stop": str(tmp_path / "stop"), "weights_s": 0.4}
+    env = {"length": 8, "latency_s": 0.1}
+    _, metrics = train(plugins=plugins, model=model, env=env, asynchrony={"max_lag": 2}, train={"steps": 5}, **APART)
+    assert max(line["policy/lag_max"] for line in metrics if "policy/lag_max" in line) == 2
+    events = [e for e in json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    loads, updates, acts = (
+        [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == name] for name in ("load", "update", "act")
+    )
+    assert any(load[0] < act[0] and act[1] < load[1] for act in acts for load in loads)
+    assert any(load[0] < update[0] < load[1] for update in updates for load in loads)
