@@ -115,7 +115,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
-        role.hold((heavy.obs, heavy.actions))
+        role.set_demonstrations((heavy.obs, heavy.actions))
         losses.append(
             role.behaviour_cloning_update(
                 [

@@ -103,15 +103,15 @@ def test_what_leaves_is_really_gone():
     values, places = [value.clone() for value in moments], [value.data_ptr() for value in moments]
     env = weakref.ref(sim.envs[0])
 
-    assert offload.leave("act") == sum(value.nbytes for value in moments)  # learners leave
+    assert offload.offload_for("act") == sum(value.nbytes for value in moments)  # learners leave
     there = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(value.data_ptr() not in places for value in there)
     assert all(p.grad is None for p in learner.parameters.values())
-    offload.leave("learn")  # simulators leave
+    offload.offload_for("learn")  # simulators leave
     assert sim.envs == {} and env() is None
 
-    offload.come_back("act")
-    offload.come_back("learn")
+    offload.reload_for("act")
+    offload.reload_for("learn")
     again = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(torch.equal(a, b) for a, b in zip(again, values, strict=True))
     assert list(sim.envs) == [0] and offload.away == set()
