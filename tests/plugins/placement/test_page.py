@@ -14,7 +14,7 @@ from vla_rl.runtime.planning.profile import Cost, Profile
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "docs" / "placement.md", *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md")]
-PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, rows=8), policy=Cost(seconds=0.1, rows=8))
+PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, num_envs=8), policy=Cost(seconds=0.1, num_envs=8))
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
 
 

@@ -138,7 +138,7 @@ class Fleet:
         """Build the simulators of all workers, as `HostInterface.start_sim`. The world model is built in the first
         worker with simulators, and imagines envs for all lanes.
         """
-        rows = {lane.index: lane.rows for lane in self.lanes}
+        rows = {lane.index: lane.num_envs for lane in self.lanes}
         workers = [self.worker_of(sim) for sim in self.sims]
         calls = [w.call(HostInterface.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
         return self.get_all(calls)[0]

@@ -64,7 +64,7 @@ class Collector:
             row: policy.worker
             for policy in self.fleet.policies
             for lane in policy.assignment.served
-            for row in range(lane.first_row, lane.first_row + lane.rows)
+            for row in range(lane.first_env, lane.first_env + lane.num_envs)
         }
 
     def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
@@ -130,7 +130,7 @@ class Collector:
         """Give tickets to the worker that holds the fewest for each of its envs; tickets of streams go to the worker of
         their env.
         """
-        rows = {p.worker: p.assignment.rows_served for p in self.fleet.policies}
+        rows = {p.worker: p.assignment.envs_served for p in self.fleet.policies}
         most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
         held = {worker: len(given) for worker, given in self._given.items()}
         coming: dict[int, list[list[EpisodeRequest]]] = {worker: [] for worker in rows}
@@ -139,8 +139,8 @@ class Collector:
             while batch and any(held[worker] < most[worker] for worker in rows):
                 start = batch.popleft()
                 worker = min(rows, key=lambda worker: held[worker] / rows[worker])
-                if start.row is not None:
-                    worker = self._acting_for[start.row]
+                if start.env_id is not None:
+                    worker = self._acting_for[start.env_id]
                 parts[worker].append(start)
                 held[worker] += 1
             for worker, part in parts.items():

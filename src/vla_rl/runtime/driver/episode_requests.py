@@ -49,7 +49,7 @@ class EpisodeRequests:
         row = ticket.number % shape.envs
         state = draw_state(self.states, spec.seed, row // shape.group_size, weights=weights)
         start = EpisodeRequest(
-            state=state, number=ticket.number, row=row, weights=weights, version=pinned, least=version
+            state=state, number=ticket.number, env_id=row, weights=weights, version=pinned, least=version
         )
         return self.streams.next(start)
 

@@ -64,7 +64,7 @@ def evaluate(
         report: called with the faults of each worker.
     """
     before = perf_counter()
-    rows = np.array([policy.assignment.rows_served for policy in fleet.policies])
+    rows = np.array([policy.assignment.envs_served for policy in fleet.policies])
     ends = (np.cumsum(rows) * len(tickets) // rows.sum()).tolist()
     pending = [
         fleet.worker_of(policy).call(HostInterface.evaluate, tickets[start:end], spec.eval.greedy)

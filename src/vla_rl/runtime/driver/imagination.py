@@ -219,7 +219,7 @@ class ImaginationTrainer:
         ]
         pairs = zip(fitted.last_episodes, numbers, strict=True)
         starts = [EpisodeRequest(state=state, number=number, world=fitted.version) for (state, _), number in pairs]
-        rows = np.array([policy.assignment.rows_served for policy in self.fleet.policies])
+        rows = np.array([policy.assignment.envs_served for policy in self.fleet.policies])
         ends = (np.cumsum(rows) * len(starts) // rows.sum()).tolist()
         reports = self.fleet.get_all(
             [

@@ -61,8 +61,8 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     samples = (spec.rollout.episodes or spec.env.num_envs) * chunk_steps
     found = Profile(
         chunk_steps=chunk_steps,
-        sim=Cost(seconds=metrics["time/env"] / played, rows=rows),
-        policy=Cost(seconds=metrics["time/policy"] / played, rows=rows, cpus=cpus),
+        sim=Cost(seconds=metrics["time/env"] / played, num_envs=rows),
+        policy=Cost(seconds=metrics["time/policy"] / played, num_envs=rows, cpus=cpus),
         learner=Cost(seconds=trained["time/learner"] * samples / trained["update/samples"], cpus=cpus),
     )
     logger.info("measured for %d rows: %s", rows, found)

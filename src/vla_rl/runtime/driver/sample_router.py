@@ -38,7 +38,7 @@ class SampleRouter:
         self.replay = ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed)
         self.held: dict[int, RolloutBatch] = {}
         """Group -> its columns, for groups that may be used again."""
-        self.size = spec.train.micro_batch if self.again or max(lane.rows for lane in fleet.lanes) == 1 else None
+        self.size = spec.train.micro_batch if self.again or max(lane.num_envs for lane in fleet.lanes) == 1 else None
         """Batch size for `refreshed`."""
         self.metrics: dict[str, float] = {}
         """Metrics of what was prepared last."""
@@ -59,7 +59,7 @@ class SampleRouter:
         """
         waiting = self._played.setdefault(worker, [])
         waiting.extend(played)
-        if len(waiting) >= self.policy_at[worker].assignment.rows_served:
+        if len(waiting) >= self.policy_at[worker].assignment.envs_served:
             self._send(worker)
 
     def prepare(

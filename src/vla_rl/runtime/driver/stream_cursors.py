@@ -28,19 +28,19 @@ class EnvStreams:
 
     def next(self, start: EpisodeRequest) -> EpisodeRequest:
         """Return the ticket as the next one of its stream. `start`: the ticket, as if the stream began with it."""
-        assert start.row is not None
-        before, self.issued[start.row] = self.issued.get(start.row), start.number
+        assert start.env_id is not None
+        before, self.issued[start.env_id] = self.issued.get(start.env_id), start.number
         if before is not None:
             return evolve(start, follows=before)
-        kept = self.consumed.get(start.row)
+        kept = self.consumed.get(start.env_id)
         if kept is None:
             return evolve(start, actions=np.zeros((0, 0, 0), np.float32))
         return evolve(start, state=kept.state, episode=kept.episode, actions=kept.actions, paid=kept.paid)
 
     def consume(self, ticket: EnvTrajectory) -> None:
         if ticket.after is not None:
-            assert ticket.after.row is not None
-            self.consumed[ticket.after.row] = ticket.after
+            assert ticket.after.env_id is not None
+            self.consumed[ticket.after.env_id] = ticket.after
 
     def save(self, file: Path) -> None:
         """Write the positions of all streams; nothing where there are none."""
@@ -70,5 +70,5 @@ class EnvStreams:
             of_rows = zip(*(kept[name].tolist() for name in ("rows", "states", "episodes", "paid")), parts, strict=True)
             for row, state, episode, paid, actions in of_rows:
                 self.consumed[row] = EpisodeRequest(
-                    state=states[state], number=-1, episode=episode, row=row, actions=actions, paid=paid
+                    state=states[state], number=-1, episode=episode, env_id=row, actions=actions, paid=paid
                 )

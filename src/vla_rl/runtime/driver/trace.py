@@ -197,8 +197,8 @@ class Trace:
                 "cpus": s.slot.cpus,
                 "local": s.local,
                 "concurrent_lanes": s.concurrent_lanes,
-                "rows": {lane.index: lane.rows for lane in s.lanes},
-                "served": {lane.index: lane.rows for lane in s.served},
+                "lanes": {lane.index: lane.num_envs for lane in s.lanes},
+                "served": {lane.index: lane.num_envs for lane in s.served},
             }
             for s in self.assignments
         ]

@@ -55,7 +55,9 @@ class TicketQueue:
         """Lane -> tasks that its envs got last. Tickets of the same task are preferred: many simulators need seconds to
         build the scene of another one.
         """
-        self._lane_of = {row: lane.index for lane in lanes for row in range(lane.first_row, lane.first_row + lane.rows)}
+        self._lane_of = {
+            env_id: lane.index for lane in lanes for env_id in range(lane.first_env, lane.first_env + lane.num_envs)
+        }
         self._own: dict[int, list[EpisodeRequest]] = {}
         """Lane -> tickets of its envs' streams."""
         self._later: list[list[EpisodeRequest]] = []
@@ -113,12 +115,12 @@ class TicketQueue:
         for starts in later:
             anywhere, waiting = [], []
             for start in map(self._standings.placed, starts):
-                if start.least > self._version or (start.row is not None and start.actions is None):
+                if start.least > self._version or (start.env_id is not None and start.actions is None):
                     waiting.append(start)
-                elif start.row is None:
+                elif start.env_id is None:
                     anywhere.append(start)
                 else:
-                    self._own.setdefault(self._lane_of[start.row], []).append(start)
+                    self._own.setdefault(self._lane_of[start.env_id], []).append(start)
             if anywhere:
                 self._batches.append(_Batch(anywhere))
             if waiting:
@@ -136,8 +138,8 @@ class TicketQueue:
         """
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
-            want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
-            held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
+            want = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
+            held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))
             found = self._own.pop(lane.slice.index, [])
             self._left -= len(found)
             while len(found) < want and self._batches:

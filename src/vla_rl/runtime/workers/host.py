@@ -66,7 +66,7 @@ from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 from vla_rl.toolkit.waiting import works_now
 
