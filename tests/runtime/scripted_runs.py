@@ -110,7 +110,7 @@ def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
     places = runtime.gathered.places[rollout.samples.numpy()]
     part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(places)))
-    return part.heavy.take(np.argsort(np.argsort(places)))
+    return part.inputs.take(np.argsort(np.argsort(places)))
 
 
 def assert_no_heavy_rows(runtime):

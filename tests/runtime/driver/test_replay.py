@@ -168,7 +168,7 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
         steps, columns = np.nonzero(whole.samples.numpy()[:, :8])
         named = {name: np.stack([again[g].places[:, 0] for g in range(8)], 1)[steps, columns] for name in ["places"]}
         workers = np.zeros(len(steps), np.int64)
-        heavy = learner.buffer.heavy(workers, named["places"]).take(np.arange(len(steps)))
+        heavy = learner.buffer.inputs(workers, named["places"]).take(np.arange(len(steps)))
         torch.testing.assert_close(whole.values[steps, columns], critic.values(heavy.obs))
         assert not torch.allclose(whole.values[:, :8], first.values, atol=1e-4)
         ended = np.stack([again[g].ended[:, 0] for g in range(8)], 1)[steps, columns]

@@ -373,7 +373,7 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
             advance(runtime, 1)
         learner = runtime.backend.worker.roles["learner"]
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(runtime).items())
-        assert any(p.grad is not None for p in learner.parameters.values())
+        assert any(p.grad is not None for p in learner.trained.parameters.values())
         learner.algorithm._component.calls = 10**6
         runtime.feeding.end(True)
         piecemeal.held.clear()

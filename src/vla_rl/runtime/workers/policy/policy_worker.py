@@ -167,9 +167,9 @@ class PolicyWorker(PolicyInterface):
         if finals is not None:
             finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
         return SampleBatch(
-            places=SampleId.pack(inference.place, rows),
-            heavy=inference.heavy.take(rows),
-            ended=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
+            sample_ids=SampleId.pack(inference.place, rows),
+            inputs=inference.heavy.take(rows),
+            final_ids=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
             finals=finals if finals is not None and len(finals) else None,
         )
 
