@@ -44,7 +44,7 @@ from attrs import define, frozen
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
@@ -209,14 +209,14 @@ class Running:
         """Some training steps, of which the last are measured; then what is played ahead, so that others have the
         machine."""
         played = [self.step() for _ in range(max(WARM_UP, self.case.max_lag + 1) + steps)]
-        while playing := self.flow.playing:
-            for number in self.runtime.finished(playing):
+        while playing := self.flow.running:
+            for number in self.runtime.wait_for_tickets(playing):
                 self.flow.add(number)
         return played[-steps:]
 
     def step(self) -> Step:
         runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
-        rollout, _, played = collect(runtime, self.flow, step)
+        rollout, _, played = collect_rollout(runtime, self.flow, step)
         prepared = runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
         metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
         runtime.finish(trained=True)
