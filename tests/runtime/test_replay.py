@@ -90,11 +90,11 @@ def test_uniform_draws_from_the_newest_that_are_kept(seed):
 
 
 @pytest.mark.parametrize(
-    "section", [ReplaySpec(uses=4, max_age=2), ReplaySpec(uses=3, capacity=40, sampling="uniform", max_age=3)]
+    "section", [ReplaySpec(uses=4, max_lag=2), ReplaySpec(uses=3, capacity=40, sampling="uniform", max_lag=3)]
 )
 def test_nothing_is_used_that_is_too_old(section):
     _, _, ages, _ = played_out(section, steps=100)
-    assert max(ages) == section.max_age
+    assert max(ages) == section.max_lag
 
 
 def test_draws_are_keyed_by_seed_and_step():
@@ -257,7 +257,7 @@ def test_weighted_tasks_count_what_is_new(train):
         ),
         ({**GIPO, **replaying(2, sampling="uniform", capacity=16)}, "so all 16 are, every time"),
         (
-            {"algorithm": {"type": "gipo"}, "rollout": {"group_size": 1, "lag": 2}, **replaying(2, max_age=2)},
+            {"algorithm": {"type": "gipo"}, "rollout": {"group_size": 1, "lag": 2}, **replaying(2, max_lag=2)},
             "replay.max_lag: a chunk may be 2 steps old when it is trained on first; give more than 2",
         ),
     ],
@@ -275,7 +275,7 @@ def test_what_cannot_be_trained_on_again_is_refused(changes, message):
         ({"uses": 2, "capacity": 0}, "capacity"),
         ({"uses": 1, "capacity": 8}, "capacity: has no effect with uses: 1"),
         ({"sampling": "uniform"}, "sampling: has no effect with uses: 1"),
-        ({"max_lag": 3}, "max_age: has no effect with uses: 1"),
+        ({"max_lag": 3}, "max_lag: has no effect with uses: 1"),
         ({"uses": 2, "sampling": "newest"}, "sampling"),
     ],
 )
