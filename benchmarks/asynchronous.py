@@ -155,7 +155,7 @@ class LaneCase(Case):
         profile = Profile(
             chunk_steps=SHORT,
             sim=Cost(seconds=drawn, each=True),
-            policy=Cost(seconds=whole, rows=ROWS, fixed=INFERENCE / whole),
+            policy=Cost(seconds=whole, num_envs=ROWS, fixed=INFERENCE / whole),
             message=0.0,
         )
         plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
@@ -244,7 +244,7 @@ def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, li
 
 def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> float:
     """Seconds of a training step, as `vla-rl plan` expects them of these latencies and lengths."""
-    half = Cost(seconds=chunk_step / 2, rows=ROWS, fixed=1.0)
+    half = Cost(seconds=chunk_step / 2, num_envs=ROWS, fixed=1.0)
     lengths = tuple(int(length) for step in turn for length in step.lengths)
     profile = Profile(chunk_steps=lengths, sim=half, policy=half, learner=Cost(seconds=update), message=0.0)
     plan = plan_for(case.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))

@@ -95,7 +95,7 @@ class Case:
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)
-        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), rows=self.rows)
+        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), num_envs=self.rows)
 
 
 STRATEGIES = (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))

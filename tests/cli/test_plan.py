@@ -25,8 +25,8 @@ train: {steps: 10, lr: 1.0e-3, micro_batch: 32}
 """
 PROFILE = {
     "chunk_steps": 10,
-    "sim": {"seconds": 0.8, "rows": 64},
-    "policy": {"seconds": 0.8, "rows": 64},
+    "sim": {"seconds": 0.8, "num_envs": 64},
+    "policy": {"seconds": 0.8, "num_envs": 64},
     "learner": {"seconds": 80.0},
     "parameters": 7e9,
     "trainable": 1e8,

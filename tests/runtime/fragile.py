@@ -1,4 +1,4 @@
-"""A plugin in one file: the game of the scripted double as a `Row` that breaks when it is told to, once."""
+"""A plugin in one file: the game of the scripted double as a `SingleEnv` that breaks when it is told to, once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.types import Context, EnvInfo, Plugin, ResetState, TaskInfo
-from vla_rl.toolkit.envs.row import Outcome, Row, View
-from vla_rl.toolkit.envs.rows import RowsEnv
 from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 LENGTH = 4
 
@@ -43,7 +43,7 @@ class MakeFragile:
         return Fragile(self.config, number)
 
 
-class Fragile(Row):
+class Fragile(SingleEnv):
     """The first dimension of the actions, summed, must have the sign of the state's first number."""
 
     def __init__(self, config: FragileConfig, number: int) -> None:
@@ -94,7 +94,7 @@ class Fragile(Row):
         return first or self.config.always
 
 
-def build(config: FragileConfig, context: Context) -> RowsEnv:
+def build(config: FragileConfig, context: Context) -> SubprocEnvs:
     info = EnvInfo(
         cameras={"main": (8, 8)},
         state_dim=2,
@@ -106,7 +106,7 @@ def build(config: FragileConfig, context: Context) -> RowsEnv:
         "train": [ResetState(id=i, task="sign") for i in range(32)],
         "eval": [ResetState(id=i, task="sign") for i in range(32, 48)],
     }
-    return RowsEnv(info, states, MakeFragile(config), context, config.processes)
+    return SubprocEnvs(info, states, MakeFragile(config), context, config.processes)
 
 
 vla_rl_plugins = {"env": {"fragile": Plugin(config=FragileConfig, build=build, summary="a row that breaks once")}}

@@ -16,9 +16,9 @@ class OneSlot(Placement):
         self.plan_options, self.slot_options = plan or {}, slot or {}
 
     def plan(self, cluster, job):
-        need = job.num_envs * job.row_memory
+        need = job.num_envs * job.env_memory
         if need > cluster.memory:
-            raise DoesNotFit(f"{job.num_envs} rows need {need} bytes, there are {cluster.memory}")
+            raise DoesNotFit(f"{job.num_envs} envs need {need} bytes, there are {cluster.memory}")
         slot = {"roles": ("sim", "policy", "learner"), "cpus": cluster.cpus} | self.slot_options
         return Plan(slots=(Slot(**slot),), **self.plan_options)
 
@@ -40,8 +40,8 @@ def test_a_sane_strategy_passes() -> None:
         ({"slot": {"cpus": 9.0}}, "expected at most 8 CPUs, got 9; shares must add up"),
         ({"slot": {"device": "cuda:0"}}, "a share of a GPU exactly for device cuda"),
         ({"slot": {"roles": ("sim", "policy", "learner", "critic")}}, "got ['critic']"),
-        ({"plan": {"stages": 100}}, "expected at most 64 lanes, a row each, got 100"),
-        ({"plan": {"batching": Batching(max_wait_s=0.1)}}, "every policy worker simulates its own rows"),
+        ({"plan": {"stages": 100}}, "expected at most 64 lanes, one env each, got 100"),
+        ({"plan": {"batching": Batching(max_wait_s=0.1)}}, "every policy worker simulates its own envs"),
         ({"plan": {"offload": frozenset({"gpu"})}}, "expected offload among"),
     ],
 )
@@ -58,7 +58,7 @@ def test_state_and_a_blind_yes_are_found() -> None:
 
     text = findings(Counting())
     assert "expected equal plans for equal arguments, got two different ones" in text
-    assert "expected DoesNotFit for 1,000 million rows of 1 TiB, got a plan of 1 slots" in text
+    assert "expected DoesNotFit for 1,000 million envs of 1 TiB, got a plan of 1 slots" in text
 
 
 def test_a_strategy_that_never_fits_is_found() -> None:

@@ -31,10 +31,10 @@ class Apart(Placement):
     sims = 4
 
     def refuse(self, cluster, job):
-        if job.num_envs * job.row_memory > cluster.memory:
-            raise DoesNotFit(f"{job.num_envs} rows of {job.row_memory} bytes do not fit into {cluster.memory}")
+        if job.num_envs * job.env_memory > cluster.memory:
+            raise DoesNotFit(f"{job.num_envs} envs of {job.env_memory} bytes do not fit into {cluster.memory}")
         if job.num_envs % self.sims:
-            raise DoesNotFit(f"{job.num_envs} rows cannot be divided by {self.sims} workers")
+            raise DoesNotFit(f"{job.num_envs} envs cannot be divided by {self.sims} workers")
 
     def slots(self, cluster, job):
         share = cluster.cpus / (self.sims + 2)
@@ -79,21 +79,21 @@ def change(number, **changes):
     return slots
 
 
-@found_by("64 rows cannot be shared evenly by 5 workers")
+@found_by("64 envs cannot be shared evenly by 5 workers")
 class RowsThatDoNotDivide(Apart):
     sims = 5
 
     def refuse(self, cluster, job):
-        if job.num_envs * job.row_memory > cluster.memory:
-            raise DoesNotFit(f"{job.num_envs} rows of {job.row_memory} bytes do not fit into {cluster.memory}")
+        if job.num_envs * job.env_memory > cluster.memory:
+            raise DoesNotFit(f"{job.num_envs} envs of {job.env_memory} bytes do not fit into {cluster.memory}")
 
 
-@found_by("plan of 7 rows on 8 CPUs and 0 GPUs: expected DoesNotFit, or a plan that can be carried out")
+@found_by("plan of 7 envs on 8 CPUs and 0 GPUs: expected DoesNotFit, or a plan that can be carried out")
 class RowsThatSometimesDivide(RowsThatDoNotDivide):
     sims = 4
 
 
-@found_by("64 rows cannot be shared evenly by 12 lanes (4 sim workers x 3)")
+@found_by("64 envs cannot be shared evenly by 12 lanes (4 sim workers x 3)")
 class StagesThatDoNotDivide(Apart):
     def options(self, job):
         return {"stages": 3}
@@ -199,7 +199,7 @@ class WaitsForNobody(Apart):
         return {"batching": Batching(max_wait_s=0.1)}
 
 
-@found_by("would split lanes of 16 rows")
+@found_by("would split lanes of 16 envs")
 class WindowSmallerThanALane(Apart):
     def options(self, job):
         return {"batching": Batching(max_batch=5)}
@@ -228,7 +228,7 @@ class OffloadsSharedWeights(Apart):
 class IgnoresTheMemory(Apart):
     def refuse(self, cluster, job):
         if job.num_envs % self.sims or job.num_envs > 10**6:
-            raise DoesNotFit(f"{job.num_envs} rows cannot be divided by {self.sims} workers")
+            raise DoesNotFit(f"{job.num_envs} envs cannot be divided by {self.sims} workers")
 
 
 @found_by("equal plans for equal arguments")
@@ -255,12 +255,12 @@ class NeedsAForecast(Apart):
         return {"stages": 1 if job.forecast(Plan(slots=(Slot(roles=("sim",)),))) > 1 else 2}
 
 
-@found_by("expected no exception, got ValueError: 7 rows")
+@found_by("expected no exception, got ValueError: 7 envs")
 class RaisesAnotherError(Apart):
     def refuse(self, cluster, job):
         super().refuse(cluster, attrs.evolve(job, num_envs=4 * job.num_envs))
         if job.num_envs % self.sims:
-            raise ValueError(f"{job.num_envs} rows")
+            raise ValueError(f"{job.num_envs} envs")
 
 
 @found_by("plan on machines of 32 and 64 CPUs, 4 and 2 GPUs")

@@ -55,7 +55,7 @@ def test_lengths_vary_over_states_by_the_given_spread() -> None:
 
 
 def test_the_stamp_tells_row_episode_step_and_state() -> None:
-    env = ScriptedEnv(3, first_row=100)
+    env = ScriptedEnv(3, first_env=100)
     env.reset(np.arange(3), np.array([300, 1, 2]), np.zeros(3, np.int64))
     env.reset(np.array([2, 0]), np.array([7, 300]), np.array([11, 12]))
     said = seen(step(env, 3).obs)

@@ -44,7 +44,7 @@ class Job:
     group_size: int
     env: str
     """Type of the simulator, for messages."""
-    row_memory: int = 0
+    env_memory: int = 0
     """Host memory of one env (simulator instance) in bytes; 0 when negligible."""
     global_batch: int | None = None
     """Samples of an optimiser step, over all learners; None: the whole rollout."""

@@ -82,7 +82,7 @@ class Context:
     """C, actions in a chunk."""
     num_envs: int = 1
     """Simulators: envs of this component (a run may have several components)."""
-    first_row: int = 0
+    first_env: int = 0
     """Simulators: run-wide number of the component's first env."""
     env: EnvInfo | None = None
     """Models: the simulator they act in. Demonstrations: the simulator they are for."""
@@ -110,7 +110,7 @@ class Plugin:
     presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     """Named sets of keys: `preset: NAME` in a spec stands for them, and keys beside it take precedence. No key may be
     named `preset`."""
-    row_memory: int = 0
+    env_memory: int = 0
     """Simulators: host memory of one env in bytes, if it is not negligible."""
     preflight: Callable[[Any], None] | None = None
     """Function of the config that is called before any process starts. Raises UserError for what this machine lacks

@@ -35,8 +35,8 @@ RACK = Cluster(
     ),
 )
 """Unlike machines, for strategies that say which one a worker is on."""
-JOB = Job(num_envs=64, group_size=4, env="scripted", row_memory=2**20, forecast=forecast)
-ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", row_memory=2**40, forecast=forecast)
+JOB = Job(num_envs=64, group_size=4, env="scripted", env_memory=2**20, forecast=forecast)
+ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", env_memory=2**40, forecast=forecast)
 
 
 def check_placement(
@@ -87,7 +87,7 @@ def check_placement(
             f.expect(has_number, "DoesNotFit", "a message with numbers", repr(str(exc)), "say what is needed and there")
         else:
             got = f"a plan of {len(plan.slots)} slots"
-            f.expect(False, "plan", "DoesNotFit for 1,000 million rows of 1 TiB", got, "compare row_memory with memory")
+            f.expect(False, "plan", "DoesNotFit for 1,000 million envs of 1 TiB", got, "compare env_memory with memory")
     f.close()
 
 
@@ -116,10 +116,10 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
         f.expect(used <= there + 1e-6, on, f"at most {there:g} {what}", f"{used:g}", "shares must add up")
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
-    f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, a row each", lanes, "use fewer sim slots")
+    f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, one env each", lanes, "use fewer sim slots")
     window = plan.batching
     f.expect(
-        window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all rows"
+        window.max_batch is None or window.max_batch >= 1, on, "max_batch None or >= 1", window, "None is all envs"
     )
     f.expect(
         window.max_wait_s is None or window.max_wait_s >= 0, on, "max_wait_s None or >= 0", window, "None: wait for all"
@@ -135,9 +135,9 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
 def _check_variants(f: Findings, strategy: Placement, clusters: tuple[Cluster, ...], job: Job) -> None:
     """Other jobs and machines: what is not refused can be carried out."""
     jobs = {
-        **{f"{rows} rows": attrs.evolve(job, num_envs=rows) for rows in (1, 6, 7, 48, 100)},
+        **{f"{envs} envs": attrs.evolve(job, num_envs=envs) for envs in (1, 6, 7, 48, 100)},
         "a global batch of 30": attrs.evolve(job, global_batch=30),
-        "rows that fill half of the memory": attrs.evolve(job, row_memory=clusters[-1].memory // (2 * job.num_envs)),
+        "envs that fill half of the memory": attrs.evolve(job, env_memory=clusters[-1].memory // (2 * job.num_envs)),
         "no measurement": attrs.evolve(job, forecast=None),
     }
     for what, other in jobs.items():

@@ -96,7 +96,7 @@ class ScriptedEnv(SimEnv):
         num_tasks: int = 2,
         action_dim: int = 2,
         image: int = 8,
-        first_row: int = 0,
+        first_env: int = 0,
         holds: bool = True,
         step_reward: float = 0.0,
         stamp: bool = True,
@@ -121,10 +121,10 @@ class ScriptedEnv(SimEnv):
         )
         self._ends, self._chunk, self._num_states = ends, chunk, num_states
         self._length, self._length_sigma = length, length_sigma
-        self._image, self._first_row, self._holds, self._step_reward = image, first_row, holds, step_reward
+        self._image, self._first_row, self._holds, self._step_reward = image, first_env, holds, step_reward
         self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
         self._rows_apart, drawn = independent_envs, num_envs if independent_envs else 1
-        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_row + i) for i in range(drawn)]
+        self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_env + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
         """Seed of the last reset of each row."""
@@ -303,7 +303,7 @@ def _build_env(config: ScriptedConfig, context: Context) -> ScriptedEnv:
     import attrs
 
     options = attrs.asdict(config)
-    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_row=context.first_row, **options)
+    return ScriptedEnv(context.num_envs, chunk=context.chunk, first_env=context.first_env, **options)
 
 
 def _build_model(config: LinearConfig, context: Context) -> Any:

@@ -71,7 +71,7 @@ class Blind(ScriptedEnv):
 
 
 class Brittle(ScriptedEnv):
-    """Row 2 breaks once, after the first chunk of its first episode."""
+    """SingleEnv 2 breaks once, after the first chunk of its first episode."""
 
     def __init__(self, config: ScriptedConfig, context: Context) -> None:
         super().__init__(context.num_envs, chunk=context.chunk)

@@ -390,7 +390,7 @@ def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
 
 @pytest.mark.sim
 def test_rows_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
-    """Row 0 is solved in the course of a chunk, row 1 goes on: each as if it were alone."""
+    """SingleEnv 0 is solved in the course of a chunk, row 1 goes on: each as if it were alone."""
     state, both = env.reset_states("train")[0].id, np.array([0, 1])
     env.reset(ROW, np.array([state]), ROW)
     chunks = [env.expert_chunk()]

@@ -17,8 +17,8 @@ from vla_rl.toolkit.placement.devices import arrange, busy_devices
 
 EVEN = Profile(
     chunk_steps=32,
-    sim=Cost(seconds=0.1, rows=16),
-    policy=Cost(seconds=0.1, rows=16),
+    sim=Cost(seconds=0.1, num_envs=16),
+    policy=Cost(seconds=0.1, num_envs=16),
     message=0.0,
     reset=Cost(seconds=0.0),
 )
@@ -28,19 +28,19 @@ def gpus(count):
     return Cluster(cpus=8 * count, gpus=count, memory=2**37)
 
 
-def seconds(profile, rows, plan):
-    return forecast(plan, assign(plan, rows, one_process=False), profile, chunk=1).iteration
+def seconds(profile, envs, plan):
+    return forecast(plan, assign(plan, envs, one_process=False), profile, chunk=1).iteration
 
 
-def job_of(profile, rows=16):
-    return Job(num_envs=rows, group_size=1, env="sim", forecast=partial(seconds, profile, rows))
+def job_of(profile, envs=16):
+    return Job(num_envs=envs, group_size=1, env="sim", forecast=partial(seconds, profile, envs))
 
 
-def chosen(profile, rows, devices):
+def chosen(profile, envs, devices):
     """(sim, policy, learner workers, stages) of the plan, and seconds of its iteration."""
-    plan = Auto(AutoConfig()).plan(gpus(devices), job_of(profile, rows))
+    plan = Auto(AutoConfig()).plan(gpus(devices), job_of(profile, envs))
     counts = tuple(len(plan.hosting(role)) for role in ("sim", "policy", "learner"))
-    return (*counts, plan.stages), seconds(profile, rows, plan)
+    return (*counts, plan.stages), seconds(profile, envs, plan)
 
 
 def test_roles_that_take_turns_share_all_devices():
@@ -51,8 +51,8 @@ def test_roles_that_take_turns_share_all_devices():
 
 @pytest.mark.parametrize(("sim", "policy", "workers"), [(0.02, 0.14, (1, 2)), (0.14, 0.02, (2, 1))])
 def test_what_takes_longer_gets_more_devices(sim, policy, workers):
-    """16 rows have no three thirds, so that the roles have devices of their own."""
-    profile = evolve(EVEN, sim=Cost(seconds=sim, rows=16), policy=Cost(seconds=policy, rows=16))
+    """16 envs have no three thirds, so that the roles have devices of their own."""
+    profile = evolve(EVEN, sim=Cost(seconds=sim, num_envs=16), policy=Cost(seconds=policy, num_envs=16))
     split, iteration = chosen(profile, 16, 3)
     assert split[:3] == (*workers, 3)
     cluster, job = gpus(3), job_of(profile)
@@ -67,13 +67,13 @@ def test_of_equals_the_simpler_one_is_taken():
 
 
 def test_learners_are_on_all_devices():
-    assert chosen(evolve(EVEN, learner=Cost(seconds=9.6)), 15, 2)[0] == (1, 1, 2, 1), "15 rows have no two halves"
+    assert chosen(evolve(EVEN, learner=Cost(seconds=9.6)), 15, 2)[0] == (1, 1, 2, 1), "15 envs have no two halves"
 
 
 def test_it_wants_a_measurement_and_says_when_nothing_fits():
     with pytest.raises(MeasureFirst, match="0 of 3 are measured yet"):
         Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), forecast=None))
     with pytest.raises(
-        DoesNotFit, match="none of .* ways to device 16 rows on 2 devices fits; the simplest: 16 rows of"
+        DoesNotFit, match="none of .* ways to device 16 envs on 2 devices fits; the simplest: 16 envs of"
     ):
-        Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), row_memory=2**40))
+        Auto(AutoConfig()).plan(gpus(2), evolve(job_of(EVEN), env_memory=2**40))

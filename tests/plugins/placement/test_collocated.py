@@ -7,7 +7,7 @@ from vla_rl.plugins.placement.collocated import CollocatedConfig, plugin
 from vla_rl.plugins.placement.collocated.impl import Collocated
 from vla_rl.testing import check_placement
 
-JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=2**30)
+JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=2**30)
 
 
 def plan(workers=None, *, cpus=8.0, gpus=0, memory=2**36, job=JOB):
@@ -27,10 +27,10 @@ def test_one_worker_a_gpu():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 3}, "8 rows cannot be shared evenly by 3 workers"),
+        ({"workers": 3}, "8 envs cannot be shared evenly by 3 workers"),
         ({"workers": 4, "cpus": 2.0}, "4 workers need a CPU core each, and there are 2"),
         ({"workers": 8, "gpus": 2}, "8 workers need a GPU each"),
-        ({"memory": 5 * 2**30}, r"need about 8.0 GiB .* there are 5.0 GiB; at most 5 rows fit"),
+        ({"memory": 5 * 2**30}, r"need about 8.0 GiB .* there are 5.0 GiB; at most 5 envs fit"),
     ],
 )
 def test_what_does_not_fit_says_the_numbers(options, message):

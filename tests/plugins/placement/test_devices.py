@@ -22,7 +22,7 @@ RACK = Cluster(
         Node(name="gpu-1", cpus=24, gpus=4, memory=128 * GIB),
     ),
 )
-JOB = Job(num_envs=8, group_size=2, env="sim", row_memory=GIB)
+JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=GIB)
 
 
 def indices(text, cluster):
@@ -107,9 +107,9 @@ def test_simulators_on_nodes_without_gpus():
     ("job", "options", "message"),
     [
         ({}, {"sim_workers": 3}, "3 sim workers cannot be spread evenly over 2 devices"),
-        ({}, {"stages": 3}, r"8 rows cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
+        ({}, {"stages": 3}, r"8 envs cannot be shared evenly by 6 lanes \(2 sim workers x 3\); .* a multiple of 6"),
         ({"global_batch": 33}, {}, r"33 samples \(train.global_batch\) cannot be shared evenly by 2 learners"),
-        ({"num_envs": 80}, {}, r"80 rows of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 rows fit"),
+        ({"num_envs": 80}, {}, r"80 envs of sim need about 80.0 GiB .* there are 64.0 GiB; at most 64 envs fit"),
         ({}, {"offload": frozenset({"policy"})}, "offload.policy has nothing to free"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_window_of_several_lanes_may_wait():
 
 def test_simulators_are_counted_where_they_are():
     on = find("sim", "gpu-1:0", RACK)
-    with pytest.raises(DoesNotFit, match=r"200 rows of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
+    with pytest.raises(DoesNotFit, match=r"200 envs of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
         arrange(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
 
 

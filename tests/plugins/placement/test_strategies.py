@@ -72,7 +72,7 @@ def test_one_gpu_for_all_as_two_workers():
             lambda: hybrid(GPU1),
             r"need a device of their own each, and there are 1 left; put simulators on CPUs \(sim: cpu\)",
         ),
-        (lambda: hybrid(pipeline_stages=3), r"64 rows cannot be shared evenly by 12 lanes \(4 sim workers x 3\)"),
+        (lambda: hybrid(pipeline_stages=3), r"64 envs cannot be shared evenly by 12 lanes \(4 sim workers x 3\)"),
         (lambda: hybrid(learner="0-2"), "256 samples .* cannot be shared evenly by 3 learners"),
     ],
 )

@@ -280,11 +280,11 @@ def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
-        text = "one process does one thing after another (runtime.backend: local), so no row waits for another's step"
+        text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
         yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
     elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
-            f"the rows of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
+            f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
             f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
         )
         yield ("placement", "lanes"), text

@@ -142,7 +142,7 @@ def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, ba
         lanes_of_ranks[ranks[0] if ranks else i % len(lanes_of_ranks)].append(lane.index)
     fleet.get_all(
         [
-            learner.call(LearnerInterface.hold, *(by_reference(calls[lane][0]) for lane in lanes))
+            learner.call(LearnerInterface.set_demonstrations, *(by_reference(calls[lane][0]) for lane in lanes))
             for learner, lanes in zip(fleet.learners, lanes_of_ranks, strict=True)
         ]
     )

@@ -68,7 +68,7 @@ class Collector:
             env: policy.worker
             for policy in self.fleet.policies
             for lane in policy.assignment.served
-            for env in range(lane.first_row, lane.first_row + lane.rows)
+            for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
 
     def collect(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
@@ -141,7 +141,7 @@ class Collector:
         assigned = dispatch(
             self._queue,
             held={worker: len(requests) for worker, requests in self._assigned.items()},
-            envs={policy.worker: policy.assignment.rows_served for policy in self.fleet.policies},
+            envs={policy.worker: policy.assignment.envs_served for policy in self.fleet.policies},
             policy_of_env=self._policy_of_env,
             runs_ahead=self.runs_ahead,
         )
@@ -153,10 +153,10 @@ class Collector:
         self._assigned[worker] |= {request.number: request for batch in batches for request in batch}
         handle = self.fleet.workers[worker]
         if worker in self._rollouts:
-            if self.fleet.get(handle.call(HostInterface.give, self._with_cursors(batches), self.purpose)):
+            if self.fleet.get(handle.call(HostInterface.add_tickets, self._with_cursors(batches), self.purpose)):
                 return
             self._receive(worker, self.fleet.get(self._rollouts.pop(worker)))
-        method = HostInterface.play if self.purpose == "action" else HostInterface.imagine
+        method = HostInterface.roll_out if self.purpose == "action" else HostInterface.imagine
         self._rollouts[worker] = handle.call(method, self._with_cursors(batches))
 
     def _with_cursors(self, batches: Batches) -> Batches:
@@ -187,7 +187,7 @@ class Collector:
             needed_there = [number for number in self._assigned[worker] if number in needed]
             if worker not in self._reports and (early or (self.runs_ahead and needed_there)):
                 handle = self.fleet.workers[worker]
-                self._reports[worker] = handle.call(HostInterface.report, needed_there, early, self.purpose)
+                self._reports[worker] = handle.call(HostInterface.wait_for_report, needed_there, early, self.purpose)
 
     def _receive(self, worker: int, report: RolloutReport) -> None:
         """Store the trajectories of a report."""
@@ -215,9 +215,9 @@ class Collector:
                     with suppress(WorkerDied):
                         self._receive(worker, self.fleet.get(reports.pop(worker)))
             handle = self.fleet.workers[worker]
-            self._receive(worker, self.fleet.get(handle.call(HostInterface.report, (), False, self.purpose)))
+            self._receive(worker, self.fleet.get(handle.call(HostInterface.wait_for_report, (), False, self.purpose)))
             lost = self._assigned[worker]
             self._assigned[worker] = {}
             self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
             self._queue.appendleft(deque(lost.values()))
-        self.fleet.introduce(dead)
+        self.fleet.connect_policies(dead)

@@ -42,10 +42,10 @@ def dispatch(
         shares = {worker: list[EpisodeRequest]() for worker in envs}
         while batch and has_room():
             request = batch.popleft()
-            if request.row is None:
+            if request.env_id is None:
                 worker = min(envs, key=lambda worker: counts[worker] / envs[worker])
             else:
-                worker = policy_of_env[request.row]
+                worker = policy_of_env[request.env_id]
             shares[worker].append(request)
             counts[worker] += 1
         for worker, share in shares.items():

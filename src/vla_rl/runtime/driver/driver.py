@@ -306,7 +306,7 @@ class Driver:
 
     def progress(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return the progress of a phase, as `Runtime.progress`."""
-        return self.fleet.how_far(self.spec, self.info, phase, done, total)
+        return self.fleet.progress(self.spec, self.info, phase, done, total)
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
         """Fetch the workers' events and write the trace file. `env_steps`: environment steps of the run so far."""

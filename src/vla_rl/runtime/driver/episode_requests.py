@@ -56,7 +56,7 @@ class EpisodeRequests:
         request = EpisodeRequest(
             state=draw_state(self.states, spec.seed, env // shape.group_size, weights=weights),
             number=ticket.number,
-            row=env,
+            env_id=env,
             weights=weights,
             version=pinned,
             least=version,

@@ -78,7 +78,7 @@ class Evaluator:
         fleet = self.fleet
         reports = fleet.get_all(
             [
-                fleet.worker_of(policy).call(HostInterface.play_eval, share, self.spec.eval.greedy)
+                fleet.worker_of(policy).call(HostInterface.evaluate, share, self.spec.eval.greedy)
                 for policy, share in split_over_policies(fleet, requests)
             ]
         )
@@ -107,7 +107,7 @@ def split_over_policies(
     fleet: Fleet, requests: Sequence[EpisodeRequest]
 ) -> list[tuple[Handle[PolicyInterface], Sequence[EpisodeRequest]]]:
     """Split episodes over the policies in proportion to their envs. Return (policy, its share) of those with any."""
-    envs = np.array([policy.assignment.rows_served for policy in fleet.policies])
+    envs = np.array([policy.assignment.envs_served for policy in fleet.policies])
     ends = (np.cumsum(envs) * len(requests) // envs.sum()).tolist()
     return [
         (policy, requests[start:end])

@@ -139,7 +139,7 @@ class ImaginationTrainer(Imagination):
         }
         pause = reason_to_pause(self.section, step, fit, metrics)
         if not pause:
-            states = self.fleet.get(self.world_model.call(WorldModelInterface.draw, self.rollouts.next_groups))
+            states = self.fleet.get(self.world_model.call(WorldModelInterface.draw_starts, self.rollouts.next_groups))
             if states:
                 metrics |= self._imagine(step, states, version, fit.version)
             else:
@@ -161,7 +161,7 @@ class ImaginationTrainer(Imagination):
 
     def finish(self, trained: bool) -> None:
         self.rollouts.finish(self._batch, "trained" if trained and self._prepared is not None else "discarded")
-        self.fleet.get(self.world_model.call(WorldModelInterface.over))
+        self.fleet.get(self.world_model.call(WorldModelInterface.finish_step))
         self._batch = None
         self._prepared = None
         self._totals.finish()

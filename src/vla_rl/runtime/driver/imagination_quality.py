@@ -24,7 +24,7 @@ NORMAL_QUANTILE = 1.96
 
 def threshold_metrics(fit: FitResult) -> dict[str, float]:
     """Return for each quality threshold whether it is met."""
-    return {f"imagination/threshold_{name.replace(' ', '_')}": float(met) for name, met in fit.gates.items()}
+    return {f"imagination/threshold_{name.replace(' ', '_')}": float(met) for name, met in fit.thresholds_met.items()}
 
 
 def reason_to_pause(section: ImaginationSpec, step: int, fit: FitResult, metrics: Mapping[str, float]) -> str:
@@ -35,7 +35,7 @@ def reason_to_pause(section: ImaginationSpec, step: int, fit: FitResult, metrics
         return f"the first {section.warm_start} training steps are real only (imagination.warm_start)"
     if not section.quality_thresholds:
         return ""
-    not_met = [name for name, met in fit.gates.items() if not met]
+    not_met = [name for name, met in fit.thresholds_met.items() if not met]
     if not_met:
         return f"the world model is not good enough yet on held-out episodes: {', '.join(not_met)}"
     low = metrics.get("imagination/over_estimation_low", math.inf)
@@ -53,15 +53,16 @@ def over_estimation(
     """Return how much more often the policy succeeds in the world model than in the last rollout from the same first
     frames, with the 95 % interval of the mean difference.
     """
-    if not fit.last:
+    if not fit.last_episodes:
         return {}
     first_number = IMAGINED_GROUPS + step * section.evaluated_episodes
     requests = [
-        EpisodeRequest(state=state, number=first_number + i, world=fit.version) for i, (state, _) in enumerate(fit.last)
+        EpisodeRequest(state=state, number=first_number + i, world=fit.version)
+        for i, (state, _) in enumerate(fit.last_episodes)
     ]
     reports = fleet.get_all(
         [
-            fleet.worker_of(policy).call(HostInterface.imagine_eval, share)
+            fleet.worker_of(policy).call(HostInterface.evaluate_imagined, share)
             for policy, share in split_over_policies(fleet, requests)
         ]
     )
@@ -69,7 +70,7 @@ def over_estimation(
         fault_log.report(report.faults)
     trajectories = [trajectory.finished for report in reports for trajectory in report.played]
     imagined = {trajectory.number: trajectory.episodes[0].success_once for trajectory in trajectories}
-    pairs = zip(requests, fit.last, strict=True)
+    pairs = zip(requests, fit.last_episodes, strict=True)
     differences = np.array([imagined[request.number] - real for request, (_, real) in pairs], np.float64)
     count = len(differences)
     mean = float(differences.mean())

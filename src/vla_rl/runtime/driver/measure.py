@@ -62,8 +62,8 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     samples = (spec.rollout.episodes or spec.env.num_envs) * chunk_steps
     profile = Profile(
         chunk_steps=chunk_steps,
-        sim=Cost(seconds=metrics["time/env"] / measured_steps, rows=envs),
-        policy=Cost(seconds=metrics["time/policy"] / measured_steps, rows=envs, cpus=cpus),
+        sim=Cost(seconds=metrics["time/env"] / measured_steps, num_envs=envs),
+        policy=Cost(seconds=metrics["time/policy"] / measured_steps, num_envs=envs, cpus=cpus),
         learner=Cost(seconds=update_metrics["time/learner"] * samples / update_metrics["update/samples"], cpus=cpus),
     )
     logger.info("measured for %d envs: %s", envs, profile)

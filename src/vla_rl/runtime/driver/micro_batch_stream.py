@@ -53,4 +53,6 @@ class MicroBatchStream:
             micro_batches = np.split(np.arange(len(shard)), ends) if batches else []
             references = shard.workers, shard.places
             worker = self.fleet.worker_of(learner)
-            self.calls.append(worker.call(HostInterface.feed, references, shard.light, micro_batches, passes, first))
+            self.calls.append(
+                worker.call(HostInterface.forward_backward, references, shard.light, micro_batches, passes, first)
+            )

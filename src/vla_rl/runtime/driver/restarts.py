@@ -42,7 +42,7 @@ class Restarts:
             try:
                 return roll_out()
             except WorkerDied as exc:
-                self.fleet.introduce(self.revive(exc))
+                self.fleet.connect_policies(self.revive(exc))
 
     def revive(self, error: WorkerDied) -> set[int]:
         """Start the dead workers again. Return them; their policies are not connected to them yet.
@@ -60,7 +60,7 @@ class Restarts:
         fleet.backend.revive([worker.worker for worker in dead])
         fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
         workers = ", ".join(str(worker.worker) for worker in dead)
-        lost = sum(lane.rows for worker in dead for lane in worker.assignment.lanes)
+        lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(
             f"sim worker {workers} died with {lost} unfinished episodes and was started again; they are played again: "
             f"{str(error).splitlines()[0]}"

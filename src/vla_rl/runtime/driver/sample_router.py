@@ -31,7 +31,7 @@ class SampleRouter:
         self.replay: Replay = NoReplay()
         if shape.replays:
             self.replay = ReplayBuffer(ReplayIndex(spec.asynchrony.replay, shape.replayed_groups, spec.seed))
-        single_env_lanes = max(lane.rows for lane in fleet.lanes) == 1
+        single_env_lanes = max(lane.num_envs for lane in fleet.lanes) == 1
         self.score_batch = spec.train.micro_batch if shape.replays or single_env_lanes else None
         """Batch size for `refreshed`."""
         self.metrics: dict[str, float] = {}

@@ -45,7 +45,7 @@ class SampleTransfers:
         """
         unsent = self._unsent.setdefault(worker, [])
         unsent.extend(trajectories)
-        if len(unsent) >= self.policy_of_worker[worker].assignment.rows_served:
+        if len(unsent) >= self.policy_of_worker[worker].assignment.envs_served:
             self._send(worker)
 
     def move(self, batch: RolloutBatch, ranks: Array | None) -> RolloutBatch:
@@ -104,7 +104,7 @@ class SampleTransfers:
         sample_ids = np.sort(sample_ids)
         if learner.worker == worker:
             host = several_sources or self.replays
-            self._pending.append(self.fleet.worker_of(learner).call(HostInterface.keep, sample_ids, host))
+            self._pending.append(self.fleet.worker_of(learner).call(HostInterface.share_samples, sample_ids, host))
             return
         samples = by_reference(self.policy_of_worker[worker].call(PolicyInterface.take, sample_ids))
         copied = self.prefetches or self.replays

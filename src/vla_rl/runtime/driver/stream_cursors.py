@@ -28,7 +28,7 @@ class EnvStreams:
 
     def next(self, request: EpisodeRequest) -> EpisodeRequest:
         """Return the ticket as the next one of its stream. `request`: the ticket, as if the stream began with it."""
-        env = request.row
+        env = request.env_id
         assert env is not None
         previous = self.issued.get(env)
         self.issued[env] = request.number
@@ -43,8 +43,8 @@ class EnvStreams:
         """Record that a step has trained on this trajectory."""
         cursor = trajectory.after
         if cursor is not None:
-            assert cursor.row is not None
-            self.consumed[cursor.row] = cursor
+            assert cursor.env_id is not None
+            self.consumed[cursor.env_id] = cursor
 
     def save(self, file: Path) -> None:
         """Write the positions of all streams; nothing where there are none."""
@@ -75,5 +75,5 @@ class EnvStreams:
             columns = [arrays[name].tolist() for name in ("rows", "states", "episodes", "paid")]
             for env, state, episode, paid, chunks in zip(*columns, actions, strict=True):
                 self.consumed[env] = EpisodeRequest(
-                    state=states[state], number=-1, episode=episode, row=env, actions=chunks, paid=paid
+                    state=states[state], number=-1, episode=episode, env_id=env, actions=chunks, paid=paid
                 )

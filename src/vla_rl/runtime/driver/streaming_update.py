@@ -110,8 +110,10 @@ class StreamingUpdate(UpdateStrategy):
         self.stream.finish(samples.take(slice(scored, None)))
         divisor = samples.total("counts")
         value_divisor = samples.total("value_counts")
-        first = OptimizerStep(micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, fed=True)
-        steps = [first, *[evolve(first, fed=False)] * (epochs - 1)]
+        first = OptimizerStep(
+            micro_batches=(), passes=0, divisor=divisor, value_divisor=value_divisor, accumulated=True
+        )
+        steps = [first, *[evolve(first, accumulated=False)] * (epochs - 1)]
         workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
         nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
         pending = [worker.call(HostInterface.update, prepared.rollout.step, nothing, {}, steps) for worker in workers]

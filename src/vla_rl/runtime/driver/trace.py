@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, CallRecorder, Event
+from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
@@ -182,7 +182,7 @@ class Trace:
         """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
         in microseconds.
         """
-        others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
+        others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
         events = [*_names([DRIVER, *self.tracks, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
@@ -190,7 +190,7 @@ class Trace:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
-                kind = "beside" if track[1] in OTHERS.values() else "work"
+                kind = "concurrent" if track[1] in CONCURRENT_TRACKS else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
                     events.append(self._slice(track, kind, call.method, call.start, call.end, where))
@@ -212,8 +212,8 @@ class Trace:
                 "cpus": s.slot.cpus,
                 "local": s.local,
                 "concurrent_lanes": s.concurrent_lanes,
-                "rows": {lane.index: lane.rows for lane in s.lanes},
-                "served": {lane.index: lane.rows for lane in s.served},
+                "lanes": {lane.index: lane.num_envs for lane in s.lanes},
+                "served": {lane.index: lane.num_envs for lane in s.served},
             }
             for s in self.assignments
         ]
@@ -359,4 +359,4 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
 
 
 def _thread(role: str) -> int:
-    return (*ROLES, "driver", RECEIVER, PRACTICE).index(role) + 1
+    return (*ROLES, "driver", *CONCURRENT_TRACKS).index(role) + 1

@@ -24,7 +24,7 @@ class EpisodeRequest:
     """Number of the ticket; in an evaluation the number of the reset state."""
     episode: int = 0
     """Index of the episode within its ticket or stream; in an evaluation the index of the repeat."""
-    row: int | None = None
+    env_id: int | None = None
     """Index in the run of the env whose stream this ticket continues; None without auto_reset. With a stream, random
     numbers are keyed by the env instead of the ticket.
     """
@@ -52,7 +52,7 @@ class EpisodeRequest:
     @property
     def key(self) -> int:
         """Key of the episode's random numbers, together with `episode`."""
-        return self.number if self.row is None else self.row
+        return self.number if self.env_id is None else self.env_id
 
 
 @frozen(kw_only=True, eq=False)

@@ -16,16 +16,16 @@ class StreamCursors:
 
     def note(self, ticket: EnvTrajectory) -> None:
         if ticket.after is not None:
-            assert ticket.after.row is not None
-            self.last[ticket.after.row] = ticket.number, ticket.after
+            assert ticket.after.env_id is not None
+            self.last[ticket.after.env_id] = ticket.number, ticket.after
 
     def placed(self, start: EpisodeRequest) -> EpisodeRequest:
         """Return the ticket with the position from which it continues, if that is known; otherwise the ticket
         itself.
         """
-        if start.row is None or start.actions is not None:
+        if start.env_id is None or start.actions is not None:
             return start
-        number, after = self.last.get(start.row, (None, start))
+        number, after = self.last.get(start.env_id, (None, start))
         if number != start.follows:
             return start
         return evolve(start, state=after.state, episode=after.episode, actions=after.actions, paid=after.paid)

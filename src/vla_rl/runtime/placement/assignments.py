@@ -22,17 +22,17 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
     count = len(sims) * plan.stages
     if num_envs % count:
         raise UserError(
-            f"{num_envs} rows cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
+            f"{num_envs} envs cannot be shared evenly by {count} lanes ({len(sims)} sim slots x {plan.stages})"
         )
-    rows = num_envs // count
-    lanes = [LaneSlice(index=i, first_row=i * rows, rows=rows) for i in range(count)]
+    envs_per_lane = num_envs // count
+    lanes = [LaneSlice(index=i, first_env=i * envs_per_lane, num_envs=envs_per_lane) for i in range(count)]
     if one_process:
         slot = Slot(
             roles=("sim", "policy", "learner"),
             device=plan.slots[policies[0]].device,
             cpus=sum(s.cpus for s in plan.slots),
         )
-        batching = Batching(max_batch=_window_rows(plan, lanes, len(policies)))
+        batching = Batching(max_batch=_window_envs(plan, lanes, len(policies)))
         return [
             Assignment(
                 index=0,
@@ -56,7 +56,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             acting = sim if sim in served else policies[(i if spread else lane.index) % len(policies)]
             served[acting].append(lane)
     rank = {learner: i for i, learner in enumerate(learners)}
-    batching = Batching(max_batch=_window_rows(plan, lanes, len(policies)), max_wait_s=plan.batching.max_wait_s)
+    batching = Batching(max_batch=_window_envs(plan, lanes, len(policies)), max_wait_s=plan.batching.max_wait_s)
     return [
         Assignment(
             index=i,
@@ -99,14 +99,14 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
     return ranks
 
 
-def _window_rows(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
+def _window_envs(plan: Plan, lanes: Sequence[LaneSlice], policies: int) -> int | None:
     """Return the number of envs of one inference: the plan's; with synchronous stages one lane's, so that they overlap;
     otherwise all of a policy's.
     """
     if plan.batching.max_batch is not None:
         return plan.batching.max_batch
     overlapping = plan.stages > 1 and plan.batching.max_wait_s is None and not plan.concurrent_lanes
-    return lanes[0].rows if overlapping else sum(lane.rows for lane in lanes) // policies
+    return lanes[0].num_envs if overlapping else sum(lane.num_envs for lane in lanes) // policies
 
 
 @frozen(kw_only=True)
@@ -138,9 +138,9 @@ class Assignment:
         return bool(self.served) and self.served == self.lanes
 
     @property
-    def rows_served(self) -> int:
+    def envs_served(self) -> int:
         """Number of envs that its policy role acts for."""
-        return sum(lane.rows for lane in self.served)
+        return sum(lane.num_envs for lane in self.served)
 
     @property
     def threads(self) -> int:
@@ -161,8 +161,8 @@ class Assignment:
 
 @frozen(kw_only=True)
 class LaneSlice:
-    """The envs first_row .. first_row + rows - 1 of the run."""
+    """The envs first_env .. first_env + num_envs - 1 of the run."""
 
     index: int
-    first_row: int
-    rows: int
+    first_env: int
+    num_envs: int

@@ -43,8 +43,8 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
         seed=spec.seed,
         device=assignment.slot.device,
         chunk=spec.rollout.chunk,
-        num_envs=lane.rows,
-        first_row=lane.first_row,
+        num_envs=lane.num_envs,
+        first_env=lane.first_env,
     )
     config = in_processes(spec.env.config) if assignment.concurrent_lanes else spec.env.config
     env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)

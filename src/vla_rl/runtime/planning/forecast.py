@@ -112,7 +112,7 @@ def forecast(
     chunk: int,
     max_lag: int = 0,
     part_size: float = 0.0,
-    row_memory: int = 0,
+    env_memory: int = 0,
     sharded: bool = False,
     steps: int | None = None,
 ) -> Forecast:
@@ -123,12 +123,12 @@ def forecast(
         chunk: actions of a chunk step.
         max_lag: `asynchrony.max_lag`.
         part_size: tickets with which learners begin before the step is complete (streaming update); 0: none.
-        row_memory: host bytes of an env.
+        env_memory: host bytes of an env.
         sharded: each learner holds a shard of the model (`train.sharding: full`).
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
     """
-    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
-    tickets = rows if tickets is None else tickets
+    envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
+    tickets = envs if tickets is None else tickets
     acting, learning = (_moving(plan, assignments, profile, roles) for roles in (("sim", "policy"), ("learner",)))
     part = part_of(plan, assignments, profile, tickets, acting + learning)
     measured = _steps(part, profile, max_lag) if steps is None else steps
@@ -146,7 +146,7 @@ def forecast(
         env_steps=tickets * (length * chunk if profile.env_steps is None else profile.env_steps),
         idle={role: 1 - worked[role] / (part.count(role) * seconds) if seconds else 1.0 for role in ROLES},
         device_bytes=_device_bytes(plan, assignments, profile, sharded),
-        host_bytes=max(sum(lane.rows for lane in assignment.lanes) for assignment in assignments) * row_memory,
+        host_bytes=max(sum(lane.num_envs for lane in assignment.lanes) for assignment in assignments) * env_memory,
         lag=max(step.lag for step in found),
     )
 
@@ -159,19 +159,19 @@ def expected(
 
     The local backend has one process whatever the plan says; this is what Ray would do.
     """
-    rollout, rows, length = spec.rollout, spec.env.num_envs, profile.steady.chunk_steps
+    rollout, envs, length = spec.rollout, spec.env.num_envs, profile.steady.chunk_steps
     assert isinstance(length, int)
     streams = spec.asynchrony.streaming_update if stream is None else stream
     samples = spec.train.micro_batch * len(plan.hosting("learner"))
     return forecast(
         plan,
-        assign(plan, rows, one_process=False),
+        assign(plan, envs, one_process=False),
         profile,
         tickets=RunShape.of(spec).tickets_per_step,
         chunk=rollout.chunk,
         max_lag=spec.asynchrony.max_lag if max_lag is None else max_lag,
         part_size=max(1.0, samples / length) if streams else 0.0,
-        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        env_memory=load("env", spec.env.type, spec.plugins).env_memory,
         sharded=spec.train.sharding == "full",
     )
 
@@ -216,9 +216,9 @@ def _steps(part: JobModel, profile: Profile, max_lag: int) -> int:
     if not profile.varies:
         return max_lag + 1
     lanes = sum(len(worker.lanes) for worker in part.workers.values())
-    rows = sum(lane.rows for worker in part.workers.values() for lane in worker.lanes)
+    envs = sum(lane.num_envs for worker in part.workers.values() for lane in worker.lanes)
     length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
-    events = lanes * length * math.ceil(part.tickets / rows) + part.tickets
+    events = lanes * length * math.ceil(part.tickets / envs) + part.tickets
     return max(1, min(STEPS[max_lag > 0], int(EVENTS / events)))
 
 

@@ -19,7 +19,7 @@ from vla_rl.runtime.scheduling.batching import Lane, groups_of
 
 LANES = 32
 """Minimum number of simulated lanes, if there are so many."""
-ROWS = 256
+ENVS = 256
 """Number of envs up to which each is simulated, where envs take several tickets and a worker has several lanes."""
 KINDS = 4
 """Minimum number of simulated teams, where nothing varies but teams differ."""
@@ -73,19 +73,19 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
     """
     servers = _servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
-    rows = sum(lane.rows for assignment in assignments for lane in assignment.lanes)
+    envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
     kept = _typical(_teams(assignments, servers), servers, profile.varies)
-    there = sum(lane.rows for worker in kept for lane in worker.lanes)
+    there = sum(lane.num_envs for worker in kept for lane in worker.lanes)
     widths, fold = dict[int, int](), 1
-    exact = tickets == rows or all(len(policy.served) == 1 for policy in policies)
-    if not profile.varies and tickets % rows == 0 and (exact or there > ROWS):
+    exact = tickets == envs or all(len(policy.served) == 1 for policy in policies)
+    if not profile.varies and tickets % envs == 0 and (exact or there > ENVS):
         kept, widths = _in_step(kept, servers)
         kept, fold = _folded(kept)
     return JobModel(
         workers={worker.index: worker for worker in kept},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,
-        tickets=math.ceil(tickets * there / rows / fold),
+        tickets=math.ceil(tickets * there / envs / fold),
         several=len(policies) > 1,
         publishes=any(assignment.rank < 0 for assignment in policies),
         moving=moving,
@@ -144,7 +144,7 @@ def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable
 
     def about(worker: Assignment) -> tuple[Any, ...]:
         device = devices.setdefault(id(servers[worker.index]), len(devices))
-        lanes = (len(worker.lanes), len(worker.served), *{lane.rows for lane in (*worker.lanes, *worker.served)})
+        lanes = (len(worker.lanes), len(worker.served), *{lane.num_envs for lane in (*worker.lanes, *worker.served)})
         return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(place[home] for home in worker.homes)
 
     return tuple(about(worker) for worker in team)
@@ -167,7 +167,7 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
         lanes, kept = list[LaneSlice](), list[int]()
         home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
         for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
-            first = evolve(group[0].slice, rows=sum(lane.slice.rows for lane in group))
+            first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
             home = home_of[first.index]
             widths[first.index] = len(group)
             for lane in group:
@@ -180,10 +180,10 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
 
 def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     """Reduce the envs of all workers in the same proportion. Return (workers, divisor). Nothing may vary."""
-    fold = math.gcd(*(lane.rows for worker in workers for lane in worker.lanes))
+    fold = math.gcd(*(lane.num_envs for worker in workers for lane in worker.lanes))
 
     def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
-        return tuple(evolve(lane, rows=lane.rows // fold) for lane in lanes)
+        return tuple(evolve(lane, num_envs=lane.num_envs // fold) for lane in lanes)
 
     def batching(of: Batching) -> Batching:
         return of if of.max_batch is None else evolve(of, max_batch=of.max_batch // fold)

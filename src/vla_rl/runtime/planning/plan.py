@@ -39,7 +39,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
         num_envs=spec.env.num_envs,
         group_size=spec.rollout.group_size,
         env=spec.env.type,
-        row_memory=load("env", spec.env.type, spec.plugins).row_memory,
+        env_memory=load("env", spec.env.type, spec.plugins).env_memory,
         global_batch=spec.train.global_batch,
     )
     try:

@@ -38,7 +38,7 @@ class Cost:
 
     seconds: Seconds = field(validator=_positive)
     """A number, or measured values, from which the simulation draws."""
-    rows: float = field(default=1.0, validator=v.gt(0))
+    num_envs: float = field(default=1.0, validator=v.gt(0))
     """Number of envs that took part in the measured call, or its mean; for learners the number of ranks."""
     fixed: float = field(default=0.0, validator=[v.ge(0.0), v.le(1.0)])
     """Share of the time that does not depend on the number of envs: 0, the time is proportional to it; 1, envs run in
@@ -51,10 +51,10 @@ class Cost:
     slowest.
     """
 
-    def draw(self, random: Random, share: float, rows: int = 1) -> float:
-        """Return the seconds of one call with `share` times the measured load and with `rows` envs."""
+    def draw(self, random: Random, share: float, num_envs: int = 1) -> float:
+        """Return the seconds of one call with `share` times the measured load and with `num_envs` envs."""
         if self.each:
-            return max(self._one(random) for _ in range(rows))
+            return max(self._one(random) for _ in range(num_envs))
         return self._one(random) * (self.fixed + (1 - self.fixed) * share)
 
     def _one(self, random: Random) -> float:
@@ -74,7 +74,7 @@ NOTHING = Cost(seconds=0.0)
 
 def _whole(instance: Any, attribute: Any, value: Cost) -> None:
     if value.each:
-        raise ValueError("each: true is for sim and reset, whose rows run side by side; give seconds of a call")
+        raise ValueError("each: true is for sim and reset, whose envs run concurrently; give seconds of a call")
 
 
 @frozen(kw_only=True)
@@ -90,7 +90,7 @@ class Profile:
     policy: Cost = field(validator=_whole)
     """Cost of an inference."""
     learner: Cost = field(default=NOTHING, validator=_whole)
-    """Cost of all optimiser steps of one iteration; `rows` are learner ranks."""
+    """Cost of all optimiser steps of one iteration; `num_envs` is the number of learner ranks."""
     reset: Cost = NOTHING
     """Cost of the reset of envs that take tickets."""
     publish: float = field(default=0.0, validator=v.ge(0))
@@ -187,23 +187,23 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
     if not acts or not steps:
         raise UserError(f"{source} holds no training iteration; give that of a run that trained")
     assignments = {assignment["worker"] + 1: assignment for assignment in data["otherData"]["assignments"]}
-    counts = {int(lane): rows for assignment in assignments.values() for lane, rows in assignment["rows"].items()}
+    counts = {int(lane): count for assignment in assignments.values() for lane, count in assignment["lanes"].items()}
     each = max(counts.values()) == 1 and any(assignment["concurrent_lanes"] for assignment in assignments.values())
-    rows, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
+    envs, batch = max(counts.values()), statistics.mode(sum(counts[lane] for lane in _lanes(e)) for e in acts)
     lengths = [length for iteration in iterations for length in iteration["tickets"]]
-    sim, reset = _without_resets(_seconds(steps), _seconds(begins), len(lengths) / rows - len(begins))
+    sim, reset = _without_resets(_seconds(steps), _seconds(begins), len(lengths) / envs - len(begins))
     ranks = sum("learner" in assignment["roles"] for assignment in assignments.values())
     message, turn = _delays(work, assignments)
     publish = _median(_seconds(e for e in inside if e["name"] == "publish"))
     return Profile(
         chunk_steps=tuple(lengths),
         env_steps=sum(iteration["env_steps"] for iteration in iterations) / len(lengths) or None,
-        sim=Cost(seconds=sim, rows=min(rows, sum(lengths) / len(steps)), each=each),
+        sim=Cost(seconds=sim, num_envs=min(envs, sum(lengths) / len(steps)), each=each),
         policy=Cost(
-            seconds=_seconds(acts), rows=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
+            seconds=_seconds(acts), num_envs=min(batch, sum(lengths) / len(acts)), cpus=_cpus(assignments, "policy")
         ),
-        learner=Cost(seconds=_learning(work, spans) or 0.0, rows=ranks, cpus=_cpus(assignments, "learner")),
-        reset=Cost(seconds=reset, rows=rows, each=each),
+        learner=Cost(seconds=_learning(work, spans) or 0.0, num_envs=ranks, cpus=_cpus(assignments, "learner")),
+        reset=Cost(seconds=reset, num_envs=envs, each=each),
         publish=publish,
         message=message,
         turn=turn,
@@ -216,7 +216,7 @@ def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tu
     """Return the seconds of each rank in each iteration: the update, with the parts that began before it."""
     found: dict[tuple[int, int], float] = {}
     for event in work:
-        if event["name"] in ("feed", "update"):
+        if event["name"] in ("forward_backward", "update"):
             iteration = next(i for i, (begin, end) in enumerate(spans) if begin <= event["ts"] < end)
             rank = iteration, event["pid"]
             found[rank] = found.get(rank, 0.0) + event["dur"] / 1e6
@@ -260,11 +260,11 @@ def _without_resets(
 
 def _joined(costs: Sequence[Cost]) -> Cost:
     """Return one cost from measurements at several sizes: the line through their means, by least squares."""
-    points = [(c.rows, c.mean) for c in costs]
-    if len({rows for rows, _ in points}) < 2 or not points[0][1]:
+    points = [(c.num_envs, c.mean) for c in costs]
+    if len({envs for envs, _ in points}) < 2 or not points[0][1]:
         return costs[0]
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
-    whole = slope * costs[0].rows + intercept
+    whole = slope * costs[0].num_envs + intercept
     return evolve(costs[0], fixed=min(max(intercept / whole, 0.0), 1.0))
 
 
@@ -272,7 +272,7 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
     """Return `message` and `turn`: median seconds until a call begins after the one that it waits for in another
     worker, or after the last one of its own worker, whichever ended later.
     """
-    if all(assignment["local"] for assignment in assignments.values() if assignment["rows"]):
+    if all(assignment["local"] for assignment in assignments.values() if assignment["lanes"]):
         return MESSAGE, 0.0
     came: dict[tuple[str, int], float] = {}
     free: dict[tuple[int, int | None], float] = {}

@@ -76,7 +76,7 @@ class _Reference:
 
 
 @define
-class _Rows:
+class _Envs:
     """Envs of a lane and their tickets."""
 
     steps: int = 0
@@ -105,7 +105,7 @@ class Simulation:
     _busy: dict[str, float] = field(init=False, factory=lambda: dict.fromkeys(ROLES, 0.0))
     _events: list[tuple[float, int, Callable[[], None]]] = field(init=False, factory=list)
     _order: count[int] = field(init=False, factory=count)
-    _rows: dict[int, _Rows] = field(init=False, factory=dict)
+    _envs: dict[int, _Envs] = field(init=False, factory=dict)
     _plays: dict[int, TicketQueue] = field(init=False)
     _drivings: dict[int, Driving] = field(init=False, factory=dict)
     _waiting: deque[EpisodeRequest] = field(init=False, factory=deque)
@@ -161,11 +161,11 @@ class Simulation:
 
     def _hand_out(self) -> None:
         """Give tickets to the worker that holds the fewest for each of its envs, as `Collector` does."""
-        rows = {p.index: p.rows_served for p in self.part.policies}
+        envs = {p.index: p.envs_served for p in self.part.policies}
         coming: dict[int, list[EpisodeRequest]] = {}
         while self._waiting:
-            worker = min(rows, key=lambda worker: self._given[worker] / rows[worker])
-            if self._given[worker] >= most_held(rows[worker], self.part.several, self.max_lag > 0):
+            worker = min(envs, key=lambda worker: self._given[worker] / envs[worker])
+            if self._given[worker] >= most_held(envs[worker], self.part.several, self.max_lag > 0):
                 break
             start = self._waiting.popleft()
             coming.setdefault(worker, []).append(start)
@@ -210,7 +210,7 @@ class Simulation:
     def _update(self, learner: Assignment, part: float) -> float:
         """Let a learner run this part of the step's update. Return the time at which it is done."""
         cost = self.profile.learner
-        share = cost.share(cost.rows / len(self.part.learners), learner.slot.cpus)
+        share = cost.share(cost.num_envs / len(self.part.learners), learner.slot.cpus)
         seconds = part * cost.draw(self._random, share)
         return self._work(self.part.servers[learner.index], "learner", seconds, self.now)
 
@@ -257,9 +257,9 @@ class Simulation:
         ]
 
         def act(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
-            rows, cost = fold * sum(len(request.positions) for request in requests), profile.policy
-            share = cost.share(rows / cost.rows, policy.slot.cpus)
-            at = self._work(own, "policy", cost.draw(self._random, share) if rows else 0.0, own.free + turn)
+            envs, cost = fold * sum(len(request.positions) for request in requests), profile.policy
+            share = cost.share(envs / cost.num_envs, policy.slot.cpus)
+            at = self._work(own, "policy", cost.draw(self._random, share) if envs else 0.0, own.free + turn)
             if finished := [number for request in requests for number in request.finished]:
                 self._at(at, lambda: self._played(finished))
             return _Reference(at, [_Reference(at) for _ in requests])
@@ -274,17 +274,17 @@ class Simulation:
         times = self.part.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
-            rows = self._rows[index] = _Rows() if method == "begin" else self._rows[index]
-            rows.waiting.extend(ticket.number for ticket in tickets)
+            envs = self._envs[index] = _Envs() if method == "begin" else self._envs[index]
+            envs.waiting.extend(ticket.number for ticket in tickets)
             seconds, finished = 0.0, list[int]()
-            if rows.active:
-                share = profile.sim.share(rows.active * times / profile.sim.rows, home.slot.cpus)
-                seconds = profile.sim.draw(self._random, share, rows.active)
-                rows.steps += 1
-                finished = rows.ends.pop(rows.steps, [])
-                rows.active -= len(finished)
-            if fresh := self._fill(rows, lane.rows - rows.active):
-                share = profile.reset.share(fresh * times / profile.reset.rows, home.slot.cpus)
+            if envs.active:
+                share = profile.sim.share(envs.active * times / profile.sim.num_envs, home.slot.cpus)
+                seconds = profile.sim.draw(self._random, share, envs.active)
+                envs.steps += 1
+                finished = envs.ends.pop(envs.steps, [])
+                envs.active -= len(finished)
+            if fresh := self._fill(envs, lane.num_envs - envs.active):
+                share = profile.reset.share(fresh * times / profile.reset.num_envs, home.slot.cpus)
                 seconds += profile.reset.draw(self._random, share, fresh)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             after = max(after, server.free + turn)
@@ -293,22 +293,22 @@ class Simulation:
             else:
                 at = self._work(server, "sim", seconds, after, width)
             # Drawn lengths stand for episodes that end before their limit, of which no simulator knows beforehand.
-            ending = 0 if isinstance(profile.chunk_steps, tuple) else len(rows.ends.get(rows.steps + 1, ()))
-            waiting = len(rows.waiting)
-            request = _Request(positions=range(rows.active), ending=ending, waiting=waiting, finished=finished)
+            ending = 0 if isinstance(profile.chunk_steps, tuple) else len(envs.ends.get(envs.steps + 1, ()))
+            waiting = len(envs.waiting)
+            request = _Request(positions=range(envs.active), ending=ending, waiting=waiting, finished=finished)
             return _Reference(at + message, request)
 
         return call
 
-    def _fill(self, rows: _Rows, free: int) -> int:
+    def _fill(self, envs: _Envs, free: int) -> int:
         """Start waiting tickets in free envs. Return their number."""
-        fresh = min(free, len(rows.waiting))
+        fresh = min(free, len(envs.waiting))
         for _ in range(fresh):
-            number, lengths = rows.waiting.popleft(), self.profile.chunk_steps
+            number, lengths = envs.waiting.popleft(), self.profile.chunk_steps
             length = self._lengths.choice(lengths) if isinstance(lengths, tuple) else lengths
-            rows.ends.setdefault(rows.steps + length, []).append(number)
+            envs.ends.setdefault(envs.steps + length, []).append(number)
             self._version[number] = self.flow.step
-        rows.active += fresh
+        envs.active += fresh
         return fresh
 
     def _value_of(self, reference: Any) -> Any:

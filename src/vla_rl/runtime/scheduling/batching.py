@@ -44,8 +44,8 @@ def inference_groups(lanes: Sequence[Lane], batching: Batching) -> list[list[Lan
         return [list(lanes)]
     groups: list[list[Lane]] = []
     for lane in lanes:
-        envs = sum(other.slice.rows for other in groups[-1]) if groups else 0
-        if groups and envs + lane.slice.rows <= batching.max_batch:
+        envs = sum(other.slice.num_envs for other in groups[-1]) if groups else 0
+        if groups and envs + lane.slice.num_envs <= batching.max_batch:
             groups[-1].append(lane)
         else:
             groups.append([lane])
@@ -95,7 +95,7 @@ class _LaneDriver:
         """Start those of the resting lanes that get tickets now. Return them with the references to their requests."""
         woken = []
         for lane in lanes:
-            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.rows, 0, 0)):
+            if lane in self.resting and (tickets := self.tickets(lane, lane.slice.num_envs, 0, 0)):
                 self.resting.remove(lane)
                 index = lane.slice.index
                 if index in self.begun:
@@ -114,7 +114,7 @@ class _LaneDriver:
         yield [acting], None
         further = []
         for (lane, _), request, actions in zip(pairs, requests, self.value_of(acting), strict=True):
-            free = lane.slice.rows - len(request.positions)
+            free = lane.slice.num_envs - len(request.positions)
             tickets = self.tickets(lane, free, request.ending, request.waiting)
             if tickets or not request.done:
                 further.append((lane, lane.sim("step", lane.slice.index, actions, tickets)))
@@ -149,7 +149,7 @@ class _LaneDriver:
         """Run inference as soon as `max_batch` envs wait, or the oldest request has waited `max_wait_s` seconds since
         its arrival.
         """
-        limit = batching.max_batch or sum(lane.slice.rows for lane in lanes)
+        limit = batching.max_batch or sum(lane.slice.num_envs for lane in lanes)
         patience = batching.max_wait_s or 0.0
         running: list[Pair] = []
         waiting: list[tuple[float, Lane, Any]] = []
@@ -157,7 +157,7 @@ class _LaneDriver:
             running += self.wake(lanes)
             if not running and not waiting:
                 return
-            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            full = sum(lane.slice.num_envs for _, lane, _ in waiting) >= limit
             until = None if not waiting else self.clock() if full else waiting[0][0] + patience
             if running:
                 expected = [reference for _, reference in running]
@@ -166,7 +166,7 @@ class _LaneDriver:
                 arrived = {id(r) for r in self.ready(expected, timeout)}
                 waiting += [(self.clock(), lane, r) for lane, r in running if id(r) in arrived]
                 running = [(lane, r) for lane, r in running if id(r) not in arrived]
-            full = sum(lane.slice.rows for _, lane, _ in waiting) >= limit
+            full = sum(lane.slice.num_envs for _, lane, _ in waiting) >= limit
             due = bool(waiting) and self.clock() - waiting[0][0] >= patience
             if due or full or not running:
                 running += yield from self.act(_batch(waiting, limit))
@@ -176,8 +176,8 @@ def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
     """Remove the oldest requests from `waiting`, as many as fit into `limit` envs, and at least one."""
     batch: list[Pair] = []
     envs = 0
-    while waiting and (not batch or envs + waiting[0][1].slice.rows <= limit):
+    while waiting and (not batch or envs + waiting[0][1].slice.num_envs <= limit):
         _, lane, reference = waiting.pop(0)
-        envs += lane.slice.rows
+        envs += lane.slice.num_envs
         batch.append((lane, reference))
     return batch

@@ -58,7 +58,7 @@ class TicketQueue:
         build the scene of another one.
         """
         self._lane_of_env = {
-            env: lane.index for lane in lanes for env in range(lane.first_row, lane.first_row + lane.rows)
+            env: lane.index for lane in lanes for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
         self._stream_tickets: dict[int, list[EpisodeRequest]] = {}
         """Lane -> tickets of its envs' streams."""
@@ -120,13 +120,13 @@ class TicketQueue:
             for_any_env = []
             still_blocked = []
             for request in map(self._cursors.placed, requests):
-                lacks_cursor = request.row is not None and request.actions is None
+                lacks_cursor = request.env_id is not None and request.actions is None
                 if request.least > self._version or lacks_cursor:
                     still_blocked.append(request)
-                elif request.row is None:
+                elif request.env_id is None:
                     for_any_env.append(request)
                 else:
-                    self._stream_tickets.setdefault(self._lane_of_env[request.row], []).append(request)
+                    self._stream_tickets.setdefault(self._lane_of_env[request.env_id], []).append(request)
             if for_any_env:
                 self._batches.append(_Batch(for_any_env))
             if still_blocked:
@@ -144,8 +144,8 @@ class TicketQueue:
         """
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
-            want = free + max(ending, min(lane.slice.rows - free, spare)) - waiting
-            loaded_tasks = self._loaded_tasks.setdefault(lane.slice.index, deque(maxlen=lane.slice.rows))
+            want = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
+            loaded_tasks = self._loaded_tasks.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))
             tickets = self._stream_tickets.pop(lane.slice.index, [])
             self._left -= len(tickets)
             while len(tickets) < want and self._batches:

@@ -49,7 +49,7 @@ from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.comm.channel import RayPeers, RpcServer
 from vla_rl.runtime.comm.interfaces import IDLE, HostInterface
 from vla_rl.runtime.comm.remote import IMAGINED, declaration_of
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, CallRecorder, Event, clock
+from vla_rl.runtime.comm.tracing import IMAGINATION, RECEIVER, CallRecorder, Event, clock
 from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
@@ -66,7 +66,7 @@ from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
-from vla_rl.runtime.workers.world_model.imagined_rows import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 from vla_rl.toolkit.waiting import works_now
 
@@ -156,11 +156,11 @@ class WorkerHost(HostInterface):
         assert self.data is not None
         return self.data.data_statistics()
 
-    def meet(self, peers: RayPeers) -> None:
+    def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
-        self.reach.meet(peers)
+        self.reach.connect(peers)
 
-    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+    def open_channel(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
         opened = self.answering.connect(policy, reader, address)
         self.roles["sim"].shared.update(dict.fromkeys(lanes, opened))
         return opened
@@ -214,7 +214,7 @@ class WorkerHost(HostInterface):
         finally:
             self.beat(IDLE)
 
-    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
+    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         self.plays["action"].begin(batches)
         with self.reach.talking():
             return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.plays["action"])
@@ -223,34 +223,34 @@ class WorkerHost(HostInterface):
         self.plays["imagination"].begin(batches)
         return self._drive(PolicyMode(purpose="imagination", greedy=False, keep=True), self.plays["imagination"])
 
-    def give(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
         return self.plays[purpose].give(batches)
 
-    def report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         self.beat(IDLE)
         return self.plays[purpose].report(needed, early)
 
-    def play_eval(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
+    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         play = TicketQueue(self.assignment.served, [tickets])
         with self.reach.talking():
             return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), play)
 
-    def imagine_eval(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
+    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
         play = TicketQueue(self.assignment.served, [tickets])
-        return self._drive(PolicyMode(purpose="inflation", greedy=False, keep=False), play)
+        return self._drive(PolicyMode(purpose="over_estimation", greedy=False, keep=False), play)
 
     # "beside" reads the policy's samples without `between_requests`: they belong to finished tickets, which no
     # inference changes.
-    def keep(self, places: Array, host: bool) -> None:
-        parts = self.roles["policy"].parts(places)
+    def share_samples(self, sample_ids: Array, host: bool) -> None:
+        parts = self.roles["policy"].parts(sample_ids)
         self.roles["learner"].buffer.add(self.assignment.index, [p.numpy() for p in parts] if host else parts)
 
     def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> Result:
         result: Result = self.roles["learner"].update(step, self._heavy(named), light, steps)
         return result
 
-    def feed(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
-        self.roles["learner"].feed(self._heavy(named), light, micro_batches, passes, first)
+    def forward_backward(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+        self.roles["learner"].forward_backward(self._heavy(named), light, micro_batches, passes, first)
 
     def _heavy(self, named: SampleRefs) -> Any:
         rows = self.roles["learner"].buffer.heavy(*named)
@@ -262,11 +262,11 @@ class WorkerHost(HostInterface):
 
         return str(self.roles["learner"].open_door(ray.util.get_node_ip_address()))
 
-    def leave(self, phase: str) -> int:
-        return self.offload.leave(phase)
+    def offload_for(self, phase: str) -> int:
+        return self.offload.offload_for(phase)
 
-    def come_back(self, phase: str) -> None:
-        self.offload.come_back(phase)
+    def reload_for(self, phase: str) -> None:
+        self.offload.reload_for(phase)
 
     def clock(self) -> tuple[str, float]:
         return clock()
@@ -305,12 +305,12 @@ class WorkerHost(HostInterface):
         self.on_beat()
 
     @property
-    def doing(self) -> tuple[str, float]:
+    def activity(self) -> tuple[str, float]:
         """Return the activity that has gone on longest without a heartbeat, and the time of its last heartbeat."""
         busy = [doing for doing in tuple(self.activities.values()) if doing[0] != IDLE]
         return min(busy, key=lambda doing: doing[1], default=(IDLE, time()))
 
-    def count(self) -> RolloutProgress:
+    def progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
         sim: EnvWorker | None = self.roles.get("sim")
         return evolve(self.played.count(), solved=sum(sim.solved.values()) if sim else 0, works=works_now())
@@ -345,9 +345,9 @@ class WorkerHost(HostInterface):
         owner = self if role == "worker" else self.roles[role]
         called = getattr(owner, method)
         about = declaration_of(owner, method)
-        # Methods of the door "weights" lock by themselves, only while they swap: receiving a version takes long, and
+        # Methods of the group "weights" lock by themselves, only while they swap: receiving a version takes long, and
         # the locks are not reentrant.
-        guard = self.between_requests if role == "policy" and about.door != "weights" else None
+        guard = self.between_requests if role == "policy" and about.group != "weights" else None
         if role == "sim" and about.lane is not None:
             guard = self.in_lane[arguments[about.lane]]
         if role in ("imagination", IMAGINED):
@@ -359,7 +359,13 @@ class WorkerHost(HostInterface):
             finally:
                 if about.track != "none":
                     roles = self.assignment.slot.roles
-                    tracks = {"own": role, "first": roles[0], "last": roles[-1], **OTHERS}
+                    tracks = {
+                        "own": role,
+                        "first": roles[0],
+                        "last": roles[-1],
+                        "receiver": RECEIVER,
+                        "imagination": IMAGINATION,
+                    }
                     track = track or tracks[about.track]
                     lane = None if about.lane is None else arguments[about.lane]
                     self.trace.add(Event(track, method, lane, start, monotonic(), about.main))
@@ -368,7 +374,7 @@ class WorkerHost(HostInterface):
         """Roll out the tickets of the queue, and those that are added meanwhile. Return what was not reported."""
         real, home = mode.purpose in PLAYING, self._homes
         lanes = self.reach.lanes("sim" if real else IMAGINED)
-        policy = self._direct("policy", None if real else PRACTICE)
+        policy = self._direct("policy", None if real else IMAGINATION)
         framed = self.algorithm.needs.frames
         batching = (
             evolve(self.assignment.batching, max_wait_s=None) if self.assignment.local else self.assignment.batching

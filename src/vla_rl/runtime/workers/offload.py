@@ -37,7 +37,7 @@ class Offload:
         self.away: set[str] = set()
         self.snapshots: dict[int, Any] = {}
 
-    def leave(self, phase: str) -> int:
+    def offload_for(self, phase: str) -> int:
         """Free what the phase does not need. Return the bytes of device memory that were freed."""
         before, moved = self._allocated(), 0
         for role in self.movable:
@@ -50,7 +50,7 @@ class Offload:
         torch.cuda.empty_cache()
         return before - self._allocated()
 
-    def come_back(self, phase: str) -> None:
+    def reload_for(self, phase: str) -> None:
         for role in [role for role in self.away if WORKS_IN[role] == phase]:
             self.away.remove(role)
             if role == "sim":

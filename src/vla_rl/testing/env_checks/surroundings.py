@@ -25,7 +25,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
 from vla_rl.testing.env_checks.player import Player
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 RESETS = 6
 """Number of resets after which leftover resources are counted."""
@@ -269,7 +269,7 @@ def _own_temporary_folder() -> Generator[Path]:
 def rows_of_one_process(player: Player, reference: Reference) -> None:
     """Rows that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
     env = getattr(player.env, "_component", None)
-    if not isinstance(env, RowsEnv) or not env.apart or len(player.rows) < 2:
+    if not isinstance(env, SubprocEnvs) or not env.apart or len(player.rows) < 2:
         raise LeftOut("rows do not live in processes of their own")
     if not reference.holds:
         raise LeftOut("it needs episodes that come twice alike; see determinism")

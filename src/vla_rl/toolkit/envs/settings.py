@@ -1,4 +1,4 @@
-"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/rows.py` implements
+"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/subproc_envs.py` implements
 them."""
 
 from __future__ import annotations

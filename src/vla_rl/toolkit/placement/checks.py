@@ -20,11 +20,11 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
             raise DoesNotFit(f"the placement has no slot for the {role} role")
     check_lanes(job, len(sims), plan.stages)
     check_acts(plan)
-    rows, batch = job.num_envs // (len(sims) * plan.stages), plan.batching.max_batch
-    if batch is not None and batch < rows:
+    envs, batch = job.num_envs // (len(sims) * plan.stages), plan.batching.max_batch
+    if batch is not None and batch < envs:
         raise DoesNotFit(
-            f"inferences of at most {batch} envs (placement.batching.max_batch) would split lanes of {rows} envs, which "
-            f"step together; set it to {rows} or more, or give lanes fewer envs (placement.lanes, sim_workers)"
+            f"inferences of at most {batch} envs (placement.batching.max_batch) would split lanes of {envs} envs, "
+            f"which step together; set it to {envs} or more, or give lanes fewer envs (placement.lanes, sim_workers)"
         )
     if job.global_batch is not None and job.global_batch % len(learners):
         raise DoesNotFit(
@@ -102,7 +102,7 @@ def check_acts(plan: Plan) -> None:
     if plan.concurrent_lanes and near:
         raise DoesNotFit(
             f"lanes that step at the same time need simulators in workers of their own, and {len(near)} of "
-            f"{len(sims)} also act; choose disaggregated or hybrid, or let their rows step together"
+            f"{len(sims)} also act; choose disaggregated or hybrid, or let their envs step together"
         )
     idle = idle_policies(plan)
     if idle:
@@ -112,7 +112,7 @@ def check_acts(plan: Plan) -> None:
             f"devices"
         )
     if plan.batching.max_wait_s is not None and (together or len(sims) * plan.stages <= len(policies)):
-        why = "simulates its own rows" if together else "acts for one lane"
+        why = "simulates its own envs" if together else "acts for one lane"
         raise DoesNotFit(
             f"the placement plans dynamic batching with max_wait_s {plan.batching.max_wait_s:g}, and there is nothing "
             f"to wait for: every policy worker {why}; leave it out, or give a policy several lanes of other sim "
@@ -126,7 +126,7 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
     if job.num_envs % lanes:
         what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
         raise DoesNotFit(
-            f"{job.num_envs} rows cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
+            f"{job.num_envs} envs cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
             f"{lanes}, or choose a number of {what} that divides {job.num_envs}"
         )
 
@@ -158,12 +158,12 @@ def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
     there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
     for name, memory in there.items():
         here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
-        rows = job.num_envs * here // workers
-        needed = rows * job.row_memory
+        envs = job.num_envs * here // workers
+        needed = envs * job.env_memory
         if needed > memory:
             raise DoesNotFit(
-                f"{rows} rows of {job.env} need about {needed / 2**30:.1f} GiB of memory "
-                f"({job.row_memory / 2**30:.1f} GiB each), and there are {memory / 2**30:.1f} GiB"
+                f"{envs} envs of {job.env} need about {needed / 2**30:.1f} GiB of memory "
+                f"({job.env_memory / 2**30:.1f} GiB each), and there are {memory / 2**30:.1f} GiB"
                 f"{'' if name is None else f' on node {name!r}'}; "
-                f"at most {memory // job.row_memory} rows fit: lower env.num_envs"
+                f"at most {memory // job.env_memory} envs fit: lower env.num_envs"
             )

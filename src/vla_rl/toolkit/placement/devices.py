@@ -92,7 +92,7 @@ class RoleDevices:
     one each."""
     lanes: Lanes = field(default="stages", validator=valid_lanes)
     """Envs that step together in a sim worker: all, or with pipeline stages a part of them (stages); each env by
-    itself, while others step and reset (rows); or this many envs at a time."""
+    itself, while others step and reset (envs); or this many envs at a time."""
     batching: BatchingSettings | None = None
     """Dynamic batching of the policies; null: infer when all envs wait (with pipeline stages: all of a lane), or, with
     `lanes: envs` or a number, as soon as any do."""

@@ -17,7 +17,7 @@ Lanes = Literal["stages", "envs"] | int
 def valid_lanes(instance: Any, attribute: Any, value: Lanes) -> None:
     """Validate a number of envs (attrs validator)."""
     if isinstance(value, int) and value < 1:
-        raise ValueError(f"a lane of {value} rows; give 1 or more, rows (a lane each) or stages")
+        raise ValueError(f"a lane of {value} envs; give 1 or more, envs (a lane each) or stages")
 
 
 def seconds(instance: Any, attribute: Any, value: float | None) -> None:
@@ -45,13 +45,13 @@ def layout(
     alone = lanes != "stages"
     if alone:
         check_lanes(job, sims, 1)
-        rows, of_lane = job.num_envs // sims, 1 if lanes == "envs" else int(lanes)
-        if rows % of_lane:
+        envs, of_lane = job.num_envs // sims, 1 if lanes == "envs" else int(lanes)
+        if envs % of_lane:
             raise DoesNotFit(
-                f"the {rows} rows of a sim worker cannot be divided into lanes of {of_lane}; set placement.lanes to a "
-                f"number that divides {rows}, or to rows"
+                f"the {envs} envs of a sim worker cannot be divided into lanes of {of_lane}; set placement.lanes to a "
+                f"number that divides {envs}, or to envs"
             )
-        stages = rows // of_lane
+        stages = envs // of_lane
     waits = 0.0 if alone and sims * stages > policies else None
     chosen = (
         Batching(max_wait_s=waits)

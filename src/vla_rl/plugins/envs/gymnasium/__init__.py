@@ -62,7 +62,7 @@ class GymnasiumConfig:
 
 
 def build(config: GymnasiumConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.gymnasium.rows import make_env
+    from vla_rl.plugins.envs.gymnasium.single_env import make_env
 
     return make_env(config, context)
 

@@ -86,6 +86,6 @@ def check(config: Any, context: Context) -> None:
 
 def preflight(config: Any) -> None:
     """Try the environment out on this machine. Raise UserError for what is missing or wrong."""
-    from vla_rl.plugins.envs.gymnasium.rows import try_out
+    from vla_rl.plugins.envs.gymnasium.single_env import try_out
 
     try_out(config)

@@ -48,7 +48,7 @@ class LiberoConfig:
 
 
 def build(config: LiberoConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.libero.rows import make_env
+    from vla_rl.plugins.envs.libero.single_env import make_env
 
     return make_env(config, context)
 
@@ -58,7 +58,7 @@ plugin = Plugin(
     build=build,
     summary="LIBERO: manipulation with a Franka arm, 130 tasks in five suites, MuJoCo",
     extra="libero",
-    row_memory=400_000_000,
+    env_memory=400_000_000,
     preflight=preflight,
     check=check,
     action_dim=lambda config: 7,

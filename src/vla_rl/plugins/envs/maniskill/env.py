@@ -19,11 +19,11 @@ from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, chosen_tasks, registered
-from vla_rl.plugins.envs.maniskill.rows import MakeManiSkillEnv
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
+from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
 @frozen(kw_only=True)
@@ -52,7 +52,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
     info, recipes = _info(tasks), tuple(task.recipe for task in tasks)
     states = {split: _states(split, config, tasks) for split in ("train", "eval")}
     if not on_gpu:
-        return RowsEnv(info, states, MakeManiSkillEnv(recipes, place, os.getpid()), context, config.processes)
+        return SubprocEnvs(info, states, MakeManiSkillEnv(recipes, place, os.getpid()), context, config.processes)
     if len(tasks) > 1:
         raise UserError(f"maniskill: backend: gpu plays one task, the spec has {len(tasks)}; take backend: cpu")
     if tasks[0].chooses_things:

@@ -39,7 +39,7 @@ class MetaWorldConfig:
 
 
 def build(config: MetaWorldConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.metaworld.rows import make_env
+    from vla_rl.plugins.envs.metaworld.single_env import make_env
 
     return make_env(config, context)
 
@@ -49,7 +49,7 @@ plugin = Plugin(
     build=build,
     summary="Meta-World: fifty manipulation tasks with a Sawyer arm, MuJoCo",
     extra="metaworld",
-    row_memory=800_000_000,
+    env_memory=800_000_000,
     preflight=preflight,
     action_dim=lambda config: 4,
 )

@@ -15,7 +15,7 @@ from vla_rl.plugins.envs.robotwin.checks import CAMERAS
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
 from vla_rl.plugins.envs.robotwin.quiet import quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
-from vla_rl.toolkit.envs.row import Outcome, Row, View
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
 
 @frozen(kw_only=True)
@@ -25,11 +25,11 @@ class MakeRobotwinEnv:
     robotwin: Installation
     book: SeedBook
 
-    def __call__(self, number: int) -> RobotwinRow:
-        return RobotwinRow(self.robotwin, self.book)
+    def __call__(self, number: int) -> RobotwinEnv:
+        return RobotwinEnv(self.robotwin, self.book)
 
 
-class RobotwinRow(Row):
+class RobotwinEnv(SingleEnv):
     """Env instance that imports RoboTwin at its first reset, and keeps a task object until another task is needed."""
 
     def __init__(self, robotwin: Installation, book: SeedBook) -> None:

@@ -12,7 +12,7 @@ from vla_rl.plugins.envs.robotwin.installation import Installation, find
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
-from vla_rl.toolkit.envs.rows import RowsEnv
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 ARM, GRIPPER = (-10.0, 10.0), (0.0, 1.0)
 """Bounds of a joint in radians, as in the aloha-agilex's robot description (RoboTwin itself clips nothing); bounds of a
@@ -44,7 +44,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     )
     if robotwin.api == "classic":
         states = {split: book.states(split) for split in SPLITS}
-        return RowsEnv(info, states, MakeRobotwinEnv(robotwin=robotwin, book=book), context, config.processes)
+        return SubprocEnvs(info, states, MakeRobotwinEnv(robotwin=robotwin, book=book), context, config.processes)
     if config.processes.recycle_episodes is not None or config.processes.recycle_mib is not None:
         raise UserError("processes.recycle_episodes and recycle_mib have no effect with RoboTwin's vector API")
     return VectorRobotwin(info, book, robotwin, context)

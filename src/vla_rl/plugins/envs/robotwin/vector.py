@@ -23,7 +23,7 @@ from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
-from vla_rl.toolkit.envs.row import View
+from vla_rl.toolkit.envs.single_env import View
 
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
 """Camera name in specs and observations -> key of `VectorEnv`'s observation."""
@@ -35,7 +35,7 @@ class VectorRobotwin(SimEnv):
 
     def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
         self.num_envs, self.info = context.num_envs, info
-        self._book, self._robotwin, self._first_row = book, robotwin, context.first_row
+        self._book, self._robotwin, self._first_row = book, robotwin, context.first_env
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}

@@ -26,7 +26,7 @@ class Auto(Placement):
         if job.forecast is None:
             raise MeasureFirst(
                 f"auto chooses by what a step of each role takes, and 0 of 3 are measured yet: a run does that first "
-                f"({job.num_envs} rows on {cluster.cpus:g} CPUs and {cluster.gpus} GPUs)"
+                f"({job.num_envs} envs on {cluster.cpus:g} CPUs and {cluster.gpus} GPUs)"
             )
         best: tuple[float, Plan] | None = None
         reasons, devices = [], busy_devices(cluster)
@@ -41,23 +41,23 @@ class Auto(Placement):
                 best = seconds, plan
         if best is None:
             raise DoesNotFit(
-                f"none of {len(reasons)} ways to device {job.num_envs} rows on {len(devices)} devices fits; the "
-                f"simplest: {reasons[0] if reasons else 'no number of workers divides the rows'}"
+                f"none of {len(reasons)} ways to device {job.num_envs} envs on {len(devices)} devices fits; the "
+                f"simplest: {reasons[0] if reasons else 'no number of workers divides the envs'}"
             )
         return best[1]
 
 
-def splits(devices: Sequence[Device], rows: int) -> Iterator[Split]:
+def splits(devices: Sequence[Device], envs: int) -> Iterator[Split]:
     """Yield every split whose lanes share the envs evenly, fewest workers and lanes first: all roles on all devices;
     learners on all and simulators and policies on a part each, with 1, 2 or 4 pipeline stages; each role on a part."""
     count = len(devices)
-    if rows % count == 0:
+    if envs % count == 0:
         yield dict.fromkeys(ROLES, devices), 1
     for stages in STAGES:
         for sim in range(1, count):
-            if rows % (sim * stages) == 0 and sim * stages >= count - sim:
+            if envs % (sim * stages) == 0 and sim * stages >= count - sim:
                 yield {"sim": devices[:sim], "policy": devices[sim:], "learner": devices}, stages
     for sim in range(1, count):
         for acting in range(sim + 1, count):
-            if rows % sim == 0 and sim >= acting - sim:
+            if envs % sim == 0 and sim >= acting - sim:
                 yield {"sim": devices[:sim], "policy": devices[sim:acting], "learner": devices[acting:]}, 1

@@ -79,7 +79,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.train = {
             i: Episodes(
                 env,
-                first_row=self.slices[i].first_row,
+                first_env=self.slices[i].first_env,
                 auto_reset=rollout.auto_reset,
                 chunk_steps=None if rollout.steps is None else rollout.steps // rollout.chunk,
                 draw=self._draw,
@@ -130,20 +130,20 @@ class EnvWorker(EnvLanes, EnvInterface):
         kept_actions: list[Array] = []
         found_at: list[Array] = []
         good = tried = 0
-        for round_index in range(3 * -(-count // own.rows)):
+        for round_index in range(3 * -(-count // own.num_envs)):
             if good >= count:
                 break
-            index = [round_index * self.spec.env.num_envs + own.first_row + p for p in range(own.rows)]
+            index = [round_index * self.spec.env.num_envs + own.first_env + p for p in range(own.num_envs)]
             starts = [
                 EpisodeRequest(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i)
                 for i in index
             ]
             episodes.clear()
             request = episodes.step(None, starts)
-            solved = np.zeros(own.rows, bool)
+            solved = np.zeros(own.num_envs, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
             # Index in `steps` at which each row's last attempt begins: above 0 where the row broke and started again.
-            first = np.zeros(own.rows, np.int64)
+            first = np.zeros(own.num_envs, np.int64)
             while not request.done and request.obs is not None:
                 self.beat()
                 if self.stop_requested():
@@ -159,7 +159,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                 request = episodes.step(noisy.astype(np.float32))
                 for ticket in request.finished:
                     solved[ticket.number - index[0]] = ticket.episodes[0].success_once
-            good, tried = good + int(solved.sum()), tried + own.rows
+            good, tried = good + int(solved.sum()), tried + own.num_envs
             self.solved[lane] = min(good, count)
             for i, (positions, chunks, obs, label) in enumerate(steps):
                 rows = np.flatnonzero(solved[positions] & (i >= first[positions]))

@@ -2,7 +2,7 @@
 
 A simulator plugin implements `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Envs
 run tickets: an env that has finished one takes the next, and waits for no other env. There are three modes (RLinf-VLA
-fig. 7; docs/algorithms.md):
+fig. 7; docs/reference/algorithms.md):
 
 | auto_reset | ignore_terminations | a ticket is |
 | off | false | an episode: the actions up to and including the one that ends it |
@@ -61,7 +61,7 @@ class Episodes:
         name: str,
         seed: int,
         chunk: int,
-        first_row: int = 0,
+        first_env: int = 0,
         max_steps: int | None = None,
         auto_reset: Literal["off", "immediate", "deferred"] = "off",
         chunk_steps: int | None = None,
@@ -78,7 +78,7 @@ class Episodes:
         """Wrap a simulator.
 
         Args:
-            first_row: index in the run of the lane's first env.
+            first_env: index in the run of the lane's first env.
             chunk_steps: chunk steps of a ticket, with auto_reset.
             draw: (ticket, e) -> its episode e, from a reset state of its own, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
@@ -87,7 +87,7 @@ class Episodes:
             takes: recorder of episodes as data.
         """
         self.on_fault, self.watch = on_fault, watch
-        self.env, self.name, self.seed, self.chunk, self.first_row = env, name, seed, chunk, first_row
+        self.env, self.name, self.seed, self.chunk, self.first_env = env, name, seed, chunk, first_env
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
         self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
@@ -156,7 +156,7 @@ class Episodes:
         self.env_steps += executed
         for row in rows:
             self.records[row].append(record)
-            if self._start(row).row is not None:
+            if self._start(row).env_id is not None:
                 self.since[row].append(chosen[row])
         moved = np.setdiff1d(rows, broken) if len(broken) else rows
         if self.watch is not None:
@@ -196,14 +196,14 @@ class Episodes:
                 self.going_on.pop(int(row), None)
             self.since[row] = [] if ticket.actions is None else list(ticket.actions)
             self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
-            if ticket.row is not None and not self.since[row]:
+            if ticket.env_id is not None and not self.since[row]:
                 self._draw(row, ticket.episode)  # drawn with the task weights of this ticket
             filled.append(row)
         return np.array(filled, np.int64)
 
     def _next_of(self, row: Any) -> EpisodeRequest | None:
         """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
-        before, own = self.starts[row], [t for t in self.waiting if t.row in (None, self.first_row + row)]
+        before, own = self.starts[row], [t for t in self.waiting if t.env_id in (None, self.first_env + row)]
         like = (t for t in own if before is not None and t.state.task == before.state.task)
         return next(like, own[0] if own else None)
 
@@ -224,7 +224,7 @@ class Episodes:
         """Return the finished ticket of an env, which is free then. `obs`: observations of all envs."""
         start, records, self.active[row] = self._start(row), self.records[row], False
         after, since = None, self.since[row]
-        if start.row is not None:
+        if start.env_id is not None:
             actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
             after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
         if since:

@@ -23,7 +23,7 @@ from vla_rl.core.types import Array, Batch, Chunk, EnvInfo, Loss, Observation, S
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
 from vla_rl.runtime.comm.weight_sync import PublishedWeights, WeightPublisher
-from vla_rl.runtime.messages.learning import UNDIVIDED, ImitationStep, OptimizerStep, SampleScores, ScoreRequest
+from vla_rl.runtime.messages.learning import UNNORMALISED, ImitationStep, OptimizerStep, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, dummy_sample
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner import optimizer
@@ -122,11 +122,11 @@ class Learner(LearnerInterface):
         self.group.release()
         optimizer.set_rates(self.optimizer, self.train, self.train.factor(step))
         tally, norms = MetricAccumulator({"loss/total": torch.zeros((), device=self.device)}), list[float]()
-        if any(optimizer_step.fed for optimizer_step in steps):
+        if any(optimizer_step.accumulated for optimizer_step in steps):
             before -= self.fed.seconds
             heavy, light, steps = self.fed.again(steps)
         for optimizer_step in steps:
-            if optimizer_step.fed:
+            if optimizer_step.accumulated:
                 total = self.fed.divide(optimizer_step, tally, len(steps))
             else:
                 total = self._passes(heavy, light, optimizer_step, tally, len(steps))
@@ -141,7 +141,7 @@ class Learner(LearnerInterface):
             "seconds": perf_counter() - before,
         }
 
-    def feed(
+    def forward_backward(
         self, heavy: ModelInputs | None, light: Light, micro_batches: Sequence[Array], passes: int, first: bool
     ) -> None:
         """Run the passes of a part of a training step's samples, before the rest is there. `update` makes the optimiser
@@ -160,11 +160,11 @@ class Learner(LearnerInterface):
             for indices in micro_batches:
                 assert heavy is not None
                 self.beat()
-                batch = self.collate(heavy, light, indices, UNDIVIDED)
+                batch = self.collate(heavy, light, indices, UNNORMALISED)
                 self.fed.add(self._scores(batch), batch)
             for _ in range(self._idle(passes, len(micro_batches))):
                 self.beat()
-                batch = self._blank_batch(light, UNDIVIDED)
+                batch = self._blank_batch(light, UNNORMALISED)
                 self.fed.add(self._scores(batch), batch, counts=False)
 
     def _begin(self) -> GradientAccumulator:
@@ -191,10 +191,10 @@ class Learner(LearnerInterface):
             self._loss(self._blank_batch(light, optimizer_step)).total.backward()
         return total
 
-    def score(self, asked: ScoreRequest) -> SampleScores:
+    def score(self, request: ScoreRequest) -> SampleScores:
         self.group.release()
         filler = self.filler if self.group.lockstep else None
-        found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(asked)
+        found = Scoring(self.model, self.group, self.buffer, filler, self.beat).answer(request)
         self._let_act()
         return found
 
@@ -211,10 +211,10 @@ class Learner(LearnerInterface):
         obs, chunk = dummy_sample(self.model, self.info)
         return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras).nbytes
 
-    def skip(self) -> None:
+    def skip_version(self) -> None:
         self.version += 1
 
-    def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
+    def set_demonstrations(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         there = [d for d in demonstrations if d is not None]
         self.data = InMemoryDataset(there) if there else None
 

@@ -101,18 +101,18 @@ class WorldModelWorker(WorldModelInterface):
         self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
     ) -> dict[str, dict[int, Episodes]]:
         """Return the imagined episodes of all lanes: purpose of a `PolicyMode` -> lane -> episodes. "imagination" is
-        for training, "inflation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
+        for training, "over_estimation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
         """
         section, rollout = self.section, self.spec.rollout
         assert self.spec.world_model is not None
-        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "inflation": {}}
+        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "over_estimation": {}}
         for lane, count in rows.items():
             settings: dict[str, Any] = {"outcome": section.outcome, "recent": section.recent, "seed": self.spec.seed}
             longest, of_model = self.recorder.shape.longest, (self.model, self.recorder, self.info, count)
             practice = ImaginedEnv(*of_model, horizon=section.horizon, start=section.start, **settings)
             probe = ImaginedEnv(*of_model, horizon=longest, start="first", **settings)
             self.envs.append(practice)
-            for purpose, env in (("imagination", practice), ("inflation", probe)):
+            for purpose, env in (("imagination", practice), ("over_estimation", probe)):
                 found[purpose][lane] = Episodes(
                     env,
                     name=f"{self.spec.env.type} (imagined by {self.spec.world_model.type})",
@@ -162,16 +162,16 @@ class WorldModelWorker(WorldModelInterface):
                 "time/fit": fitted - before,
                 "time/measure": perf_counter() - fitted,
             },
-            gates=opened,
-            last=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
+            thresholds_met=opened,
+            last_episodes=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
         )
 
-    def draw(self, groups: Sequence[int]) -> list[ResetState]:
+    def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
         return (
             [draw_state(self._pool, self.spec.seed, group, IMAGINED_EPISODES) for group in groups] if self._pool else []
         )
 
-    def over(self) -> None:
+    def finish_step(self) -> None:
         if self._before is not None:
             self._before = None
             self.recorder.dropped()

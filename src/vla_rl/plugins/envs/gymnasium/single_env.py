@@ -1,0 +1,160 @@
+"""Gymnasium environments as a batch of env instances: reset states (which are seeds), and one instance."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+from attrs import evolve, frozen
+from PIL import Image
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.randomness import derived_seed, generator
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.settings import STATES
+from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, facts, make, part, picture
+from vla_rl.toolkit.envs.rendering import FIXES, require
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
+
+HALF = 2**30
+"""First seed of the train split; seeds of the eval split lie below."""
+
+
+def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
+    """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
+    env = make(config)
+    try:
+        known = facts(env, config)
+    finally:
+        env.close()
+    task = TaskInfo(
+        name=config.id.replace("/", "-").replace(":", "-"), instruction=config.instruction, max_steps=known.max_steps
+    )
+    states = {
+        split: [ResetState(id=first + i, task=task.name) for i in range(count)]
+        for split, first, count in (("eval", 0, config.eval_states), ("train", STATES, config.train_states))
+    }
+    meaning = "that it ended by itself (terminated)" if config.success == "terminated" else f"info[{config.success!r}]"
+    info = EnvInfo(
+        cameras={config.camera.name: config.camera.shape},
+        state_dim=known.state_dim,
+        action_low=known.low,
+        action_high=known.high,
+        tasks=(task,),
+        notes=(f"success in {config.id} means {meaning}",),
+        deterministic=config.deterministic,
+    )
+    return SubprocEnvs(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
+
+
+def try_out(config: GymnasiumConfig) -> None:
+    """Execute one action in a separate process. Raise UserError for what is wrong with the environment on this
+    machine."""
+    try:
+        env = make_env(evolve(config, processes=evolve(config.processes, apart=True)), Context())
+        try:
+            one = np.zeros(1, np.int64)
+            env.reset(one, one, one)
+            middle = (np.array(env.info.action_low) + np.array(env.info.action_high)) / 2
+            env.chunk_step(middle.reshape(1, 1, -1), np.array([True]), True)
+            for said in env.faults().values():
+                raise UserError(f"{config.id} breaks at its first step:\n{said[-1]}")
+        finally:
+            env.close()
+    except Exception:
+        interface = os.environ.get("MUJOCO_GL")
+        if interface in FIXES and {"mujoco", "OpenGL"} & sys.modules.keys():
+            require(interface, config.id)  # adds the fix to the message, if drawing is what fails
+        raise
+
+
+@frozen
+class MakeGymnasiumEnv:
+    """Factory that creates env instances in their processes."""
+
+    config: GymnasiumConfig
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __call__(self, number: int) -> GymnasiumEnv:
+        return GymnasiumEnv(self.config, self.low, self.high)
+
+
+class GymnasiumEnv(SingleEnv):
+    """One gymnasium environment. After its end it stays as it is: gymnasium defines no step beyond the end."""
+
+    def __init__(self, config: GymnasiumConfig, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+        self._config = config
+        self._low, self._high = np.array(low), np.array(high)
+        self._env: Environment | None = None
+        self._end: Outcome | None = None
+
+    def reset(self, state_id: int, seed: int) -> None:
+        """Start an episode. The state id determines the initial state; both together determine all later random
+        numbers."""
+        if self._env is None:
+            self._env = make(self._config)
+        purpose = f"gymnasium/{self._config.id}"
+        first = derived_seed(0, purpose, state_id) % HALF + (HALF if state_id >= STATES else 0)
+        self._generators = Generators(first)
+        with self._generators.in_use():
+            self._env.unwrapped.np_random = np.random.default_rng(first)  # for wrappers that draw before seeding
+            self._observation, _ = self._env.reset(seed=first)
+        self._env.unwrapped.np_random = generator(seed, purpose, state_id)
+        self._generators = Generators(derived_seed(seed, purpose, state_id))
+        self._end = None
+
+    def step(self, action: Array) -> Outcome:
+        if self._end is not None:
+            return self._end._replace(reward=0.0)
+        assert self._env is not None
+        kind = self._env.action_space.dtype
+        with self._generators.in_use():
+            self._observation, reward, terminated, truncated, info = self._env.step(
+                np.clip(action, self._low, self._high).astype(kind)
+            )
+        success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
+        outcome = Outcome(float(reward), success, bool(terminated), bool(truncated))
+        if outcome.terminated or outcome.truncated:
+            self._end = outcome
+        return outcome
+
+    def render(self) -> View:
+        camera, state = self._config.camera, None
+        image = self._render() if camera.source == "render" else part(self._observation, camera.source)
+        image = np.rot90(picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)
+        if image.shape[:2] != camera.shape:
+            resized = Image.fromarray(np.ascontiguousarray(image)).resize(camera.shape[::-1], Image.Resampling.BILINEAR)
+            image = np.asarray(resized)
+        if self._config.state is not None:
+            state = part(self._observation, self._config.state).astype(np.float32)
+        return View({camera.name: np.array(image)}, state)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _render(self) -> Any:
+        assert self._env is not None
+        try:
+            with self._generators.in_use():
+                return self._env.render()
+        except gymnasium.error.DependencyNotInstalled as exc:
+            raise UserError(f"{self._config.id} needs a package for pictures that is not installed: {exc}") from exc
+
+    def _reported(self, info: dict[str, Any]) -> bool:
+        key = self._config.success
+        if key not in info:
+            near = did_you_mean(key, map(str, info))
+            keys = ", ".join(map(str, info)) or "none"
+            raise UserError(
+                f"success: the info of {self._config.id} has no entry {key!r}{near}\n  entries: {keys}; "
+                "or count its ends: success: terminated"
+            )
+        return bool(info[key])

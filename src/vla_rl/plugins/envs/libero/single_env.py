@@ -1,0 +1,166 @@
+"""LIBERO as a batch of env instances: its tasks and reset states, and one instance."""
+
+from __future__ import annotations
+
+import os
+from copy import deepcopy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.plugins.envs.libero import LiberoConfig
+from vla_rl.plugins.envs.libero.expert import Expert, recipe
+from vla_rl.plugins.envs.libero.scenes import SceneCache
+from vla_rl.plugins.envs.libero.suites import Suite
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
+
+ACTION_DIM, STATE_DIM = 7, 8
+OFFICIAL_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+IDS_PER_SUITE, IDS_PER_TASK, FIRST_TRAIN = 1_000_000, 1000, 500
+"""State ids: 1,000,000 times the suite's number, plus 1000 times the task's, plus 0 to 499 for official states or 500
+to 999 for drawn ones."""
+TRIES = 10
+"""Number of draws from which a train state is chosen."""
+DIFFERENT = 1e-3
+"""Least distance of a train state from every official state: metres, summed over all objects."""
+
+
+def suite_numbers(config: LiberoConfig) -> dict[str, int]:
+    """Return name -> number of the suites of a run; official suites always have the same number."""
+    names = [config.suite] if config.suites is None else list(config.suites)
+    others = sorted(name for name in names if name is not None and name not in OFFICIAL_SUITES)
+    return {
+        name: OFFICIAL_SUITES.index(name) if name in OFFICIAL_SUITES else len(OFFICIAL_SUITES) + others.index(name)
+        for name in names
+        if name is not None
+    }
+
+
+def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
+    """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    wanted = config.suites or {config.suite or "": config.tasks}
+    numbers = suite_numbers(config)
+    tasks: list[TaskInfo] = []
+    states: dict[str, list[ResetState]] = {"train": [], "eval": []}
+    for name, chosen in wanted.items():
+        suite = Suite(name)
+        for task in suite.select(chosen):
+            limit = suite.max_steps(config.step_limits)
+            tasks.append(TaskInfo(name=task.name, instruction=task.instruction, max_steps=limit))
+            first = numbers[name] * IDS_PER_SUITE + task.index * IDS_PER_TASK
+            official = range(first, first + len(suite.initial_states(task.index)))
+            drawn = official
+            if isinstance(config.train_states, int):
+                drawn = range(first + FIRST_TRAIN, first + FIRST_TRAIN + config.train_states)
+            states["eval"] += [ResetState(id=i, task=task.name) for i in official]
+            states["train"] += [ResetState(id=i, task=task.name) for i in drawn]
+    notes = {
+        "train_states: official: training starts from the evaluation states": config.train_states == "official",
+        "fast_render: no reflections, simpler meshes: other pixels than the official simulator's": config.fast_render,
+        "fast_physics: states differ from the official simulator's, typically by 2e-6": config.fast_physics,
+    }
+    info = EnvInfo(
+        cameras={name: (size, size) for name, size in config.cameras.items()},
+        state_dim=STATE_DIM,
+        action_low=(-1.0,) * ACTION_DIM,
+        action_high=(1.0,) * ACTION_DIM,
+        tasks=tuple(tasks),
+        notes=tuple(note for note, holds in notes.items() if holds),
+    )
+    return SubprocEnvs(
+        info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
+    )
+
+
+@frozen
+class MakeLiberoEnv:
+    """Factory that creates env instances in their processes."""
+
+    scenes: SceneCache
+    """Scenes of the process in which the env instances live."""
+    config: LiberoConfig
+
+    def __call__(self, number: int) -> LiberoEnv:
+        return LiberoEnv(number, self.scenes, self.config)
+
+
+class LiberoEnv(SingleEnv):
+    """Env instance that shares its process's scene of the task with the other instances, in turns."""
+
+    def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:
+        self._number, self._scenes, self._config = number, scenes, config
+        self._expert: Expert | None = None
+
+    @property
+    def _scene(self) -> Any:
+        """Scene of the current task, in the state in which this instance left it."""
+        return self._scenes.of(self._number)
+
+    @cached_property
+    def _suites(self) -> dict[int, Suite]:
+        return {number: Suite(name) for name, number in suite_numbers(self._config).items()}
+
+    def reset(self, state_id: int, seed: int) -> None:
+        """Start an episode. The state id determines everything; `seed` has no effect."""
+        number, within = divmod(state_id, IDS_PER_SUITE)
+        index, state = divmod(within, IDS_PER_TASK)
+        self._suite = self._suites[number]
+        self._expert = None
+        scene = self._scenes.begin(self._number, self._suite.tasks[index])
+        if state < FIRST_TRAIN:
+            scene.place(0, self._suite.initial_states(index)[state], self._config.settle_steps)
+        else:
+            scene.place(self._drawn(state_id), None, self._config.settle_steps)
+
+    def step(self, action: Array) -> Outcome:
+        scene = self._scene
+        if self._expert is not None:
+            self._expert.act(scene.observation)  # the expert tracks the executed actions
+        reward, success = scene.step(np.asarray(action, np.float64))
+        return Outcome(reward, success, terminated=success)
+
+    def render(self) -> View:
+        scene = self._scene
+        return View(scene.images(), scene.state())
+
+    def expert_chunk(self, length: int) -> Array:
+        """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it."""
+        scene = self._scene
+        if self._expert is None:
+            self._expert = Expert(recipe(self._suite.name, scene.task.index, scene.task.instruction))
+        actions = np.zeros((length, ACTION_DIM), np.float32)
+        expert = deepcopy(self._expert)
+        with scene.rehearsal():
+            for i in range(length):
+                actions[i] = expert.act(scene.observation)
+                scene.step(np.asarray(actions[i], np.float64))
+        return actions
+
+    def close(self) -> None:
+        self._scenes.leave(self._number)
+
+    def _drawn(self, state_id: int) -> int:
+        """Return the seed of a train state, which depends on the task's name and the state's number only. Its placement
+        is never that of an official state. Raise UserError where no draw differs from all official states."""
+        known, scene = self._scenes.seeds, self._scene
+        if state_id not in known:
+            purpose, number = f"libero/{scene.task.name}", state_id % IDS_PER_TASK
+            official = self._suite.initial_states(scene.task.index)
+            seeds = (derived_seed(0, purpose, number, attempt) % 2**32 for attempt in range(TRIES))
+            others = (seed for seed in seeds if scene.distance(seed, official) > DIFFERENT)
+            try:
+                known[state_id] = scene.calm_seed(others)
+            except ValueError as exc:
+                raise UserError(
+                    f"{self._suite.name} task {scene.task.index} placed its things as in an official state in "
+                    f"each of {TRIES} draws, so it has no train states of its own; leave it out of training, or "
+                    "train with train_states: official"
+                ) from exc
+        return known[state_id]

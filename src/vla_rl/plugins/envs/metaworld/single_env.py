@@ -1,0 +1,103 @@
+"""Meta-World as a batch of env instances: its tasks and reset states, and one instance."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.randomness import derived_seed
+from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.plugins.envs.metaworld import MetaWorldConfig
+from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
+
+ACTION_DIM, STATE_DIM = 4, 4
+IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
+"""State ids: 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for
+"train"."""
+
+
+def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
+    if find_spec("metaworld") is None:  # fail here, not in an env's process
+        raise ModuleNotFoundError("No module named 'metaworld'", name="metaworld")
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
+    order = list(INSTRUCTIONS)
+    states: dict[str, list[ResetState]] = {"train": [], "eval": []}
+    for name in names:
+        first = order.index(name) * IDS_PER_TASK
+        states["eval"] += [ResetState(id=first + i, task=name) for i in range(EVAL_STATES)]
+        states["train"] += [ResetState(id=first + FIRST_TRAIN + i, task=name) for i in range(config.train_states)]
+    note = "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
+    info = EnvInfo(
+        cameras={name: (size, size) for name, size in config.cameras.items()},
+        state_dim=STATE_DIM,
+        action_low=(-1.0,) * ACTION_DIM,
+        action_high=(1.0,) * ACTION_DIM,
+        tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
+        notes=(note,) if config.fast_render else (),
+    )
+    return SubprocEnvs(info, states, MakeMetaWorldEnv(config), context, config.processes)
+
+
+@frozen
+class MakeMetaWorldEnv:
+    """Factory that creates env instances in their processes."""
+
+    config: MetaWorldConfig
+
+    def __call__(self, number: int) -> MetaWorldEnv:
+        return MetaWorldEnv(self.config)
+
+
+class MetaWorldEnv(SingleEnv):
+    """Env instance that builds a task's simulator when it is first needed and keeps the most recently used ones."""
+
+    def __init__(self, config: MetaWorldConfig) -> None:
+        self._config = config
+        self._scenes: OrderedDict[str, Any] = OrderedDict()
+
+    def reset(self, state_id: int, seed: int) -> None:
+        """Start an episode. The state id determines everything; `seed` has no effect."""
+        index, number = divmod(state_id, IDS_PER_TASK)
+        task = list(INSTRUCTIONS)[index]
+        self._scene = self._enter(task)
+        self._scene.place(derived_seed(0, f"metaworld/{task}", number) % 2**32)
+
+    def step(self, action: Array) -> Outcome:
+        dense, success = self._scene.step(action)
+        reward = dense if self._config.reward == "dense" else float(success)
+        return Outcome(reward, success, terminated=success)
+
+    def render(self) -> View:
+        return View(self._scene.images(), self._scene.state())
+
+    def expert_chunk(self, length: int) -> Array:
+        """Return the actions that the official scripted policy takes in the next steps if nothing disturbs it."""
+        actions = np.zeros((length, ACTION_DIM), np.float32)
+        with self._scene.rehearsal():
+            for i in range(length):
+                actions[i] = self._scene.demonstrate()
+                self._scene.step(actions[i])
+        return actions
+
+    def close(self) -> None:
+        while self._scenes:
+            self._scenes.popitem()[1].close()
+
+    def _enter(self, task: str) -> Any:
+        """Return the simulator of this task."""
+        from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
+
+        if task not in self._scenes:
+            while len(self._scenes) >= self._config.keep_tasks:
+                self._scenes.popitem(last=False)[1].close()
+            self._scenes[task] = MetaWorldScene(task, self._config.cameras, self._config.fast_render)
+        self._scenes.move_to_end(task)
+        return self._scenes[task]

@@ -1,0 +1,371 @@
+"""Processes of simulator envs: separate processes with one or several envs each, or the caller's process; and error
+handling there."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium
+import numpy as np
+import psutil
+from attrs import Factory, define, frozen
+from gymnasium.vector import AsyncVectorEnv
+
+from vla_rl.core.errors import NotOffered, PluginError, UserError
+from vla_rl.core.types import Array
+from vla_rl.toolkit.envs.settings import Processes
+from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
+
+if TYPE_CHECKING:
+    from vla_rl.toolkit.envs.single_env import MakeEnv
+
+logger = logging.getLogger(__name__)
+
+
+Answer = tuple[str, Any]
+"""Reply for one env: ("answer", result) or ("broken" | "user error" | "not offered", text)."""
+
+
+class _Served(gymnasium.Env[Any, Any]):
+    """Envs behind one method that never raises: errors are returned as replies."""
+
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
+        self._make, self._first, self._chunk = make, first, chunk
+        self.rows: dict[int, SingleEnv] = {}
+
+    def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
+        """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
+        for row in anew:
+            self._drop(row)
+        return {row: self._answer(method, row, given) for row, given in asked.items()}
+
+    def _answer(self, method: str, row: int, given: tuple[Any, ...]) -> Answer:
+        try:
+            if row not in self.rows:
+                self.rows[row] = _made(self._make, self._first + row)
+            return "answer", getattr(self, f"_{method}")(self.rows[row], *given)
+        except NotOffered as exc:
+            return "not offered", str(exc)
+        except UserError as exc:
+            return "user error", str(exc)
+        except Exception:
+            return "broken", traceback.format_exc()
+
+    def _reset(self, row: SingleEnv, state_id: int, seed: int) -> View:
+        row.reset(state_id, seed)
+        return _rendered(row)
+
+    def _play(self, row: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
+        """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
+        observation after it)."""
+        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
+        for i, action in enumerate(actions):
+            outcome = row.step(action)
+            if not isinstance(outcome, Outcome):
+                raise PluginError(_wrong_type(row, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
+            rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
+            if stop_at_end and (outcome.terminated or outcome.truncated):
+                break
+        return rewards, flags, _rendered(row)
+
+    def _expert_chunk(self, row: SingleEnv) -> Array:
+        return np.asarray(row.expert_chunk(self._chunk), np.float32)
+
+    def _drop(self, row: int) -> None:
+        with suppress(Exception):  # it is broken
+            self.rows.pop(row).close()
+
+    def close(self) -> None:
+        """Close all envs, also after one fails, and then raise the first exception."""
+        first: Exception | None = None
+        while self.rows:
+            try:
+                self.rows.popitem()[1].close()
+            except Exception as exc:
+                first = first or exc
+        if first is not None:
+            raise first
+
+
+def _made(make: MakeEnv, number: int) -> SingleEnv:
+    """Create the env of this number. Raise PluginError if it is no `SingleEnv`, or if its methods take other arguments."""
+    row = make(number)
+    if not isinstance(row, SingleEnv):
+        raise PluginError(
+            f"the rows of this simulator are made as {type(row).__name__} objects; "
+            "make objects of a subclass of vla_rl.toolkit.envs.single_env.SingleEnv"
+        )
+    for method, arguments in (("reset", ("state_id", "seed")), ("step", ("action",)), ("render", ())):
+        try:
+            inspect.signature(getattr(row, method)).bind(*arguments)
+        except TypeError as exc:
+            raise PluginError(
+                f"{_place(row, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
+            ) from None
+    return row
+
+
+def _rendered(row: SingleEnv) -> View:
+    view = row.render()
+    if not isinstance(view, View):
+        raise PluginError(_wrong_type(row, "render", view, "View(images, state)"))
+    if not isinstance(view.images, Mapping):
+        raise PluginError(
+            f"{_place(row, 'render')} returned a View whose images are {_told(view.images)}; "
+            "name them by camera: View({'main': image}, state)"
+        )
+    images = {name: np.asarray(image) for name, image in view.images.items()}
+    return View(images, None if view.state is None else np.asarray(view.state), view.instruction)
+
+
+def _wrong_type(row: SingleEnv, method: str, got: object, wanted: str) -> str:
+    gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
+    return (
+        f"{_place(row, method)} returned {_told(got)}{gym}; "
+        f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
+    )
+
+
+def _told(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _place(row: SingleEnv, method: str) -> str:
+    """Format a method of the plugin's class with file and line."""
+    code = getattr(inspect.unwrap(getattr(type(row), method)), "__code__", None)
+    where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+    return f"{type(row).__name__}.{method}{where}"
+
+
+class _Home(Protocol):
+    """Interface of the places envs can live in: this process or another one."""
+
+    pid: int
+
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
+
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
+
+    def receive(self, timeout: float) -> dict[int, Answer]:
+        """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
+
+    def close(self) -> None: ...
+
+
+class Inline:
+    """Envs in this process."""
+
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+        self.pid = os.getpid()
+        self._served = _Served(make, first, chunk)
+
+    @property
+    def rows(self) -> Mapping[int, SingleEnv]:
+        """Envs that have been called at least once."""
+        return self._served.rows
+
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
+        self._asked = method, asked, anew
+
+    def receive(self, timeout: float) -> dict[int, Answer]:
+        return self._served.answer(*self._asked)
+
+    def close(self) -> None:
+        self._served.close()
+
+
+class Apart:
+    """Envs in a separate process, which ends with its owner, however that ends."""
+
+    def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
+        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+        make_served = _MakeServed(make, first, chunk, os.getpid())
+        try:
+            with held():  # a signal to the whole job reaches neither the fork server nor the envs
+                self._vector: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
+                    [make_served], shared_memory=False, context="forkserver"
+                )
+        except (EOFError, OSError, RuntimeError):
+            call = unguarded_call()
+            if not call:
+                raise
+            raise UserError(
+                f"the processes of rows import the script that starts them, and would start the run again: put the "
+                f'call at {call} below `if __name__ == "__main__":`'
+            ) from None
+        self._process = self._vector.processes[0]
+        Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
+        self.pid = self._process.pid or 0
+
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
+        self._vector.call_async("answer", method, asked, anew)
+
+    def receive(self, timeout: float) -> dict[int, Answer]:
+        try:
+            answers: dict[int, Answer] = self._vector.call_wait(timeout)[0]
+        except (EOFError, ConnectionError) as exc:
+            self._process.join(5)
+            code = self._process.exitcode
+            hint = "; -9 is what a lack of memory gives" if code == -signal.SIGKILL else ""
+            raise ConnectionError(f"its process ended with exit code {code}{hint}") from exc
+        return answers
+
+    def close(self) -> None:
+        begun = _begun_by(self.pid)
+        self._process.kill()  # envs need no cleanup, and a hanging one would not answer
+        self._process.join()
+        for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
+            with suppress(psutil.Error):
+                process.kill()
+        self._vector.closed = True
+        for pipe in self._vector.parent_pipes:
+            pipe.close()
+
+
+def _begun_by(pid: int) -> list[psutil.Process]:
+    """Return all descendants of a process."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+@frozen
+class _MakeServed:
+    make: MakeEnv
+    first: int
+    chunk: int
+    owner: int
+    """Process id of the batch's owner."""
+
+    def __call__(self) -> _Served:
+        if os.getpid() != self.owner:
+            ignore_signals()  # they are the owner's to handle
+            leave_with_parent()
+        return _Served(self.make, self.first, self.chunk)
+
+
+@define
+class EnvProcess:
+    """Envs and the process they live in. The process is started when needed, and restarted after it broke."""
+
+    rows: range
+    """Numbers of the envs within the batch."""
+    first: int
+    """Run-wide number of the batch's first env."""
+    make: MakeEnv
+    home: type[Apart | Inline]
+    chunk: int
+    episodes: int = 0
+    ready: set[int] = Factory(set)
+    """Envs that were reset and have not broken since."""
+    _anew: set[int] = Factory(set)
+    """Envs to recreate at their next reset, since they are broken."""
+    _there: _Home | None = None
+    _unsent: str = ""
+
+    @property
+    def runs(self) -> bool:
+        return self._there is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0: no process is running."""
+        return 0 if self._there is None else self._there.pid
+
+    def here(self, row: int) -> SingleEnv:
+        """Return the env object. It must live in this process and have been reset."""
+        assert isinstance(self._there, Inline)
+        return self._there.rows[row]
+
+    def start(self) -> None:
+        self._there = self.home(self.make, self.first, self.chunk)
+        self.episodes = 0
+
+    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> None:
+        assert self._there is not None
+        try:
+            self._unsent = ""
+            self._there.send(method, asked, self._anew & asked.keys())
+        except OSError as exc:
+            self._unsent = f"its process ended before {method}: {exc}"
+
+    def receive(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
+        """Return the replies, or a text that says what is wrong with the process."""
+        assert self._there is not None
+        if self._unsent:
+            return self._unsent
+        try:
+            return self._there.receive(timeout)
+        except multiprocessing.TimeoutError:
+            return f"no answer for {deadline:g} s (processes.deadline_s)"
+        except ConnectionError as exc:
+            return str(exc)
+
+    def was_reset(self, row: int) -> None:
+        self.episodes += 1
+        self.ready.add(row)
+        self._anew.discard(row)
+
+    def mend(self, row: int) -> bool:
+        """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
+        is alone in its process, or was already recreated in vain."""
+        if len(self.rows) == 1 or row in self._anew:
+            return False
+        self.ready.discard(row)
+        self._anew.add(row)
+        return True
+
+    def stale(self, limits: Processes) -> bool:
+        """Return whether the process has reached its limit of episodes or memory."""
+        if self._there is None or self._there.pid == os.getpid():
+            return False
+        if limits.recycle_episodes is not None and self.episodes >= limits.recycle_episodes:
+            return True
+        if limits.recycle_mib is None:
+            return False
+        try:
+            resident: int = psutil.Process(self._there.pid).memory_info().rss
+            return resident > limits.recycle_mib * 2**20
+        except psutil.Error:
+            return True
+
+    def discard(self) -> None:
+        self.ready.clear()
+        self._anew.clear()
+        there, self._there = self._there, None
+        try:
+            if there is not None:
+                there.close()
+        except Exception as exc:  # the process frees what it held; the collected data count
+            where = traceback.extract_tb(exc.__traceback__)[-1]
+            logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)
+
+    def __str__(self) -> str:
+        numbers = [self.first + row for row in self.rows]
+        return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
+
+
+def start_all(processes: Sequence[EnvProcess]) -> None:
+    """Start the processes that are not running, in parallel."""
+    missing = [process for process in processes if not process.runs]
+    if len(missing) > 1 and missing[0].home is Apart:
+        with ThreadPoolExecutor(len(missing)) as pool:
+            list(pool.map(EnvProcess.start, missing))
+    else:
+        for process in missing:
+            process.start()

@@ -1,0 +1,60 @@
+"""The interface of a simulator with one scene: a plugin writes a `SingleEnv` (one env), and `SubprocEnvs` (`subproc_envs.py`) makes N of
+them a `SimEnv`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import Array
+
+
+class Outcome(NamedTuple):
+    """Result of one action."""
+
+    reward: float
+    success: bool
+    terminated: bool
+    truncated: bool = False
+
+
+class View(NamedTuple):
+    """Observation of one env."""
+
+    images: Mapping[str, Array]
+    """Images by camera, uint8 [H, W, 3], upright."""
+    state: Array | None = None
+    """Proprioceptive state, float32 [S]."""
+    instruction: str | None = None
+    """Instruction of the episode; None: the task's."""
+
+
+class SingleEnv(ABC):
+    """One simulator instance with one scene. It is created in the process it lives in, and may build its scene as late
+    as the first reset."""
+
+    @abstractmethod
+    def reset(self, state_id: int, seed: int) -> None:
+        """Start an episode from this state; `seed` keys everything else that is random in it."""
+
+    @abstractmethod
+    def step(self, action: Array) -> Outcome:
+        """Apply one action, float32 [A]."""
+
+    @abstractmethod
+    def render(self) -> View:
+        """Render the current observation. Called only after a reset and at the end of a chunk."""
+
+    def expert_chunk(self, length: int) -> Array:
+        """Return a scripted expert's next actions, float32 [length, A], without changing the simulator. Optional."""
+        raise NotOffered(f"{type(self).__name__} has no scripted expert")
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Free GL contexts and the like."""
+
+
+MakeEnv = Callable[[int], SingleEnv]
+"""Factory: env number within the run -> its simulator. Must be picklable: a module-level function or an attrs
+instance."""

@@ -1,0 +1,72 @@
+"""A plugin in one file: the scripted double, of which a row waits for another, or breaks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
+
+PATIENCE = 60.0
+"""Seconds after which a row that waits in vain says so."""
+STEPS: dict[int, int] = {}
+"""Env -> its chunk steps so far; rows of a worker share it."""
+changed = threading.Condition()
+
+
+@frozen(kw_only=True)
+class WaitingConfig:
+    trouble: Literal["none", "wait", "raise", "hang", "exit"] = "none"
+    row: int = 2
+    """Whose trouble it is."""
+    told: str = ""
+    """File that says that the process has ended once."""
+    independent_envs: bool = True
+
+
+class Waiting(ScriptedEnv):
+    def __init__(self, config: WaitingConfig, context: Context) -> None:
+        super().__init__(context.num_envs, chunk=context.chunk, first_env=context.first_env, stamp=False)
+        self.config, self.row = config, context.first_env
+
+    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Any:
+        """With trouble "wait" not before another row has made 4 chunk steps, and so begun with a second episode."""
+        if self.config.trouble == "wait" and self.row == self.config.row:
+            with changed:
+                if not changed.wait_for(lambda: any(n >= 4 for row, n in STEPS.items() if row != self.row), PATIENCE):
+                    raise SimulatorFault("no other row went on")
+        return super().reset(rows, state_ids, seed)
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> Any:
+        """With trouble "wait" the first step of the row before takes until the waiting row has made a step."""
+        waits = self.config.trouble == "wait" and self.row == self.config.row - 1
+        with changed:
+            STEPS[self.row] = STEPS.get(self.row, 0) + 1
+            changed.notify_all()
+            if waits and not changed.wait_for(lambda: STEPS.get(self.config.row, 0) > 0, PATIENCE):
+                raise SimulatorFault("the waiting row did not go on")
+        if self.row == self.config.row and STEPS[self.row] == 3:
+            self._break()
+        return super().chunk_step(actions, active, stop_at_end)
+
+    def _break(self) -> None:
+        if self.config.trouble == "raise":
+            raise SimulatorFault("the gripper fell off")
+        if self.config.trouble == "hang":
+            time.sleep(600)
+        if self.config.trouble == "exit" and not Path(self.config.told).exists():
+            Path(self.config.told).touch()
+            os._exit(1)
+
+
+def build(config: WaitingConfig, context: Context) -> Waiting:
+    return Waiting(config, context)
+
+
+vla_rl_plugins = {"env": {"waiting": Plugin(config=WaitingConfig, build=build, summary="rows that wait or break")}}
