@@ -14,7 +14,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import Spec, acts_only
 from vla_rl.core.types import Context
-from vla_rl.runtime.planning.forecast import seconds_of
+from vla_rl.runtime.planning.forecast import compared_seconds
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.placement.checks import checked
 from vla_rl.toolkit.waiting import waiting
@@ -57,7 +57,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
 
             def forecast(plan: Plan) -> float:
                 note(next(tried))
-                return seconds_of(plan, spec, steady)
+                return compared_seconds(plan, spec, steady)
 
             plan = placement.plan(cluster, evolve(job, forecast=forecast))
     plan = checked(plan, cluster, job)
@@ -66,7 +66,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:
         raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; change the placement, or {WITHOUT}")
-    return plan if spec.env.python is None else _with_sims_apart(plan)
+    return plan if spec.env.python is None else _with_separate_sims(plan)
 
 
 def _without_learners(plan: Plan) -> Plan:
@@ -78,7 +78,7 @@ def _without_learners(plan: Plan) -> Plan:
     return evolve(plan, slots=slots, offload=frozenset())
 
 
-def _with_sims_apart(plan: Plan) -> Plan:
+def _with_separate_sims(plan: Plan) -> Plan:
     """Return the plan with every sim role in a slot of its own, which gets half of the shared slot: simulators that
     need another interpreter need other processes.
     """
