@@ -45,7 +45,7 @@ from vla_rl.core.manager import wrap
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Array, EnvInfo
-from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
+from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.comm.channel import RayPeers, RpcServer
 from vla_rl.runtime.comm.interfaces import IDLE, HostInterface
 from vla_rl.runtime.comm.remote import IMAGINED, declaration_of
@@ -118,7 +118,7 @@ class WorkerHost(HostInterface):
     def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
         spec = self.spec
         if not on_this_machine(spec):
-            ask_plugin(spec)
+            run_preflight(spec)
         envs = {lane.index: self._make_env(lane.index) for lane in self.assignment.lanes}
         bootstrap = values_for(self.algorithm) != "none"
         long: dict[str, Any] = {"beat": self.beat, "stop_requested": lambda: self.stop_requested()}
