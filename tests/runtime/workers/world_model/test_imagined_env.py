@@ -12,7 +12,7 @@ from recorded_episodes import CHUNK, STEPS, recorder, tabletop
 from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
-from vla_rl.toolkit.world_models.measures import gates, measure
+from vla_rl.toolkit.world_models.measures import measure, thresholds_met
 
 
 def oracle(rows: int = 8, history: int = STEPS + 1, chunk: int = CHUNK) -> WorldModel:
@@ -63,7 +63,7 @@ def test_the_oracle_opens_all_gates(recorded) -> None:
     found = measure(model, recorded.windows(ids, history=5, rollout=4))
     assert found["psnr/1"] == found["changed_psnr/3"] == np.inf and found["state_mae/2"] == 0
     assert found["outcome_auc"] == found["outcome_auc_imagined"] == found["replay_auc"] == 1
-    assert found["action_error"] == 0 and all(gates(found).values())
+    assert found["action_error"] == 0 and all(thresholds_met(found).values())
 
 
 def test_the_oracle_keeps_to_the_contract_of_a_world_model(recorded) -> None:
