@@ -89,6 +89,9 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
     module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
-    pages |= {"data": DOCS / "imitation.md", "world_model": DOCS / "world-models.md"}
+    pages |= {
+        "data": DOCS / "how-to" / "clone-demonstrations.md",
+        "world_model": DOCS / "reference" / "world-models.md",
+    }
     assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert load(kind, name).summary

@@ -114,7 +114,8 @@ class Offload:
                 state[name] = copy(tensor)
             sharded = learner.trained.strategy.lockstep
         if not self._one_model and not sharded:
-            worker.model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
+            model = worker.model if isinstance(worker, Learner) else worker.trained_model
+            model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
         return moved
 
     def _allocated(self) -> int:

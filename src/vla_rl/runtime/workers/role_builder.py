@@ -12,10 +12,10 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv, VLAModel
+from vla_rl.core.hookspecs import ActingModel, Algorithm, Demonstrations, SimEnv
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, acts_only
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
 from vla_rl.runtime.placement.assignments import Assignment
@@ -23,7 +23,7 @@ from vla_rl.runtime.placement.components import build_env, open_data, values_for
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.models import build_model
+from vla_rl.runtime.workers.models import build_model, trainable
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
@@ -88,12 +88,12 @@ class RoleBuilder:
         """Open the demonstrations of the spec's `imitation:`."""
         return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
 
-    def model(self, info: EnvInfo, scaling: Any) -> VLAModel:
+    def model(self, info: EnvInfo, scaling: Any) -> ActingModel:
         return build_model(self.spec, info, self.assignment.slot.device, scaling, self.algorithm, self.wrappers)
 
     def policy(
         self,
-        model: VLAModel,
+        model: ActingModel,
         *,
         on_version: Callable[[int], None],
         between_requests: AbstractContextManager[Any],
@@ -104,17 +104,17 @@ class RoleBuilder:
             model,
             name=self.spec.model.type,
             seed=self.spec.seed,
-            lag=shape.pinned_lag,
+            lag=0 if acts_only(self.spec) else shape.pinned_lag,
             finals=needs.recomputed_values or (needs.values and shape.replays),
             embed=self.algorithm.features,
             on_version=on_version,
             between_requests=between_requests,
         )
 
-    def learner(self, model: VLAModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
+    def learner(self, model: ActingModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
         slot = self.assignment.slot
         return Learner(
-            model,
+            trainable(model),
             self.algorithm,
             self.spec.train,
             name=self.spec.model.type,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from recorded_episodes import CHUNK, STEPS, recorder, tabletop
+from recorded_episodes import CHUNK, STEPS, recorder, recordings, tabletop
 
 from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
@@ -184,13 +184,12 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
 
 
 def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> None:
-    small = recorder(tmp_path, 8, held_out=0.0)
+    small = recorder(tmp_path, 8, capacity=12, held_out=0.0)
     env = imagination(small, Scripted(GOES_ON), start="first")
-    assert len(env.reset_states("train")) == 8
-    kept = small.capacity
-    small.capacity = 4
+    small.add(recordings(4, tabletop(4), small.shape.longest))
+    assert len(env.reset_states("train")) == 8, "a step starts from what there was at its beginning"
     env.refresh()
-    assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(kept))
+    assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(12))
 
 
 def test_episodes_of_another_simulator_are_refused(recorded) -> None:

@@ -36,7 +36,6 @@ class EpisodeStore:
         self.folder = folder
         self.shape = shape
         self.index = EpisodeIndex(capacity, capacity + spare, held_out)
-        self.capacity = capacity
         self._spare = spare
         self._files = EpisodeFiles(folder, shape, capacity + spare)
 
