@@ -55,8 +55,8 @@ class FlowSchedule:
 def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
-    rest = torch.where(time == 1, 1 - grid[1], 1 - time)
-    sigma = level * (time / rest).sqrt()
+    remaining = torch.where(time == 1, 1 - grid[1], 1 - time)
+    sigma = level * (time / remaining).sqrt()
     return sigma * math.sqrt(delta), sigma**2 * delta / (2 * time)
 
 

@@ -149,12 +149,12 @@ class FlowModule(nn.Module, ABC):
             assert prefix.summary is not None
             values: Tensor = head(prefix.summary.detach() if head.detach else prefix.summary)
             return values
-        x, found = state.new_zeros(len(state), *self.shape), []
+        x, values_of_passes = state.new_zeros(len(state), *self.shape), []
         for i in range(head.passes):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
                 hidden = self.denoise(prefix, state, x, state.new_full((len(state),), 1 - i / head.passes))
-            found.append(head(hidden))
+            values_of_passes.append(head(hidden))
             if i + 1 < head.passes:
                 with torch.no_grad():
                     x = x - self.velocity(hidden) / head.passes
-        return found[0] if head.passes == 1 else torch.stack(found).mean(0)
+        return values_of_passes[0] if head.passes == 1 else torch.stack(values_of_passes).mean(0)

@@ -108,8 +108,8 @@ class HeadAttention(nn.Module):
         return self._split(self.to_k(source)), self._split(self.to_v(source))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Any:
-        found = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
-        return self.to_out[0](found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
+        return self.to_out[0](attended.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Any:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)

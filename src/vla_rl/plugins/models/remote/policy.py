@@ -190,27 +190,27 @@ class RemotePolicy(ActingModel):
 
     def _read(self, frame: str | bytes) -> Mapping[str, Any]:
         try:
-            found = unpack(frame) if isinstance(frame, bytes) else None
+            message = unpack(frame) if isinstance(frame, bytes) else None
         except FrameError as exc:
             raise PluginError(f"{self._config.url} does not speak openpi's protocol: {exc}") from exc
-        if not isinstance(found, dict):
+        if not isinstance(message, dict):
             raise PluginError(
-                f"{self._config.url} does not speak openpi's protocol: it said {str(found or frame)[:200]}"
+                f"{self._config.url} does not speak openpi's protocol: it said {str(message or frame)[:200]}"
             )
-        return found
+        return message
 
     def _actions(self, reply: bytes) -> Array:
         """Return actions float32 [C, A]: the first C of those that the policy chose."""
-        found = np.asarray(self._read(reply).get("actions"))
-        if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] != self._env.action_dim:
+        actions = np.asarray(self._read(reply).get("actions"))
+        if actions.dtype.kind not in "iuf" or actions.ndim != 2 or actions.shape[1] != self._env.action_dim:
             raise PluginError(
-                f"the policy at {self._config.url} gave actions of {found.dtype} {list(found.shape)}, where the "
+                f"the policy at {self._config.url} gave actions of {actions.dtype} {list(actions.shape)}, where the "
                 f"simulator takes [chunk, {self._env.action_dim}]"
             )
-        check_horizon(f"the policy at {self._config.url}", len(found), self._chunk)
-        if not np.isfinite(found).all():
+        check_horizon(f"the policy at {self._config.url}", len(actions), self._chunk)
+        if not np.isfinite(actions).all():
             raise PluginError(f"the policy at {self._config.url} gave actions that are not finite")
-        return found[: self._chunk].astype(np.float32)
+        return actions[: self._chunk].astype(np.float32)
 
     def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
         """Check the metadata of the policy, as vla-rl's own servers send it. Other servers send little; their replies
@@ -223,8 +223,8 @@ class RemotePolicy(ActingModel):
         check_horizon(f"the policy at {self._config.url}", numbers.get("action_chunk", self._chunk), self._chunk)
         for camera, size in cameras.items() if isinstance(cameras, dict) else ():
             if camera not in env.cameras or list(env.cameras[camera]) != size:
-                there = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
-                raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {there}")
+                available = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
+                raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {available}")
 
     def _key_map(self) -> KeyMap:
         if self._config.keys is not None:
