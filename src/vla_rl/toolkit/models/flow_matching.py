@@ -32,7 +32,8 @@ class FlowSchedule:
     ) -> None:
         grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         time = grid[:-1]
-        self.steps, self.delta = steps, 1.0 / steps
+        self.steps = steps
+        self.delta = 1.0 / steps
         self.noisy_steps = steps - (method == "flow_cps")
         """Number of steps, counted from the first, that may be stochastic."""
         std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
@@ -40,7 +41,8 @@ class FlowSchedule:
         while len(told) < steps:
             told.append(told[-1] - torch.tensor(self.delta))
         self.time = (time.float() if exact else torch.stack(told)).to(device)
-        self.std, self.drift = std.float().to(device), drift.float().to(device)
+        self.std = std.float().to(device)
+        self.drift = drift.float().to(device)
 
     def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
         """Return the mean of step `index` (int64 [B]) from x [B, H, D]; samples where `noisy` (bool [B]) get the

@@ -23,7 +23,9 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, width: int, low: float, high: float) -> None:
         super().__init__()
-        self.pairs, self.low, self.high = width // 2, low, high
+        self.pairs = width // 2
+        self.low = low
+        self.high = high
 
     def forward(self, time: Tensor) -> Tensor:
         """Embed times, float [B], as float32 [B, D]."""
@@ -106,7 +108,8 @@ class FlowModule(nn.Module, ABC):
         super().__init__()
         self.shape = shape
         """Actions in a denoised chunk and numbers in an action, padding included."""
-        self.value_head, self.noise_head = value_head, noise_head
+        self.value_head = value_head
+        self.noise_head = noise_head
 
     @property
     @abstractmethod

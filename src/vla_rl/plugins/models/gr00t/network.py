@@ -108,7 +108,8 @@ class GrootModule(FlowModule):
         noise_head: NoiseHead | None = None,
     ) -> None:
         super().__init__(shape, value_head, noise_head)
-        self.groot, self.row = groot, row
+        self.groot = groot
+        self.row = row
         self._dtype = next(groot.backbone.parameters()).dtype
 
     @property

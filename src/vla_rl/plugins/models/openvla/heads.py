@@ -41,7 +41,8 @@ class OpenVLAValueHead(nn.Module):
 
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
         super().__init__()
-        self.outputs, self.detach = outputs, detach
+        self.outputs = outputs
+        self.detach = detach
         self.clock: nn.Embedding | None = None
         """Embedding of the episode's step."""
         self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)

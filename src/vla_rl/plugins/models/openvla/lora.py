@@ -184,7 +184,8 @@ class MergedLoRAState(adapters.MergedState):
         Args:
             dtype: precision of the tensors that are returned; None: their own.
         """
-        self._network, self._dtype = public_network(model), dtype
+        self._network = public_network(model)
+        self._dtype = dtype
         super().__init__(self._network)
 
     def outline(self) -> dict[str, Tensor]:

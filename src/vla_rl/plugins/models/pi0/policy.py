@@ -44,7 +44,8 @@ class Pi05Policy(FlowPolicy):
 
     def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
-        self.prompts, self.state_in_prompt = prompts, kind
+        self.prompts = prompts
+        self.state_in_prompt = kind
 
     def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
         if self._state_scaler is None:
