@@ -142,7 +142,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             request = episodes.step(None, starts)
             solved = np.zeros(own.num_envs, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            # Index in `steps` at which each row's last attempt begins: above 0 where the row broke and started again.
+            # Index in `steps` at which each env's last attempt begins: above 0 where the env broke and started again.
             first = np.zeros(own.num_envs, np.int64)
             while not request.done and request.obs is not None:
                 self.beat()
@@ -162,16 +162,16 @@ class EnvWorker(EnvLanes, EnvInterface):
             good, tried = good + int(solved.sum()), tried + own.num_envs
             self.solved[lane] = min(good, count)
             for i, (positions, chunks, obs, label) in enumerate(steps):
-                rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
-                if len(rows):
-                    kept_obs.append(obs.take(rows))
-                    kept_actions.append(label[rows])
-                    found_at.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
+                env_ids = np.flatnonzero(solved[positions] & (i >= first[positions]))
+                if len(env_ids):
+                    kept_obs.append(obs.take(env_ids))
+                    kept_actions.append(label[env_ids])
+                    found_at.append(np.stack([np.full(len(env_ids), round_index), chunks[env_ids], positions[env_ids]]))
         if not kept_obs:
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
         order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
-        if np.any(np.diff(order) < 0):  # a row that broke ran later than the others
+        if np.any(np.diff(order) < 0):  # an env that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 

@@ -45,13 +45,13 @@ from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.runtime.workers.env.statistics import EpisodeStatistics
 from vla_rl.toolkit.data.recording import RecordSettings
 
-NO_ROWS = np.zeros(0, np.int64)
+NO_ENVS = np.zeros(0, np.int64)
 
 
 class Episodes:
     """Runs the envs of one lane: call `step` with tickets, then with the actions that each request asks for.
 
-    Comments call an env of the lane a row, as it is a row of the arrays here.
+    Comments call an env of the lane an env, as it is an env of the arrays here.
     """
 
     def __init__(
@@ -91,21 +91,21 @@ class Episodes:
         self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
         self.chunk_steps, self.draw = chunk_steps, draw
         self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
-        self.broke: dict[int, Sequence[str]] = {}  # rows that broke within the current chunk, and their faults
+        self.broke: dict[int, Sequence[str]] = {}  # envs that broke within the current chunk, and their faults
         self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
         self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
-        self.rows = env.num_envs
+        self.env_ids = env.num_envs
         self.accounts = EpisodeStatistics(
-            self.rows,
+            self.env_ids,
             name=name,
             chunk=chunk,
             ignore_terminations=ignore_terminations,
             reward=reward,
             reward_coef=reward_coef,
         )
-        n = self.rows
+        n = self.env_ids
         self.starts: list[EpisodeRequest | None] = [None] * n  # request of the running episode, or of the last one
         self.identity = np.zeros((n, 4), np.int64)  # of that episode: number, key, episode and version
         self.limit = np.zeros(n, np.int64)  # step limit of that episode
@@ -113,7 +113,7 @@ class Episodes:
         self.since: list[list[Array]] = [[] for _ in range(n)]  # executed chunks of a stream's running episode
         self.before = [0] * n  # how many of them were executed before the running ticket
         self.paid = [0.0] * n  # sum of the rewards of those
-        self.going_on: dict[int, Observation] = {}  # observations of rows whose streams are in the middle of an episode
+        self.going_on: dict[int, Observation] = {}  # observations of envs whose streams are in the middle of an episode
         self.clear()
 
     # ---------------------------------------------------------------------------------------------- protocol
@@ -122,13 +122,13 @@ class Episodes:
         """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
         self.waiting: deque[EpisodeRequest] = deque()
         self.takes.clear()
-        self.active = np.zeros(self.rows, bool)
-        # Of each row's running ticket: one record a chunk step; the arrays of a record are of all rows, [N, ...].
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]
-        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # episodes of the running ticket that ended
+        self.active = np.zeros(self.env_ids, bool)
+        # Of each env's running ticket: one record a chunk step; the arrays of a record are of all envs, [N, ...].
+        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.env_ids)]
+        self.ended: list[list[Episode]] = [[] for _ in range(self.env_ids)]  # episodes of the running ticket that ended
         self.frames: dict[int, list[dict[str, Array]]] = {}
         self.recorded: dict[int, dict[str, Array]] = {}
-        self.obs_rows = NO_ROWS
+        self.obs_envs = NO_ENVS
 
     def leave(self) -> None:
         """Forget the positions of streams, because something else will run on the simulator."""
@@ -147,117 +147,117 @@ class Episodes:
             self._renew(self._fill())
             return self._request()
         assert actions is not None
-        rows, remaining = np.flatnonzero(self.active), self._remaining(self.active)
-        chosen = np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
-        chosen[rows] = checked_actions(self.name, self.env.info, actions, rows, self.chunk)
+        env_ids, remaining = np.flatnonzero(self.active), self._remaining(self.active)
+        chosen = np.zeros((self.env_ids, self.chunk, len(self.low)), np.float32)
+        chosen[env_ids] = checked_actions(self.name, self.env.info, actions, env_ids, self.chunk)
         result = self._chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
         broken = self._broken(self.active)
         record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
         self.env_steps += executed
-        for row in rows:
-            self.records[row].append(record)
-            if self._start(row).env_id is not None:
-                self.since[row].append(chosen[row])
-        moved = np.setdiff1d(rows, broken) if len(broken) else rows
+        for env_id in env_ids:
+            self.records[env_id].append(record)
+            if self._start(env_id).env_id is not None:
+                self.since[env_id].append(chosen[env_id])
+        moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
         if self.watch is not None:
             self.watch.moved(moved, chosen, record, self.accounts.at_end, result.obs)
-        retaken = [self._take_back(int(row)) for row in broken]
+        retaken = [self._take_back(int(env_id)) for env_id in broken]
         self.takes.add(moved, chosen, result, record["valid"])
 
         last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
-        self._keep_frames(rows, result.obs)
+        self._keep_frames(env_ids, result.obs)
         cut = record["truncated"].any(1) | (last & ~ends)
         cut[broken] = False
-        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
-        valued_of = [self._start(row) for row in valued]
+        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ENVS
+        valued_of = [self._start(env_id) for env_id in valued]
         final = self._counted(result.obs.take(valued), valued) if len(valued) else None
-        for row in np.flatnonzero(ends):
-            self._finish(int(row), record)
+        for env_id in np.flatnonzero(ends):
+            self._finish(int(env_id), record)
             if self.chunk_steps is not None:
-                self._follow(int(row))
+                self._follow(int(env_id))
         over = np.flatnonzero(ends & ~last)
-        finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
-        self.obs, self.obs_rows = result.obs, np.arange(self.rows)
+        finished = [self._hand_over(int(env_id), result.obs) for env_id in np.flatnonzero(last & self.active)]
+        self.obs, self.obs_envs = result.obs, np.arange(self.env_ids)
         self._renew(np.concatenate([over, broken, self._fill()]))
         return self._request(valued_of, final, finished, retaken)
 
     def _fill(self) -> Array:
         """Start waiting tickets in free envs. Return these envs, int64."""
         filled = []
-        for row in np.flatnonzero(~self.active):
-            ticket = self._next_of(row)
+        for env_id in np.flatnonzero(~self.active):
+            ticket = self._next_of(env_id)
             if ticket is None:
                 continue
             self.waiting.remove(ticket)
-            before, self.active[row] = self.starts[row], True
-            self._play(row, ticket)
-            self.records[row], self.ended[row], self.begun[row] = [], [], 0
+            before, self.active[env_id] = self.starts[env_id], True
+            self._play(env_id, ticket)
+            self.records[env_id], self.ended[env_id], self.begun[env_id] = [], [], 0
             if before is None or before.number != ticket.follows:
-                self.going_on.pop(int(row), None)
-            self.since[row] = [] if ticket.actions is None else list(ticket.actions)
-            self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
-            if ticket.env_id is not None and not self.since[row]:
-                self._draw(row, ticket.episode)  # drawn with the task weights of this ticket
-            filled.append(row)
+                self.going_on.pop(int(env_id), None)
+            self.since[env_id] = [] if ticket.actions is None else list(ticket.actions)
+            self.before[env_id], self.paid[env_id] = len(self.since[env_id]), ticket.paid
+            if ticket.env_id is not None and not self.since[env_id]:
+                self._draw(env_id, ticket.episode)  # drawn with the task weights of this ticket
+            filled.append(env_id)
         return np.array(filled, np.int64)
 
-    def _next_of(self, row: Any) -> EpisodeRequest | None:
+    def _next_of(self, env_id: Any) -> EpisodeRequest | None:
         """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
-        before, own = self.starts[row], [t for t in self.waiting if t.env_id in (None, self.first_env + row)]
+        before, own = self.starts[env_id], [t for t in self.waiting if t.env_id in (None, self.first_env + env_id)]
         like = (t for t in own if before is not None and t.state.task == before.state.task)
         return next(like, own[0] if own else None)
 
-    def _follow(self, row: int) -> None:
+    def _follow(self, env_id: int) -> None:
         """Continue the env's ticket, or its stream, with another episode."""
-        self._draw(row, self._start(row).episode + 1)
-        self.since[row], self.before[row], self.paid[row] = [], 0, 0.0
+        self._draw(env_id, self._start(env_id).episode + 1)
+        self.since[env_id], self.before[env_id], self.paid[env_id] = [], 0, 0.0
 
-    def _draw(self, row: Any, episode: int) -> None:
+    def _draw(self, env_id: Any, episode: int) -> None:
         assert self.draw is not None
-        self._play(row, self.draw(self._start(row), episode))
+        self._play(env_id, self.draw(self._start(env_id), episode))
 
-    def _play(self, row: Any, start: EpisodeRequest) -> None:
-        self.starts[row], self.limit[row] = start, self.limits[start.state.task]
-        self.identity[row] = start.number, start.key, start.episode, start.version
+    def _play(self, env_id: Any, start: EpisodeRequest) -> None:
+        self.starts[env_id], self.limit[env_id] = start, self.limits[start.state.task]
+        self.identity[env_id] = start.number, start.key, start.episode, start.version
 
-    def _hand_over(self, row: int, obs: Observation) -> EnvTrajectory:
+    def _hand_over(self, env_id: int, obs: Observation) -> EnvTrajectory:
         """Return the finished ticket of an env, which is free then. `obs`: observations of all envs."""
-        start, records, self.active[row] = self._start(row), self.records[row], False
-        after, since = None, self.since[row]
+        start, records, self.active[env_id] = self._start(env_id), self.records[env_id], False
+        after, since = None, self.since[env_id]
         if start.env_id is not None:
             actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
-            after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
+            after = evolve(start, actions=actions, paid=float(self.accounts.total[env_id]) if since else 0.0)
         if since:
-            self.going_on[row] = obs.take(np.array([row]))
+            self.going_on[env_id] = obs.take(np.array([env_id]))
         return EnvTrajectory(
             number=start.number,
-            light={key: np.stack([record[key][row] for record in records]) for key in records[0]},
-            episodes=tuple(self.ended[row]),
-            frames=self.recorded.pop(row, None),
+            light={key: np.stack([record[key][env_id] for record in records]) for key in records[0]},
+            episodes=tuple(self.ended[env_id]),
+            frames=self.recorded.pop(env_id, None),
             after=after,
             world=start.world,
         )
 
     # --------------------------------------------------------------------------------------------- simulator
 
-    def _reset(self, rows: Array) -> Observation:
+    def _reset(self, env_ids: Array) -> Observation:
         """Reset envs to the beginning of their episodes. Return their observations."""
-        starts = [self._start(row) for row in rows]
+        starts = [self._start(env_id) for env_id in env_ids]
         ids = np.array([s.state.id for s in starts], np.int64)
         seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
         before = perf_counter()
-        obs = self.env.reset(rows, ids, seeds)
+        obs = self.env.reset(env_ids, ids, seeds)
         self._broken(self.active)  # they are repaired already: these faults are only counted
         self.seconds += perf_counter() - before
-        obs = checked_observation(self.name, self.env.info, obs, len(rows), "reset")
+        obs = checked_observation(self.name, self.env.info, obs, len(env_ids), "reset")
         if self.watch is not None:
-            self.watch.began(rows, starts, seeds, obs)
-        for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            self.accounts.open(row)
-            self.begun[row] = len(self.records[row])
-            self.takes.begin(int(row), start, obs, position)
+            self.watch.began(env_ids, starts, seeds, obs)
+        for position, (env_id, start) in enumerate(zip(env_ids, starts, strict=True)):
+            self.accounts.open(env_id)
+            self.begun[env_id] = len(self.records[env_id])
+            self.takes.begin(int(env_id), start, obs, position)
             if start.record:
-                self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
+                self.frames[int(env_id)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
         return obs
 
     def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
@@ -268,36 +268,39 @@ class Episodes:
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.seconds += perf_counter() - before
-        return checked_result(self.name, self.env.info, result, self.rows, actions.shape[1])
+        return checked_result(self.name, self.env.info, result, self.env_ids, actions.shape[1])
 
-    def _replay(self, rows: Array) -> Observation:
+    def _replay(self, env_ids: Array) -> Observation:
         """Reset to where running episodes are: execute their actions again after the envs' resets. Return their
         observations.
         """
-        done = dict.fromkeys(rows.tolist(), 0)
+        done = dict.fromkeys(env_ids.tolist(), 0)
         arrived: dict[int, Observation] = {}
-        while left := [row for row in done if row not in arrived]:
-            active, actions = np.zeros(self.rows, bool), np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
+        while left := [env_id for env_id in done if env_id not in arrived]:
+            active, actions = (
+                np.zeros(self.env_ids, bool),
+                np.zeros((self.env_ids, self.chunk, len(self.low)), np.float32),
+            )
             active[left] = True
-            for row in left:
-                actions[row] = self.since[row][done[row]]
+            for env_id in left:
+                actions[env_id] = self.since[env_id][done[env_id]]
             result = self._chunk_step(actions, active)
             broken = self._broken(active)
             _, ends, executed = self.accounts.add(active, self._remaining(active), result, broken)
             self.replayed += executed
-            for row in set(left) - set(broken.tolist()):
-                done[row] += 1
-                last = done[row] == len(self.since[row])
-                if ends[row] or (last and not np.isclose(self.accounts.total[row], self.paid[row])):
-                    chunks = f"chunk {done[row]} of {len(self.since[row])}"
-                    paid = f"{self.accounts.total[row]:g} in all instead of {self.paid[row]:g}"
-                    raise not_deterministic(self.name, self._start(row), chunks, paid)
+            for env_id in set(left) - set(broken.tolist()):
+                done[env_id] += 1
+                last = done[env_id] == len(self.since[env_id])
+                if ends[env_id] or (last and not np.isclose(self.accounts.total[env_id], self.paid[env_id])):
+                    chunks = f"chunk {done[env_id]} of {len(self.since[env_id])}"
+                    paid = f"{self.accounts.total[env_id]:g} in all instead of {self.paid[env_id]:g}"
+                    raise not_deterministic(self.name, self._start(env_id), chunks, paid)
                 if last:
-                    arrived[row] = result.obs.take(np.array([row]))
+                    arrived[env_id] = result.obs.take(np.array([env_id]))
             if len(broken):
                 self._reset(broken)
                 done.update(dict.fromkeys(broken.tolist(), 0))
-        return Observation.concat([arrived[row] for row in rows.tolist()])
+        return Observation.concat([arrived[env_id] for env_id in env_ids.tolist()])
 
     # -------------------------------------------------------------------------------------------- accounting
 
@@ -305,77 +308,81 @@ class Episodes:
         """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
         return np.where(active, self.limit - self.accounts.steps, 0)
 
-    def _finish(self, row: int, record: dict[str, Array]) -> None:
-        self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
-        self.takes.end(row, self.ended[row][-1])
-        if row in self.frames:
-            frames = self.frames.pop(row)
-            self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
+    def _finish(self, env_id: int, record: dict[str, Array]) -> None:
+        self.ended[env_id].append(
+            self.accounts.close(env_id, self._start(env_id), bool(record["truncated"][env_id].any()))
+        )
+        self.takes.end(env_id, self.ended[env_id][-1])
+        if env_id in self.frames:
+            frames = self.frames.pop(env_id)
+            self.recorded[env_id] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
 
-    def _keep_frames(self, rows: Array, obs: Observation) -> None:
-        for row in self.frames.keys() & rows.tolist():
-            self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
+    def _keep_frames(self, env_ids: Array, obs: Observation) -> None:
+        for env_id in self.frames.keys() & env_ids.tolist():
+            self.frames[env_id].append({name: to_numpy(obs.images[name][env_id]) for name in self.cameras})
 
-    def _renew(self, rows: Array) -> None:
+    def _renew(self, env_ids: Array) -> None:
         """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
         there.
         """
-        if not len(rows):
+        if not len(env_ids):
             return
-        rows = np.unique(rows)
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
+        env_ids = np.unique(env_ids)
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.env_ids), env_ids))
         found = [(kept, self.obs.take(kept))] if len(kept) else []
-        found += [(np.array([row]), self.going_on.pop(row)) for row in rows.tolist() if row in self.going_on]
-        found += self._set_up(np.setdiff1d(rows, [row for on, _ in found for row in on]))
+        found += [
+            (np.array([env_id]), self.going_on.pop(env_id)) for env_id in env_ids.tolist() if env_id in self.going_on
+        ]
+        found += self._set_up(np.setdiff1d(env_ids, [env_id for on, _ in found for env_id in on]))
         self.obs = Observation.concat([obs for _, obs in found])
-        self.obs_rows = np.concatenate([of for of, _ in found])
+        self.obs_envs = np.concatenate([of for of, _ in found])
 
-    def _set_up(self, rows: Array) -> list[tuple[Array, Observation]]:
+    def _set_up(self, env_ids: Array) -> list[tuple[Array, Observation]]:
         """Reset envs, and replay the episodes that had begun before."""
-        if not len(rows):
+        if not len(env_ids):
             return []
-        for row in rows:
-            if self.since[row] and not self.env.info.deterministic:
-                self._follow(row)
+        for env_id in env_ids:
+            if self.since[env_id] and not self.env.info.deterministic:
+                self._follow(env_id)
                 self.restarted += 1
-        begun = np.array([bool(self.since[row]) for row in rows])
-        obs = self._reset(rows)
+        begun = np.array([bool(self.since[env_id]) for env_id in env_ids])
+        obs = self._reset(env_ids)
         if not begun.any():
-            return [(rows, obs)]
-        return [(rows[~begun], obs.take(np.flatnonzero(~begun))), (rows[begun], self._replay(rows[begun]))]
+            return [(env_ids, obs)]
+        return [(env_ids[~begun], obs.take(np.flatnonzero(~begun))), (env_ids[begun], self._replay(env_ids[begun]))]
 
     def _broken(self, active: Array) -> Array:
         """Return those of the active envs that broke since the last call, int64, ascending; report their faults."""
         faults, self.broke = {**self.broke, **self.env.faults()}, {}
-        for row, texts in faults.items():
-            self.going_on.pop(row, None)
+        for env_id, texts in faults.items():
+            self.going_on.pop(env_id, None)
             for text in texts:
                 self.on_fault(text)
-        return np.array(sorted(row for row in faults if active[row]), np.int64)
+        return np.array(sorted(env_id for env_id in faults if active[env_id]), np.int64)
 
-    def _take_back(self, row: int) -> tuple[int, int]:
+    def _take_back(self, env_id: int) -> tuple[int, int]:
         """Drop the ticket's records of the running episode. Return (ticket, number of its chunk steps that remain
         valid).
         """
-        del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
-        return self._start(row).number, int(self.begun[row])
+        del self.records[env_id][self.begun[env_id] :], self.since[env_id][self.before[env_id] :]
+        return self._start(env_id).number, int(self.begun[env_id])
 
-    def _ending(self, rows: Array, played: Sequence[int]) -> int:
+    def _ending(self, env_ids: Array, played: Sequence[int]) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
         one.
         """
         if self.chunk_steps is not None:
             return sum(count + 1 == self.chunk_steps for count in played)
-        return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
+        return int(np.count_nonzero(self.limit[env_ids] - self.accounts.steps[env_ids] <= self.chunk))
 
-    def _start(self, row: Any) -> EpisodeRequest:
-        start: EpisodeRequest | None = self.starts[row]
+    def _start(self, env_id: Any) -> EpisodeRequest:
+        start: EpisodeRequest | None = self.starts[env_id]
         assert start is not None
         return start
 
-    def _counted(self, obs: Observation, rows: Array) -> Observation:
+    def _counted(self, obs: Observation, env_ids: Array) -> Observation:
         """Return the observation of these envs with the step counts of their episodes."""
-        return evolve(obs, steps=self.accounts.steps[rows])
+        return evolve(obs, steps=self.accounts.steps[env_ids])
 
     def _request(
         self,
@@ -388,11 +395,11 @@ class Episodes:
         asking = np.empty((6, len(positions)), np.int64)
         asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
         asking[4] = self.accounts.chunks[positions]
-        played = [len(self.records[row]) for row in positions.tolist()]
+        played = [len(self.records[env_id]) for env_id in positions.tolist()]
         obs = None
         if len(positions):
-            whole = np.array_equal(positions, self.obs_rows)
-            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
+            whole = np.array_equal(positions, self.obs_envs)
+            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_envs).argmax(1))
             obs = self._counted(of, positions)
         return StepRequest(
             asking=asking,

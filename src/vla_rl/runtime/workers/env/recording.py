@@ -81,48 +81,48 @@ class EpisodeRecorder:
 
     def wants_steps(self, active: Array) -> bool:
         """Return whether one of the active envs (bool [N]) records every environment step."""
-        return self.by_step and any(active[row] for row in self._takes)
+        return self.by_step and any(active[env_id] for env_id in self._takes)
 
-    def begin(self, row: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
+    def begin(self, env_id: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin to record the episode of an env, if its request asks for it. `position`: the env's index in `obs`."""
-        self._takes.pop(row, None)
+        self._takes.pop(env_id, None)
         if start.recorded:
             images: dict[str, list[bytes]] = {camera: [] for camera in self.info.cameras}
-            self._takes[row] = _Take(images=images, instruction=obs.instructions[position])
-            self._see(row, obs, position)
+            self._takes[env_id] = _Take(images=images, instruction=obs.instructions[position])
+            self._see(env_id, obs, position)
 
-    def see(self, rows: Array, obs: Observation) -> None:
+    def see(self, env_ids: Array, obs: Observation) -> None:
         """Record what these envs (int64) observe before their next action, or chunk; `obs` is of all envs."""
-        for row in rows.tolist():
-            if row in self._takes:
-                self._see(row, obs, row)
+        for env_id in env_ids.tolist():
+            if env_id in self._takes:
+                self._see(env_id, obs, env_id)
 
-    def _see(self, row: int, obs: Observation, position: int) -> None:
-        take = self._takes[row]
+    def _see(self, env_id: int, obs: Observation, position: int) -> None:
+        take = self._takes[env_id]
         for camera, images in take.images.items():
             images.append(png(to_numpy(obs.images[camera][position])))
         state = np.zeros(0, np.float32) if obs.state is None else to_numpy(obs.state[position])
         take.states.append(np.array(state, np.float32))
 
-    def add(self, rows: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
+    def add(self, env_ids: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
         """Record what these envs (int64) did: actions float32 [N, C, A] of all envs, and which of them count, bool [N,
         C].
         """
         rewards = to_numpy(result.rewards)
-        for row in [row for row in rows.tolist() if row in self._takes]:
-            take, count = self._takes[row], int(valid[row].sum())
+        for env_id in [env_id for env_id in env_ids.tolist() if env_id in self._takes]:
+            take, count = self._takes[env_id], int(valid[env_id].sum())
             if self.by_step:
-                take.actions += list(chosen[row, :count])
-                take.rewards += rewards[row, :count].tolist()
+                take.actions += list(chosen[env_id, :count])
+                take.rewards += rewards[env_id, :count].tolist()
             else:
-                take.actions.append(chosen[row])
-                take.rewards.append(float(rewards[row, :count].sum()))
+                take.actions.append(chosen[env_id])
+                take.rewards.append(float(rewards[env_id, :count].sum()))
                 take.executed.append(count)
-                self._see(row, result.obs, row)
+                self._see(env_id, result.obs, env_id)
 
-    def end(self, row: int, episode: Episode) -> None:
+    def end(self, env_id: int, episode: Episode) -> None:
         """Put the recording of an env's finished episode into the store, if the settings keep it."""
-        take = self._takes.pop(row, None)
+        take = self._takes.pop(env_id, None)
         if take is None or not self.settings.keeps(episode.success_once):
             return
         n = len(take.actions)

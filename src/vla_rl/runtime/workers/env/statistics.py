@@ -15,7 +15,7 @@ class EpisodeStatistics:
 
     def __init__(
         self,
-        rows: int,
+        num_envs: int,
         *,
         name: str,
         chunk: int,
@@ -23,19 +23,19 @@ class EpisodeStatistics:
         reward: Literal["raw", "relative"],
         reward_coef: float,
     ):
-        self.rows, self.name, self.chunk = rows, name, chunk
+        self.num_envs, self.name, self.chunk = num_envs, name, chunk
         self.ignore_terminations, self.reward, self.reward_coef = ignore_terminations, reward, reward_coef
-        self.steps = np.zeros(rows, np.int64)  # only valid ones count
-        self.chunks = np.zeros(rows, np.int64)
-        self.total = np.zeros(rows, np.float64)
-        self.last_reward = np.zeros(rows, np.float32)
-        self.once = np.zeros(rows, bool)
-        self.at_end = np.zeros(rows, bool)
+        self.steps = np.zeros(num_envs, np.int64)  # only valid ones count
+        self.chunks = np.zeros(num_envs, np.int64)
+        self.total = np.zeros(num_envs, np.float64)
+        self.last_reward = np.zeros(num_envs, np.float32)
+        self.once = np.zeros(num_envs, bool)
+        self.at_end = np.zeros(num_envs, bool)
 
-    def open(self, row: Any) -> None:
+    def open(self, env_id: Any) -> None:
         """Reset the statistics of an env whose episode begins."""
-        self.steps[row] = self.chunks[row] = 0
-        self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
+        self.steps[env_id] = self.chunks[env_id] = 0
+        self.total[env_id], self.last_reward[env_id], self.once[env_id] = 0.0, 0.0, False
 
     def add(
         self, active: Array, remaining: Array, result: ChunkResult, broken: Array
@@ -57,8 +57,8 @@ class EpisodeStatistics:
         idle = active & ~executed.any(1)
         idle[broken] = False
         if idle.any():
-            rows = np.flatnonzero(idle).tolist()
-            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {rows}")
+            num_envs = np.flatnonzero(idle).tolist()
+            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active envs {num_envs}")
         if self.ignore_terminations:
             terminated = np.zeros_like(terminated)
         limit = active[:, None] & (remaining[:, None] == np.arange(1, width + 1))
@@ -80,7 +80,7 @@ class EpisodeStatistics:
         self.at_end = success
         if result.succeeded is not None:
             last_valid = np.maximum(valid.shape[1] - 1 - valid[:, ::-1].argmax(1), 0)
-            self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(self.rows), last_valid]
+            self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(self.num_envs), last_valid]
         self.steps += valid.sum(1)
         self.chunks += active
         self.total += rewards.sum(1)
@@ -90,16 +90,16 @@ class EpisodeStatistics:
             record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
         return record, (terminated | truncated).any(1), int(executed.sum())
 
-    def close(self, row: int, start: EpisodeRequest, truncated: bool) -> Episode:
+    def close(self, env_id: int, start: EpisodeRequest, truncated: bool) -> Episode:
         """Return the result of an env's finished episode."""
         return Episode(
             number=start.key,
             episode=start.episode,
             task=start.state.task,
             state=start.state.id,
-            steps=int(self.steps[row]),
-            total_reward=float(self.total[row]),
-            success_once=bool(self.once[row]),
-            success_at_end=bool(self.at_end[row]),
+            steps=int(self.steps[env_id]),
+            total_reward=float(self.total[env_id]),
+            success_once=bool(self.once[env_id]),
+            success_at_end=bool(self.at_end[env_id]),
             truncated=truncated,
         )
