@@ -358,7 +358,7 @@ class WritesActive(SmallEnv):
 
 
 class WritesEnvs(SmallEnv):
-    """expected its envs unchanged"""
+    """expected its env_ids unchanged"""
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         obs = super().reset(env_ids, state_ids, seed)

@@ -73,7 +73,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             "seed": spec.seed,
             "on_fault": self.on_fault,
         }
-        self.spools = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
+        self.stores = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -88,13 +88,13 @@ class EnvWorker(EnvLanes, EnvInterface):
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
-                watch=None if recordings is None else recordings.tap(),
-                takes=self._takes(env, "rollout"),
+                observer=None if recordings is None else recordings.observer(),
+                recorder=self._recorder(env, "rollout"),
                 **shared,
             )
             for i, env in envs.items()
         }
-        self.eval = {i: Episodes(env, **shared, takes=self._takes(env, "evaluation")) for i, env in envs.items()}
+        self.eval = {i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation")) for i, env in envs.items()}
         self.running = dict(self.train)
         self.played = {"action": self.train, "evaluation": self.eval}
         if not self.states:
@@ -105,7 +105,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         before, self.envs = self.envs, envs
         for played in (self.train, self.eval):
             for lane, episodes in played.items():
-                episodes.env = envs.get(lane)  # type: ignore[assignment]
+                episodes.simulator.env = envs.get(lane)  # type: ignore[assignment]
         return before
 
     def eval_states(self) -> tuple[ResetState, ...]:
@@ -184,17 +184,17 @@ class EnvWorker(EnvLanes, EnvInterface):
                 "or clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
             ) from exc
 
-    def _takes(self, env: SimEnv, what: str) -> EpisodeRecorder:
-        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
+    def _recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:
+        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.stores[what])
 
     def recorded(self, what: str) -> list[RecordingKey]:
-        return self.spools[what].keys()
+        return self.stores[what].keys()
 
     def recording(self, what: str, key: RecordingKey) -> Recording:
-        return self.spools[what].get(key)
+        return self.stores[what].get(key)
 
     def forget_recordings(self, what: str, last: int | None) -> None:
-        self.spools[what].forget(last)
+        self.stores[what].forget(last)
 
     def close(self) -> list[str]:
         """Close all simulators. Return what went wrong, in words."""

@@ -23,26 +23,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, ChunkResult, Episode, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
-from vla_rl.runtime.workers.env.checked import (
-    checked_actions,
-    checked_observation,
-    checked_result,
-    not_deterministic,
-)
+from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
-from vla_rl.runtime.workers.env.one_by_one import one_by_one
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
-from vla_rl.runtime.workers.env.statistics import EpisodeStatistics
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
+from vla_rl.runtime.workers.env.simulator import LaneSimulator
+from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
+from vla_rl.runtime.workers.env.stream_replay import StreamReplay
+from vla_rl.runtime.workers.env.trajectories import RunningTrajectories
 from vla_rl.toolkit.data.recording import RecordSettings
 
 NO_ENVS = np.zeros(0, np.int64)
@@ -51,7 +48,9 @@ NO_ENVS = np.zeros(0, np.int64)
 class Episodes:
     """Runs the envs of one lane: call `step` with tickets, then with the actions that each request asks for.
 
-    Comments call an env of the lane an env, as it is an env of the arrays here.
+    It decides which env runs which ticket and which episode. Its parts do the rest: `simulator` executes, `statistics`
+    derives masks and rewards, `trajectories` and the recorders keep the results, `streams` and `replay` continue
+    persistent env streams, `recovery` handles faults.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Episodes:
         reward_coef: float = 1.0,
         bootstrap: bool = False,
         camera: str | None = None,
-        watch: RolloutObserver | None = None,
+        observer: RolloutObserver | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
-        takes: EpisodeRecorder | None = None,
+        recorder: EpisodeRecorder | None = None,
     ):
         """Wrap a simulator.
 
@@ -82,57 +81,74 @@ class Episodes:
             chunk_steps: chunk steps of a ticket, with auto_reset.
             draw: (ticket, e) -> its episode e, from a reset state of its own, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
-            watch: observer of all that the envs see and do.
+            observer: observer of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
-            takes: recorder of episodes as data.
+            recorder: recorder of episodes as data.
         """
-        self.on_fault, self.watch = on_fault, watch
-        self.env, self.name, self.seed, self.chunk, self.first_env = env, name, seed, chunk, first_env
-        self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
-        self.chunk_steps, self.draw = chunk_steps, draw
-        self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
-        self.broke: dict[int, Sequence[str]] = {}  # envs that broke within the current chunk, and their faults
-        self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
-        self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
-        self.low = np.asarray(env.info.action_low, np.float32)
-        self.high = np.asarray(env.info.action_high, np.float32)
-        self.env_ids = env.num_envs
-        self.accounts = EpisodeStatistics(
-            self.env_ids,
+        num_envs = env.num_envs
+        self.num_envs = num_envs
+        self.seed = seed
+        self.chunk = chunk
+        self.first_env = first_env
+        self.chunk_steps = chunk_steps
+        self.draw = draw
+        self.bootstrap = bootstrap
+        self.observer = observer
+        self.step_limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
+        self.recorder = recorder or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
+        self.frames = FrameRecorder(tuple(env.info.cameras) if camera is None else (camera,))
+        self.counts = StepCounts()
+        self.simulator = LaneSimulator(
+            env,
+            name=name,
+            chunk=chunk,
+            stop_at_end=auto_reset != "deferred" and not ignore_terminations,
+            recorder=self.recorder,
+            counts=self.counts,
+        )
+        self.statistics = EpisodeStatistics(
+            num_envs,
             name=name,
             chunk=chunk,
             ignore_terminations=ignore_terminations,
             reward=reward,
             reward_coef=reward_coef,
         )
-        n = self.env_ids
-        self.starts: list[EpisodeRequest | None] = [None] * n  # request of the running episode, or of the last one
-        self.identity = np.zeros((n, 4), np.int64)  # of that episode: number, key, episode and version
-        self.limit = np.zeros(n, np.int64)  # step limit of that episode
-        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which that episode began, or was continued
-        self.since: list[list[Array]] = [[] for _ in range(n)]  # executed chunks of a stream's running episode
-        self.before = [0] * n  # how many of them were executed before the running ticket
-        self.paid = [0.0] * n  # sum of the rewards of those
-        self.going_on: dict[int, Observation] = {}  # observations of envs whose streams are in the middle of an episode
+        self.trajectories = RunningTrajectories(num_envs)
+        self.streams = StreamPositions(num_envs)
+        self.recovery = FaultRecovery(self.simulator, self.streams, self.trajectories, on_fault)
+        self.replay = StreamReplay(self.simulator, self.statistics, self.streams, self.recovery, self.counts)
+        self.requests: list[EpisodeRequest | None] = [None] * num_envs
+        """Request of each env's running episode, or of its last one."""
+        self.identity = np.zeros((num_envs, 4), np.int64)
+        """Number, key, episode and version of these requests."""
         self.clear()
 
-    # ---------------------------------------------------------------------------------------------- protocol
+    @property
+    def low(self) -> Array:
+        """Lower bounds of the actions, float32 [A]."""
+        return self.simulator.low
+
+    @property
+    def high(self) -> Array:
+        """Upper bounds of the actions, float32 [A]."""
+        return self.simulator.high
 
     def clear(self) -> None:
         """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
         self.waiting: deque[EpisodeRequest] = deque()
-        self.takes.clear()
-        self.active = np.zeros(self.env_ids, bool)
-        # Of each env's running ticket: one record a chunk step; the arrays of a record are of all envs, [N, ...].
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.env_ids)]
-        self.ended: list[list[Episode]] = [[] for _ in range(self.env_ids)]  # episodes of the running ticket that ended
-        self.frames: dict[int, list[dict[str, Array]]] = {}
-        self.recorded: dict[int, dict[str, Array]] = {}
-        self.obs_envs = NO_ENVS
+        """Tickets that no env has started."""
+        self.active = np.zeros(self.num_envs, bool)
+        """Envs that run a ticket."""
+        self.obs_env_ids = NO_ENVS
+        """Envs of the observations `obs`, in their order."""
+        self.recorder.clear()
+        self.frames.clear()
+        self.trajectories.clear()
 
     def leave(self) -> None:
         """Forget the positions of streams, because something else will run on the simulator."""
-        self.going_on.clear()
+        self.streams.leave()
 
     def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
         """Execute actions, start tickets in free envs, and ask for the next chunks.
@@ -142,184 +158,123 @@ class Episodes:
             tickets: further tickets; those without a free env wait in the lane.
         """
         self.waiting.extend(tickets)
-        self.seconds, self.env_steps, self.replayed, self.restarted = 0.0, 0, 0, 0
+        self.counts.reset()
         if not self.active.any():
-            self._renew(self._fill())
+            self._renew(self._start_tickets())
             return self._request()
         assert actions is not None
-        env_ids, remaining = np.flatnonzero(self.active), self._remaining(self.active)
-        chosen = np.zeros((self.env_ids, self.chunk, len(self.low)), np.float32)
-        chosen[env_ids] = checked_actions(self.name, self.env.info, actions, env_ids, self.chunk)
-        result = self._chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
-        broken = self._broken(self.active)
-        record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
-        self.env_steps += executed
-        for env_id in env_ids:
-            self.records[env_id].append(record)
-            if self._start(env_id).env_id is not None:
-                self.since[env_id].append(chosen[env_id])
-        moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
-        if self.watch is not None:
-            self.watch.moved(moved, chosen, record, self.accounts.at_end, result.obs)
-        retaken = [self._take_back(int(env_id)) for env_id in broken]
-        self.takes.add(moved, chosen, result, record["valid"])
+        env_ids = np.flatnonzero(self.active)
+        chosen = self.simulator.all_actions(actions, env_ids)
+        remaining = self.statistics.remaining(self.active)
+        result = self.simulator.chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
+        broken = self.recovery.broken(self.active)
+        record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
+        self.counts.env_steps += executed
+        again = self._record(env_ids, broken, chosen, record, result)
 
-        last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
-        self._keep_frames(env_ids, result.obs)
+        last = ends if self.chunk_steps is None else self.trajectories.have_length(self.chunk_steps)
         cut = record["truncated"].any(1) | (last & ~ends)
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ENVS
-        valued_of = [self._start(env_id) for env_id in valued]
-        final = self._counted(result.obs.take(valued), valued) if len(valued) else None
-        for env_id in np.flatnonzero(ends):
-            self._finish(int(env_id), record)
-            if self.chunk_steps is not None:
-                self._follow(int(env_id))
-        over = np.flatnonzero(ends & ~last)
-        finished = [self._hand_over(int(env_id), result.obs) for env_id in np.flatnonzero(last & self.active)]
-        self.obs, self.obs_envs = result.obs, np.arange(self.env_ids)
-        self._renew(np.concatenate([over, broken, self._fill()]))
-        return self._request(valued_of, final, finished, retaken)
+        valued_requests = [self._request_of(env_id) for env_id in valued.tolist()]
+        final = self._with_steps(result.obs.take(valued), valued) if len(valued) else None
 
-    def _fill(self) -> Array:
+        for env_id in np.flatnonzero(ends).tolist():
+            self._end_episode(env_id, truncated=bool(record["truncated"][env_id].any()))
+        continued = np.flatnonzero(ends & ~last)
+        finished = [self._end_ticket(env_id, result.obs) for env_id in np.flatnonzero(last & self.active).tolist()]
+        self.obs = result.obs
+        self.obs_env_ids = np.arange(self.num_envs)
+        self._renew(np.concatenate([continued, broken, self._start_tickets()]))
+        return self._request(valued_requests, final, finished, again)
+
+    def _record(
+        self, env_ids: Array, broken: Array, chosen: Array, record: dict[str, Array], result: ChunkResult
+    ) -> list[tuple[int, int]]:
+        """Record a chunk step of these envs. Return `StepRequest.again` for those that broke."""
+        self.trajectories.add(env_ids, record)
+        for env_id in env_ids.tolist():
+            if self._request_of(env_id).env_id is not None:
+                self.streams.chunks[env_id].append(chosen[env_id])
+        moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
+        if self.observer is not None:
+            self.observer.moved(moved, chosen, record, self.statistics.at_end, result.obs)
+        again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
+        self.recorder.add(moved, chosen, result, record["valid"])
+        self.frames.add(env_ids, result.obs)
+        return again
+
+    # ------------------------------------------------------------------------------------- tickets and episodes
+
+    def _start_tickets(self) -> Array:
         """Start waiting tickets in free envs. Return these envs, int64."""
-        filled = []
-        for env_id in np.flatnonzero(~self.active):
-            ticket = self._next_of(env_id)
+        started = []
+        for env_id in np.flatnonzero(~self.active).tolist():
+            ticket = self._next_ticket(env_id)
             if ticket is None:
                 continue
             self.waiting.remove(ticket)
-            before, self.active[env_id] = self.starts[env_id], True
-            self._play(env_id, ticket)
-            self.records[env_id], self.ended[env_id], self.begun[env_id] = [], [], 0
-            if before is None or before.number != ticket.follows:
-                self.going_on.pop(int(env_id), None)
-            self.since[env_id] = [] if ticket.actions is None else list(ticket.actions)
-            self.before[env_id], self.paid[env_id] = len(self.since[env_id]), ticket.paid
-            if ticket.env_id is not None and not self.since[env_id]:
+            previous = self.requests[env_id]
+            self.active[env_id] = True
+            self._assign(env_id, ticket)
+            self.trajectories.begin_ticket(env_id)
+            continues = previous is not None and previous.number == ticket.follows
+            self.streams.begin_ticket(env_id, ticket, continues)
+            if ticket.env_id is not None and not self.streams.chunks[env_id]:
                 self._draw(env_id, ticket.episode)  # drawn with the task weights of this ticket
-            filled.append(env_id)
-        return np.array(filled, np.int64)
+            started.append(env_id)
+        return np.array(started, np.int64)
 
-    def _next_of(self, env_id: Any) -> EpisodeRequest | None:
+    def _next_ticket(self, env_id: int) -> EpisodeRequest | None:
         """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
-        before, own = self.starts[env_id], [t for t in self.waiting if t.env_id in (None, self.first_env + env_id)]
-        like = (t for t in own if before is not None and t.state.task == before.state.task)
-        return next(like, own[0] if own else None)
+        previous = self.requests[env_id]
+        fitting = [ticket for ticket in self.waiting if ticket.env_id in (None, self.first_env + env_id)]
+        if previous is not None:
+            for ticket in fitting:
+                if ticket.state.task == previous.state.task:
+                    return ticket
+        return fitting[0] if fitting else None
 
-    def _follow(self, env_id: int) -> None:
+    def _next_episode(self, env_id: int) -> None:
         """Continue the env's ticket, or its stream, with another episode."""
-        self._draw(env_id, self._start(env_id).episode + 1)
-        self.since[env_id], self.before[env_id], self.paid[env_id] = [], 0, 0.0
+        self._draw(env_id, self._request_of(env_id).episode + 1)
+        self.streams.begin_episode(env_id)
 
-    def _draw(self, env_id: Any, episode: int) -> None:
+    def _draw(self, env_id: int, episode: int) -> None:
         assert self.draw is not None
-        self._play(env_id, self.draw(self._start(env_id), episode))
+        self._assign(env_id, self.draw(self._request_of(env_id), episode))
 
-    def _play(self, env_id: Any, start: EpisodeRequest) -> None:
-        self.starts[env_id], self.limit[env_id] = start, self.limits[start.state.task]
-        self.identity[env_id] = start.number, start.key, start.episode, start.version
+    def _assign(self, env_id: int, request: EpisodeRequest) -> None:
+        self.requests[env_id] = request
+        self.identity[env_id] = request.number, request.key, request.episode, request.version
+        self.statistics.limit[env_id] = self.step_limits[request.state.task]
 
-    def _hand_over(self, env_id: int, obs: Observation) -> EnvTrajectory:
-        """Return the finished ticket of an env, which is free then. `obs`: observations of all envs."""
-        start, records, self.active[env_id] = self._start(env_id), self.records[env_id], False
-        after, since = None, self.since[env_id]
-        if start.env_id is not None:
-            actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
-            after = evolve(start, actions=actions, paid=float(self.accounts.total[env_id]) if since else 0.0)
-        if since:
-            self.going_on[env_id] = obs.take(np.array([env_id]))
-        return EnvTrajectory(
-            number=start.number,
-            light={key: np.stack([record[key][env_id] for record in records]) for key in records[0]},
-            episodes=tuple(self.ended[env_id]),
-            frames=self.recorded.pop(env_id, None),
-            after=after,
-            world=start.world,
-        )
+    def _end_episode(self, env_id: int, truncated: bool) -> None:
+        """Keep the results of an episode that ended, and choose the next one of the ticket with auto_reset."""
+        episode = self.statistics.close(env_id, self._request_of(env_id), truncated)
+        self.trajectories.episodes[env_id].append(episode)
+        self.recorder.end(env_id, episode)
+        self.frames.end(env_id)
+        if self.chunk_steps is not None:
+            self._next_episode(env_id)
 
-    # --------------------------------------------------------------------------------------------- simulator
+    def _end_ticket(self, env_id: int, obs: Observation) -> EnvTrajectory:
+        """Return the trajectory of an env's finished ticket; the env is free then. `obs`: observations of all envs."""
+        self.active[env_id] = False
+        request = self._request_of(env_id)
+        cursor = None
+        if request.env_id is not None:
+            no_chunks = self.simulator.no_actions()[:0]
+            cursor = self.streams.cursor(env_id, request, no_chunks, float(self.statistics.total[env_id]))
+        self.streams.keep_observation(env_id, obs)
+        return self.trajectories.trajectory(env_id, request, frames=self.frames.take(env_id), cursor=cursor)
 
-    def _reset(self, env_ids: Array) -> Observation:
-        """Reset envs to the beginning of their episodes. Return their observations."""
-        starts = [self._start(env_id) for env_id in env_ids]
-        ids = np.array([s.state.id for s in starts], np.int64)
-        seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
-        before = perf_counter()
-        obs = self.env.reset(env_ids, ids, seeds)
-        self._broken(self.active)  # they are repaired already: these faults are only counted
-        self.seconds += perf_counter() - before
-        obs = checked_observation(self.name, self.env.info, obs, len(env_ids), "reset")
-        if self.watch is not None:
-            self.watch.began(env_ids, starts, seeds, obs)
-        for position, (env_id, start) in enumerate(zip(env_ids, starts, strict=True)):
-            self.accounts.open(env_id)
-            self.begun[env_id] = len(self.records[env_id])
-            self.takes.begin(int(env_id), start, obs, position)
-            if start.record:
-                self.frames[int(env_id)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
-        return obs
+    def _request_of(self, env_id: int) -> EpisodeRequest:
+        request = self.requests[env_id]
+        assert request is not None
+        return request
 
-    def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
-        """Execute actions float32 [N, C', A] in the active envs, bool [N]; both are of all envs."""
-        before = perf_counter()
-        if self.takes.wants_steps(active):
-            result, self.broke = one_by_one(self.env, actions, active, self.stop_at_end, self.takes.see)
-        else:
-            result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
-        self.seconds += perf_counter() - before
-        return checked_result(self.name, self.env.info, result, self.env_ids, actions.shape[1])
-
-    def _replay(self, env_ids: Array) -> Observation:
-        """Reset to where running episodes are: execute their actions again after the envs' resets. Return their
-        observations.
-        """
-        done = dict.fromkeys(env_ids.tolist(), 0)
-        arrived: dict[int, Observation] = {}
-        while left := [env_id for env_id in done if env_id not in arrived]:
-            active, actions = (
-                np.zeros(self.env_ids, bool),
-                np.zeros((self.env_ids, self.chunk, len(self.low)), np.float32),
-            )
-            active[left] = True
-            for env_id in left:
-                actions[env_id] = self.since[env_id][done[env_id]]
-            result = self._chunk_step(actions, active)
-            broken = self._broken(active)
-            _, ends, executed = self.accounts.add(active, self._remaining(active), result, broken)
-            self.replayed += executed
-            for env_id in set(left) - set(broken.tolist()):
-                done[env_id] += 1
-                last = done[env_id] == len(self.since[env_id])
-                if ends[env_id] or (last and not np.isclose(self.accounts.total[env_id], self.paid[env_id])):
-                    chunks = f"chunk {done[env_id]} of {len(self.since[env_id])}"
-                    paid = f"{self.accounts.total[env_id]:g} in all instead of {self.paid[env_id]:g}"
-                    raise not_deterministic(self.name, self._start(env_id), chunks, paid)
-                if last:
-                    arrived[env_id] = result.obs.take(np.array([env_id]))
-            if len(broken):
-                self._reset(broken)
-                done.update(dict.fromkeys(broken.tolist(), 0))
-        return Observation.concat([arrived[env_id] for env_id in env_ids.tolist()])
-
-    # -------------------------------------------------------------------------------------------- accounting
-
-    def _remaining(self, active: Array) -> Array:
-        """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
-        return np.where(active, self.limit - self.accounts.steps, 0)
-
-    def _finish(self, env_id: int, record: dict[str, Array]) -> None:
-        self.ended[env_id].append(
-            self.accounts.close(env_id, self._start(env_id), bool(record["truncated"][env_id].any()))
-        )
-        self.takes.end(env_id, self.ended[env_id][-1])
-        if env_id in self.frames:
-            frames = self.frames.pop(env_id)
-            self.recorded[env_id] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
-
-    def _keep_frames(self, env_ids: Array, obs: Observation) -> None:
-        for env_id in self.frames.keys() & env_ids.tolist():
-            self.frames[env_id].append({name: to_numpy(obs.images[name][env_id]) for name in self.cameras})
+    # ---------------------------------------------------------------------------------------------- observations
 
     def _renew(self, env_ids: Array) -> None:
         """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
@@ -328,61 +283,70 @@ class Episodes:
         if not len(env_ids):
             return
         env_ids = np.unique(env_ids)
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.env_ids), env_ids))
-        found = [(kept, self.obs.take(kept))] if len(kept) else []
-        found += [
-            (np.array([env_id]), self.going_on.pop(env_id)) for env_id in env_ids.tolist() if env_id in self.going_on
-        ]
-        found += self._set_up(np.setdiff1d(env_ids, [env_id for on, _ in found for env_id in on]))
-        self.obs = Observation.concat([obs for _, obs in found])
-        self.obs_envs = np.concatenate([of for of, _ in found])
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.num_envs), env_ids))
+        parts = [(kept, self.obs.take(kept))] if len(kept) else []
+        parts += self.streams.take_observations(env_ids)
+        parts += self._set_up(np.setdiff1d(env_ids, [env_id for part, _ in parts for env_id in part]))
+        self.obs = Observation.concat([obs for _, obs in parts])
+        self.obs_env_ids = np.concatenate([part for part, _ in parts])
 
     def _set_up(self, env_ids: Array) -> list[tuple[Array, Observation]]:
         """Reset envs, and replay the episodes that had begun before."""
         if not len(env_ids):
             return []
-        for env_id in env_ids:
-            if self.since[env_id] and not self.env.info.deterministic:
-                self._follow(env_id)
-                self.restarted += 1
-        begun = np.array([bool(self.since[env_id]) for env_id in env_ids])
+        for env_id in env_ids.tolist():
+            if self.streams.chunks[env_id] and not self.simulator.info.deterministic:
+                self._next_episode(env_id)
+                self.counts.restarted += 1
+        has_begun = np.array([bool(self.streams.chunks[env_id]) for env_id in env_ids])
         obs = self._reset(env_ids)
-        if not begun.any():
+        if not has_begun.any():
             return [(env_ids, obs)]
-        return [(env_ids[~begun], obs.take(np.flatnonzero(~begun))), (env_ids[begun], self._replay(env_ids[begun]))]
+        replayed = env_ids[has_begun]
+        return [
+            (env_ids[~has_begun], obs.take(np.flatnonzero(~has_begun))),
+            (replayed, self.replay.run(replayed, self._reset, self._request_of)),
+        ]
 
-    def _broken(self, active: Array) -> Array:
-        """Return those of the active envs that broke since the last call, int64, ascending; report their faults."""
-        faults, self.broke = {**self.broke, **self.env.faults()}, {}
-        for env_id, texts in faults.items():
-            self.going_on.pop(env_id, None)
-            for text in texts:
-                self.on_fault(text)
-        return np.array(sorted(env_id for env_id in faults if active[env_id]), np.int64)
+    def _reset(self, env_ids: Array) -> Observation:
+        """Reset envs to the beginning of their episodes. Return their observations."""
+        requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
+        state_ids = np.array([request.state.id for request in requests], np.int64)
+        seeds = np.array([derived_seed(self.seed, "episode", r.key, r.episode) for r in requests], np.int64)
+        obs = self.simulator.reset(env_ids, state_ids, seeds)
+        self.recovery.broken(self.active)  # they are repaired already: these faults are only counted
+        if self.observer is not None:
+            self.observer.began(env_ids, requests, seeds, obs)
+        for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
+            self.statistics.open(env_id)
+            self.trajectories.begin_episode(env_id)
+            self.recorder.begin(env_id, request, obs, position)
+            self.frames.begin(env_id, request, obs, position)
+        return obs
 
-    def _take_back(self, env_id: int) -> tuple[int, int]:
-        """Drop the ticket's records of the running episode. Return (ticket, number of its chunk steps that remain
-        valid).
-        """
-        del self.records[env_id][self.begun[env_id] :], self.since[env_id][self.before[env_id] :]
-        return self._start(env_id).number, int(self.begun[env_id])
+    def _with_steps(self, obs: Observation, env_ids: Array) -> Observation:
+        """Return the observation of these envs with the step counts of their episodes."""
+        return evolve(obs, steps=self.statistics.steps[env_ids])
 
-    def _ending(self, env_ids: Array, played: Sequence[int]) -> int:
+    # --------------------------------------------------------------------------------------------------- request
+
+    def _ending(self, env_ids: Array, lengths: Sequence[int]) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
         one.
         """
         if self.chunk_steps is not None:
-            return sum(count + 1 == self.chunk_steps for count in played)
-        return int(np.count_nonzero(self.limit[env_ids] - self.accounts.steps[env_ids] <= self.chunk))
+            return sum(length + 1 == self.chunk_steps for length in lengths)
+        remaining = self.statistics.limit[env_ids] - self.statistics.steps[env_ids]
+        return int(np.count_nonzero(remaining <= self.chunk))
 
-    def _start(self, env_id: Any) -> EpisodeRequest:
-        start: EpisodeRequest | None = self.starts[env_id]
-        assert start is not None
-        return start
-
-    def _counted(self, obs: Observation, env_ids: Array) -> Observation:
-        """Return the observation of these envs with the step counts of their episodes."""
-        return evolve(obs, steps=self.accounts.steps[env_ids])
+    def _asking_obs(self, positions: Array) -> Observation | None:
+        """Return the observations of the envs that need a chunk."""
+        if not len(positions):
+            return None
+        if np.array_equal(positions, self.obs_env_ids):
+            return self._with_steps(self.obs, positions)
+        order = (positions[:, None] == self.obs_env_ids).argmax(1)
+        return self._with_steps(self.obs.take(order), positions)
 
     def _request(
         self,
@@ -393,26 +357,22 @@ class Episodes:
     ) -> StepRequest:
         positions = np.flatnonzero(self.active)
         asking = np.empty((6, len(positions)), np.int64)
-        asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
-        asking[4] = self.accounts.chunks[positions]
-        played = [len(self.records[env_id]) for env_id in positions.tolist()]
-        obs = None
-        if len(positions):
-            whole = np.array_equal(positions, self.obs_envs)
-            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_envs).argmax(1))
-            obs = self._counted(of, positions)
+        asking[0] = positions
+        asking[[1, 2, 3, 5]] = self.identity[positions].T
+        asking[4] = self.statistics.chunks[positions]
+        lengths = self.trajectories.lengths(positions)
         return StepRequest(
             asking=asking,
-            obs=obs,
+            obs=self._asking_obs(positions),
             ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),
-            steps=sum(played),
-            ending=self._ending(positions, played),
+            steps=sum(lengths),
+            ending=self._ending(positions, lengths),
             waiting=len(self.waiting),
-            seconds=self.seconds,
-            env_steps=self.env_steps,
-            replayed=self.replayed,
-            restarted=self.restarted,
+            seconds=self.counts.seconds,
+            env_steps=self.counts.env_steps,
+            replayed=self.counts.replayed,
+            restarted=self.counts.restarted,
         )

@@ -5,9 +5,30 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from attrs import define
 
 from vla_rl.core.types import Array, ChunkResult, Episode, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
+
+
+@define
+class StepCounts:
+    """What the calls of a lane's simulator cost since its last request."""
+
+    seconds: float = 0.0
+    """Seconds that the simulator took."""
+    env_steps: int = 0
+    """Number of actions that it executed for tickets."""
+    replayed: int = 0
+    """Number of actions that it executed again, to bring streams back to where they were."""
+    restarted: int = 0
+    """Number of streams that could not be brought back and started a new episode."""
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+        self.env_steps = 0
+        self.replayed = 0
+        self.restarted = 0
 
 
 class EpisodeStatistics:
@@ -23,8 +44,14 @@ class EpisodeStatistics:
         reward: Literal["raw", "relative"],
         reward_coef: float,
     ):
-        self.num_envs, self.name, self.chunk = num_envs, name, chunk
-        self.ignore_terminations, self.reward, self.reward_coef = ignore_terminations, reward, reward_coef
+        self.num_envs = num_envs
+        self.name = name
+        self.chunk = chunk
+        self.ignore_terminations = ignore_terminations
+        self.reward = reward
+        self.reward_coef = reward_coef
+        self.limit = np.zeros(num_envs, np.int64)
+        """Step limit of each episode."""
         self.steps = np.zeros(num_envs, np.int64)  # only valid ones count
         self.chunks = np.zeros(num_envs, np.int64)
         self.total = np.zeros(num_envs, np.float64)
@@ -34,8 +61,15 @@ class EpisodeStatistics:
 
     def open(self, env_id: Any) -> None:
         """Reset the statistics of an env whose episode begins."""
-        self.steps[env_id] = self.chunks[env_id] = 0
-        self.total[env_id], self.last_reward[env_id], self.once[env_id] = 0.0, 0.0, False
+        self.steps[env_id] = 0
+        self.chunks[env_id] = 0
+        self.total[env_id] = 0.0
+        self.last_reward[env_id] = 0.0
+        self.once[env_id] = False
+
+    def remaining(self, active: Array) -> Array:
+        """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
+        return np.where(active, self.limit - self.steps, 0)
 
     def add(
         self, active: Array, remaining: Array, result: ChunkResult, broken: Array
@@ -90,13 +124,13 @@ class EpisodeStatistics:
             record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
         return record, (terminated | truncated).any(1), int(executed.sum())
 
-    def close(self, env_id: int, start: EpisodeRequest, truncated: bool) -> Episode:
+    def close(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
         """Return the result of an env's finished episode."""
         return Episode(
-            number=start.key,
-            episode=start.episode,
-            task=start.state.task,
-            state=start.state.id,
+            number=request.key,
+            episode=request.episode,
+            task=request.state.task,
+            state=request.state.id,
             steps=int(self.steps[env_id]),
             total_reward=float(self.total[env_id]),
             success_once=bool(self.once[env_id]),

@@ -63,7 +63,7 @@ class WorldModelRecordings(WorldModelRecordingInterface):
         them.
         """
 
-    def tap(self) -> WorldModelObserver:
+    def observer(self) -> WorldModelObserver:
         """Return an observer for the episodes of a lane."""
         return WorldModelObserver(self.ended)
 
