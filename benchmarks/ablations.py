@@ -287,7 +287,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=10, help="training steps between evaluations")
-    parser.add_argument("--envs", type=int, default=128, help="simulator envs, and episodes a step; a multiple of 8")
+    parser.add_argument(
+        "--num-envs", type=int, default=128, help="simulator envs, and episodes a step; a multiple of 8"
+    )
     parser.add_argument("--episodes-per-task", type=int, default=25, help="evaluation states of each task")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; at most one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))

@@ -1,6 +1,6 @@
 """A whole iteration on real LIBERO, collocated, beside the way of SimpleVLA-RL and beside the simulator alone.
 
-    python benchmarks/libero_iteration.py [--rounds 5] [--envs 2] [--steps 80] [--json FILE]
+    python benchmarks/libero_iteration.py [--rounds 5] [--num-envs 2] [--steps 80] [--json FILE]
 
 The baseline is written here, after SimpleVLA-RL's rollout: a process and a new official environment for every
 trajectory, a picture of each camera at every step, all envs inferred until the step limit, observations collected in
@@ -164,14 +164,15 @@ def measure(rounds: int, num_envs: int, steps: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--envs", type=int, default=2)
+    parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=80, help="actions of an episode, a multiple of 8")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
     figures = measure(options.rounds, options.num_envs, options.steps)
     print(
-        f"{options.num_envs} envs of {options.steps} steps, two cameras of {SIZE} px; medians of {options.rounds} rounds"
+        f"{options.num_envs} envs of {options.steps} steps, two cameras of {SIZE} px; "
+        f"medians of {options.rounds} rounds"
     )
     for name, value in figures.items():
         print(f"{name:<24} {value:>10.2f}")

@@ -1,6 +1,6 @@
 """Simulators through vla-rl against their own packages, side by side in one run: speed, equality, resets, memory.
 
-python benchmarks/simulators.py libero [--memory] [--envs 8] [--scale] [--all-suites] [--json FILE]
+python benchmarks/simulators.py libero [--memory] [--num-envs 8] [--scale] [--all-suites] [--json FILE]
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def main() -> None:
     )
     parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 envs: minutes")
     parser.add_argument(
-        "--envs", type=int, default=0, help="also resets of so many envs in a process each; 1 GB an env"
+        "--num-envs", type=int, default=0, help="also resets of so many envs in a process each; 1 GB an env"
     )
     options = parser.parse_args()
     unknown = [name for name in options.simulators if name not in SECTIONS]
