@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation as SVG: `python tools/draw_pictures.py` writes docs/pictures/.
 
-They are 480 pixels wide with text of 14 pixels or more, on a white ground, so that they are readable on a phone and on a
-dark page. `tests/test_pictures.py` compares the files with this script.
+They are 480 pixels wide with text of 14 pixels or more, on a white ground: readable on a phone and on a dark page.
+`tests/test_pictures.py` compares the files with this script.
 """
 
 from __future__ import annotations
