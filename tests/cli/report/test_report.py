@@ -69,8 +69,12 @@ def folder(tmp_path_factory):
     run(parse_spec(SPEC), home, resume=False)
     (home / "videos").mkdir()
     for step, outcome in ((0, "failure"), (4, "success")):
+        episodes = []
         for episode in range(2):
-            (home / "videos" / f"step_{step:06d}_ep{episode}_{outcome}.mp4").write_bytes(bytes([step, episode]) * 500)
+            video = home / "videos" / f"step_{step:06d}_ep{episode}_{outcome}.mp4"
+            video.write_bytes(bytes([step, episode]) * 500)
+            episodes.append({"file": video.name, "task": f"task-{episode}", "instruction": f"move block {episode}"})
+        (home / "videos" / f"step_{step:06d}.json").write_text(json.dumps({"episodes": episodes}))
     return home
 
 
@@ -97,6 +101,35 @@ def test_a_whole_run(folder):
     assert len(films) == 4
 
 
+def test_captions_of_videos_name_the_task_and_the_instruction(folder):
+    made(folder)
+    captions = re.findall(r"<video .*?<figcaption>(.*?)</figcaption>", (folder / "report.html").read_text())
+    assert [re.sub(r"<[^>]*>", " ", caption).split() for caption in captions] == [
+        ["move", "block", "0", "task-0,", "step", "4,", "episode", "0", "success"],
+        ["move", "block", "1", "task-1,", "step", "4,", "episode", "1", "success"],
+        ["move", "block", "0", "task-0,", "step", "0,", "episode", "0", "failure"],
+        ["move", "block", "1", "task-1,", "step", "0,", "episode", "1", "failure"],
+    ]
+
+
+def test_videos_without_a_list_are_shown_with_what_their_names_say(folder, tmp_path):
+    home = tmp_path / "run"
+    shutil.copytree(folder, home, symlinks=True)
+    for file in (home / "videos").glob("*.json"):
+        file.unlink()
+    made(home)
+    page = Page((home / "report.html").read_text())
+    assert page.count("video") == 4 and "step 4, episode 0" in page.text
+
+
+def test_a_list_of_videos_that_no_run_writes_is_named(folder, tmp_path):
+    home = tmp_path / "run"
+    shutil.copytree(folder, home, symlinks=True)
+    (home / "videos" / "step_000004.json").write_text('{"episodes": [{"file": "a.mp4", "task": 3}]}')
+    result = CliRunner().invoke(app, ["report", str(home)])
+    assert result.exit_code == 2 and "'task' is int 3, a text is expected" in result.output.replace("\n", " ")
+
+
 def test_wide_charts_have_a_form_for_phones(folder):
     made(folder)
     page = Page((folder / "report.html").read_text())
@@ -104,6 +137,23 @@ def test_wide_charts_have_a_form_for_phones(folder):
               for kind in ("screen", "phone")}  # fmt: skip
     assert widths == {"screen": {"960"}, "phone": {"340"}}, "340 fits into a window of 390 pixels with its margins"
     assert page.count("svg", "screen") == page.count("svg", "phone") >= 2
+
+
+def test_no_chart_is_cut_off_by_a_narrow_window(folder):
+    """Charts take the width of their box, none stands in a box that scrolls, and what is drawn lies inside of it."""
+    made(folder)
+    text = (folder / "report.html").read_text()
+    style, body = re.search(r"<style>(.*?)</style>", text, flags=re.DOTALL)[1], text.partition("<body>")[2]
+    assert re.search(r"^svg \{[^}]*width: 100%; height: auto;", style, flags=re.MULTILINE)
+    assert not re.search(r"svg[^{]*\{[^}]*(min-width|overflow)", style)
+    scrolling = re.findall(r'<div class="(?:card )?scroll">(.*?)</div>', body, flags=re.DOTALL)
+    assert scrolling and not any("<svg" in part for part in scrolling)
+    charts = re.findall(r'<svg class="[a-z]*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.*?)</svg>', body, flags=re.DOTALL)
+    assert len(charts) >= 4
+    for width, height, drawn in charts:
+        for path in re.findall(r' d="([^"]*)"', drawn):
+            points = re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path)
+            assert all(0 <= float(x) <= float(width) and 0 <= float(y) <= float(height) for x, y in points)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +299,37 @@ def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps({**results, "tasks_before": {"left": before}}))
     made(tmp_path)
     text = " ".join(Page((tmp_path / "report.html").read_text()).text.split())
-    assert "task before success" in text
+    assert "task before after" in text
     assert "all 12.5 % 75.0 %" in text and "left 12.5 % 75.0 %" in text and "right 75.0 %" in text
+    assert "before training after training lines: 95 % Wilson intervals" in text
+
+
+def bars(text):
+    """(task, [(class, width in per cent) of each of its bars]) of the page's table of tasks."""
+    rows = re.findall(r"<tr><td>([^<]*)</td>(.*?)</tr>", re.search(r'<table class="success.*?</table>', text)[0])
+    return {
+        task: [
+            (css, float(width)) for css, width in re.findall(r'class="rate (\w+)".*?<b style="width:([\d.]+)%"', row)
+        ]
+        for task, row in rows
+    }
+
+
+def test_bars_show_each_task_before_and_after_training(folder, tmp_path):
+    made(folder)
+    results = json.loads((folder / "results.json").read_text())
+    drawn = bars((folder / "report.html").read_text())
+    assert list(drawn) == ["all", *results["tasks"]] and len(drawn) > 2
+    for task in results["tasks"]:
+        before, after = results["tasks_before"][task]["rate"], results["tasks"][task]["rate"]
+        assert drawn[task] == [("before", pytest.approx(100 * before)), ("after", pytest.approx(100 * after))]
+    alone = {name: value for name, value in results.items() if name not in ("before", "tasks_before")}
+    (tmp_path / "spec.yaml").write_bytes((folder / "spec.yaml").read_bytes())
+    (tmp_path / "results.json").write_text(json.dumps(alone))
+    made(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    assert [css for row in bars(text).values() for css, _ in row] == ["after"] * len(drawn)
+    assert "before training" not in Page(text).text
 
 
 def test_a_folder_without_a_run(tmp_path):

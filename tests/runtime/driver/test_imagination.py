@@ -31,7 +31,7 @@ from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.driver.imagination import concatenated
+from vla_rl.runtime.driver.assembler import joined_advantages
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
@@ -322,7 +322,7 @@ def test_on_ray_it_gives_the_same_numbers(whole, tmp_path, placement) -> None:
 def test_advantages_of_two_sources_stand_side_by_side() -> None:
     one = Advantages(advantages=torch.ones(2, 3), weights=torch.ones(2, 3), metrics={"a": 1.0})
     other = Advantages(advantages=torch.full((1, 2), 5.0), weights=torch.ones(1, 2), metrics={"b": 2.0})
-    both = concatenated(one, other)
+    both = joined_advantages(one, other)
     assert both.advantages.tolist() == [[1, 1, 1, 5, 5], [1, 1, 1, 0, 0]]
     assert both.divisors[0].sum() == 8 and both.returns is None and both.metrics == {"b": 2.0}
 

@@ -51,7 +51,7 @@ def learner_of(model, algorithm):
     judge = build("algorithm", algorithm, settings, Context(chunk=2))
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=4)
     about = {"name": "linear", "device": "cpu", "world": 1, "info": synthetic.env_info(), "acting": False}
-    return Learner(model, judge, train, **about, beat=lambda: None)
+    return Learner(model, judge, train, **about, heartbeat=lambda: None)
 
 
 class Alone:

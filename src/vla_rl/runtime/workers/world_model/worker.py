@@ -62,7 +62,7 @@ class WorldModelWorker(WorldModelInterface):
         device: str,
         wrappers: Named,
         *,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         """Build the world model and the store of its episodes.
@@ -70,14 +70,15 @@ class WorldModelWorker(WorldModelInterface):
         Args:
             info: description of the simulator.
             folder: folder of the run.
-            beat: heartbeat, called within long calls.
+            heartbeat: called within long calls.
             stop_requested: whether a fit has to end early, with StopRequested.
         Raises UserError where the simulator has no cameras, episodes do not fit on disk or in memory, or they have
         another shape than those in the store.
         """
         assert spec.world_model is not None and spec.imagination is not None
         self.spec, self.section, self.folder = spec, spec.imagination, folder
-        self.beat, self.stop_requested = beat, stop_requested
+        self._heartbeat = heartbeat
+        self._stop_requested = stop_requested
         self.info = limited(info, spec.rollout.max_steps)
         shape = EpisodeShape.of(self.info, spec.rollout.chunk)
         self.recorder = EpisodeStore(
@@ -221,8 +222,8 @@ class WorldModelWorker(WorldModelInterface):
         return self.recorder.windows(ids, history=self.model.history, rollout=longest) if len(ids) else None
 
     def _go_on(self) -> None:
-        self.beat()
-        if self.stop_requested():
+        self._heartbeat()
+        if self._stop_requested():
             raise StopRequested
 
 
