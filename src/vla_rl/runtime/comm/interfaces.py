@@ -105,8 +105,8 @@ class HostInterface(ABC):
     @remote(phase="act", track="none")
     @abstractmethod
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what `wait_for_report` has not
-        returned.
+        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
+        `wait_for_report` has not returned.
         """
 
     @remote(phase="act", track="none", group="imagination")
