@@ -235,7 +235,8 @@ def test_weighted_tasks_count_what_is_new(train):
         for step in range(1, 4):
             trained_step(made, step)
             finish(made)
-        assert sum(map(len, made.starts.windows.failed.values())) + len(made.starts.windows.newest[1]) == 3 * 16
+        weighting = made.requests.task_weighting
+        assert sum(map(len, weighting.failed.values())) + len(weighting.newest[1]) == 3 * 16
     _, metrics = train(**sampling, **replaying(3), **changes)
     assert all(any(name.startswith("sampling/weight/") for name in line) for line in steps_of(metrics))
 
