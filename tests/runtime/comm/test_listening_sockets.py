@@ -18,7 +18,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends import own_ray
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN
 from vla_rl.runtime.comm.backends.private_folder import LOCK, PrivateFolder
-from vla_rl.runtime.comm.process_group import address_of, enter_group, open_door
+from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.start import start
 
 TWO_LEARNERS = {"placement": {"type": "collocated", "workers": 2}, "train": {"steps": 1}}
@@ -90,9 +90,9 @@ def test_the_store_of_a_learner_group_listens_at_its_door_only(monkeypatch):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     before = listening([psutil.Process()])
-    door = open_door("127.0.0.1")
-    port = door.getsockname()[1]
-    enter_group("gloo", address_of(door), rank=0, world=1, door=door)
+    listener = open_listener("127.0.0.1")
+    port = listener.getsockname()[1]
+    enter_group("gloo", address_of(listener), rank=0, world=1, listener=listener)
     try:
         found = listening([psutil.Process()]) - before
         assert port in {port for _, _, port in found} and all(address.is_loopback for _, address, _ in found)

@@ -103,12 +103,12 @@ def test_recorded_demonstrations(tmp_path, backend):
 
 def test_ranks_share_every_epoch_out():
     imitation = BehaviourCloning(None, 0, "imitation", 6, [np.arange(0, 11, 2), np.arange(1, 11, 2)], {})
-    steps = [imitation.shares(step, 0.1) for step in range(1, 2 * imitation.epoch + 1)]
-    for epoch in (steps[: imitation.epoch], steps[imitation.epoch :]):
+    steps = [imitation.split(step, 0.1) for step in range(1, 2 * imitation.steps_per_epoch + 1)]
+    for epoch in (steps[: imitation.steps_per_epoch], steps[imitation.steps_per_epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))
     assert all(shares[0].total == sum(len(s.indices) for s in shares) <= 6 for shares in steps)
-    assert [imitation.size(step) for step in range(1, 2 * imitation.epoch + 1)] == [6, 5, 6, 5]
-    assert not np.array_equal(steps[0][0].indices, steps[imitation.epoch][0].indices)
+    assert [imitation.batch_size(step) for step in range(1, 2 * imitation.steps_per_epoch + 1)] == [6, 5, 6, 5]
+    assert not np.array_equal(steps[0][0].indices, steps[imitation.steps_per_epoch][0].indices)
 
 
 def test_what_a_spec_has_to_say(tmp_path):

@@ -31,11 +31,11 @@ from vla_rl.core.types import Advantages, ResetState
 from vla_rl.plugins.hooks.console.draw import step_line
 from vla_rl.plugins.hooks.console.status import Status
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.driver.imagination import concatenated
+from vla_rl.runtime.driver.assembler import joined_advantages
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
-from vla_rl.runtime.workers.world_model.recorder import EpisodeStore
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker, limited, spare_of
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
@@ -137,7 +137,7 @@ def without_seconds(results) -> dict:
     return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
-@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw_starts")], ids=["oracle", "edm"])
+@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measures"), (EDM, "draw_starts")], ids=["oracle", "edm"])
 def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
     whole, tmp_path, monkeypatch, world, where
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_model_that_is_not_good_enough_is_fitted_and_not_used(tmp_path) -> Non
 
 def test_imagination_pauses_while_success_is_inflated(tmp_path, monkeypatch, caplog) -> None:
     """A model that lets every chunk succeed, behind gates that are open."""
-    monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.gates", lambda *_: {"changed pixels": True})
+    monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.thresholds_met", lambda *_: {"changed pixels": True})
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", succeeds)
     results, metrics = practise(tmp_path, imagination={"quality_thresholds": True})
     steps = steps_of(metrics)
@@ -293,7 +293,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_pat
     assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_numbers_that_are_not_finite_are_faults_of_their_rows(tmp_path, monkeypatch) -> None:
+def test_numbers_that_are_not_finite_are_faults_of_their_envs(tmp_path, monkeypatch) -> None:
     """Which are played again, until there were too many."""
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", never_finite)
     limit = {"backend": "local", "max_faults": 3}
@@ -322,7 +322,7 @@ def test_on_ray_it_gives_the_same_numbers(whole, tmp_path, placement) -> None:
 def test_advantages_of_two_sources_stand_side_by_side() -> None:
     one = Advantages(advantages=torch.ones(2, 3), weights=torch.ones(2, 3), metrics={"a": 1.0})
     other = Advantages(advantages=torch.full((1, 2), 5.0), weights=torch.ones(1, 2), metrics={"b": 2.0})
-    both = concatenated(one, other)
+    both = joined_advantages(one, other)
     assert both.advantages.tolist() == [[1, 1, 1, 5, 5], [1, 1, 1, 0, 0]]
     assert both.divisors[0].sum() == 8 and both.returns is None and both.metrics == {"b": 2.0}
 
@@ -352,15 +352,15 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
     assert math.isclose(len(held) / 96, 0.2, abs_tol=0.12)
 
 
-def test_rows_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
+def test_envs_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
     spec = parse_spec(small())
     practice = WorldModelWorker(
-        spec, tabletop(1).info, tmp_path, "cpu", (), beat=lambda: None, stop_requested=lambda: False
+        spec, tabletop(1).info, tmp_path, "cpu", (), heartbeat=lambda: None, stop_requested=lambda: False
     )
-    rows = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
+    env_ids = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
     start = EpisodeRequest(state=ResetState(id=0, task="pick_red"), number=7, world=1)
     with pytest.raises(RuntimeError, match="ticket 7 is of world model version 1, not 0"):
-        rows.begin(0, "imagination", [start])
+        env_ids.begin(0, "imagination", [start])
 
 
 def test_what_is_imagined_counts_among_what_learners_hold() -> None:

@@ -19,7 +19,7 @@ from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.hardware import WorkerDevice, describe
 from vla_rl.runtime.start import run, start
-from vla_rl.runtime.workers.host import WorkerHost
+from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
 
 LINE = re.compile(r"step (\d+) (rollout|eval|update): (?:(\d+) of (\d+) (chunk steps|episodes), )?\d+:\d\d")
@@ -157,7 +157,7 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
     heard = []
-    monkeypatch.setattr(WorkerHost, "beat", lambda worker, doing=None: heard.append(doing))
+    monkeypatch.setattr(Heartbeats, "beat", lambda heartbeats, activity=None: heard.append(activity))
     runtime = start(parse_spec(scripted_spec()))
     heard.clear()
     try:

@@ -59,16 +59,16 @@ def played_out(section, *, steps=40, per_step=6, seed=0):
         first += per_step
         gone = replay.expire(step)
         if not new:
-            assert not set(gone) & set(replay.held)
+            assert not set(gone) & set(replay.groups)
             continue
         again = replay.choose(step, len(new))
         assert again == sorted(set(again)) == replay.choose(step, len(new)) and not set(again) & set(new)
         born |= dict.fromkeys(new, step - int(rng.integers(0, 2)))
         ages += [step - born[group] for group in again]
         uses.update([*again, *new])
-        leaving = [*gone, *replay.trained(again, {group: born[group] for group in new})]
-        assert not set(leaving) & set(replay.held) and len(set(leaving)) == len(leaving)
-        depths.append(len(replay.held))
+        leaving = [*gone, *replay.record_use(again, {group: born[group] for group in new})]
+        assert not set(leaving) & set(replay.groups) and len(set(leaving)) == len(leaving)
+        depths.append(len(replay.groups))
     return uses, depths, ages, replay
 
 
@@ -76,7 +76,7 @@ def played_out(section, *, steps=40, per_step=6, seed=0):
 @pytest.mark.parametrize("uses", [1, 2, 3, 5])
 def test_oldest_uses_every_group_so_often(uses, seed):
     found, depths, _, replay = played_out(ReplaySpec(uses=uses), seed=seed)
-    assert {n for group, n in found.items() if group not in replay.held} == {uses}
+    assert {n for group, n in found.items() if group not in replay.groups} == {uses}
     assert max(depths) <= (uses - 1) * 6
 
 
@@ -86,7 +86,7 @@ def test_uniform_draws_from_the_newest_that_are_kept(seed):
     found, depths, _, replay = played_out(section, steps=400, seed=seed)
     assert max(depths) == 40 and max(found.values()) > 4 and min(found.values()) == 1
     assert sum(found.values()) / len(found) == pytest.approx(3, rel=0.05)
-    assert list(replay.held) == sorted(found)[-40:]
+    assert list(replay.groups) == sorted(found)[-40:]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_draws_are_keyed_by_seed_and_step():
 
     def drawn(seed, step):
         replay = ReplayIndex(section, section.capacity or (section.uses - 1) * 6, seed)
-        replay.trained([], dict.fromkeys(range(60), 0))
+        replay.record_use([], dict.fromkeys(range(60), 0))
         return replay.choose(step, 6)
 
     assert drawn(0, 3) == drawn(0, 3) and len({tuple(drawn(seed, step)) for seed in (0, 1) for step in (3, 4)}) == 4
@@ -161,19 +161,21 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
         learner = made.backend.worker.roles["learner"]
         critic = LinearModel(made.info, 2, values="action")
         critic.load_weights(weights_of(made).items())
-        again = made.supply.held
+        again = made.trainer.router.replay.batches
         assert sorted(again) == list(range(8))
         whole, version = trained_step(made, 2)
         assert version == 1 and whole.groups.tolist() == list(range(16))
         steps, columns = np.nonzero(whole.samples.numpy()[:, :8])
-        named = {name: np.stack([again[g].places[:, 0] for g in range(8)], 1)[steps, columns] for name in ["places"]}
+        named = {
+            name: np.stack([again[g].sample_ids[:, 0] for g in range(8)], 1)[steps, columns] for name in ["sample_ids"]
+        }
         workers = np.zeros(len(steps), np.int64)
-        heavy = learner.buffer.heavy(workers, named["places"]).take(np.arange(len(steps)))
+        heavy = learner.buffer.inputs(workers, named["sample_ids"]).take(np.arange(len(steps)))
         torch.testing.assert_close(whole.values[steps, columns], critic.values(heavy.obs))
         assert not torch.allclose(whole.values[:, :8], first.values, atol=1e-4)
         ended = np.stack([again[g].ended[:, 0] for g in range(8)], 1)[steps, columns]
         assert ended.any() and not ended.all()
-        finals = learner.buffer.finals(workers[ended], named["places"][ended]).take(np.arange(int(ended.sum())))
+        finals = learner.buffer.finals(workers[ended], named["sample_ids"][ended]).take(np.arange(int(ended.sum())))
         ends = whole.next_values[steps, columns]
         torch.testing.assert_close(ends[ended], critic.values(finals)[:, 0])
         assert not ends[~ended].any() and not torch.allclose(ends[ended], first.next_values[steps, columns][ended])
@@ -198,11 +200,18 @@ def test_nothing_is_left_of_what_nobody_trains_on():
             finish(made, trained=keep is not None)
             assert lies_there(made) == samples[-1]
             assert not made.backend.worker.roles["policy"].store
-        assert list(made.supply.held) == [12, 13, 14]
+        assert list(made.trainer.router.replay.batches) == [12, 13, 14]
         learner = made.fleet.learners[0]
-        assert made.fleet.get(learner.call(LearnerInterface.release, made.supply.held[12].places_of())) > 0
+        assert (
+            made.fleet.get(
+                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[12].ids_by_worker())
+            )
+            > 0
+        )
         for group in (13, 14):
-            left = made.fleet.get(learner.call(LearnerInterface.release, made.supply.held[group].places_of()))
+            left = made.fleet.get(
+                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[group].ids_by_worker())
+            )
         assert left == 0 == lies_there(made)
 
 

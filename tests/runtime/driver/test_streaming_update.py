@@ -49,21 +49,21 @@ class Parts(list):
 def piecemeal(monkeypatch):
     """Tickets come in one by one, about in the order of their numbers. -> samples of each part that learners trained
     on, filled by runs. AdamW gives gradients of 0 that rounding moves no size of their own."""
-    finished, feed, random = Driver.finished, Learner.forward_backward, Random(0)
+    wait_for_tickets, forward_backward, random = Driver.wait_for_tickets, Learner.forward_backward, Random(0)
     parts = Parts()
     held = parts.held
 
     def one(self, needed):
         if not held:
-            held.extend(sorted(finished(self, needed), key=lambda number: -number - random.uniform(0, 6)))
+            held.extend(sorted(wait_for_tickets(self, needed), key=lambda number: -number - random.uniform(0, 6)))
         return [held.pop()]
 
     def counted(self, heavy, light, micro_batches, passes, first):
         parts.append(sum(map(len, micro_batches)))
-        return feed(self, heavy, light, micro_batches, passes, first)
+        return forward_backward(self, heavy, light, micro_batches, passes, first)
 
     monkeypatch.setattr(torch.optim, "AdamW", partial(torch.optim.AdamW, eps=1e-3))
-    monkeypatch.setattr(Driver, "finished", one)
+    monkeypatch.setattr(Driver, "wait_for_tickets", one)
     monkeypatch.setattr(Learner, "forward_backward", counted)
     return parts
 
@@ -373,9 +373,9 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
             advance(runtime, 1)
         learner = runtime.backend.worker.roles["learner"]
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(runtime).items())
-        assert any(p.grad is not None for p in learner.parameters.values())
+        assert any(p.grad is not None for p in learner.trained.parameters.values())
         learner.algorithm._component.calls = 10**6
-        runtime.feeding.end(True)
+        runtime.strategy.finish(True)
         piecemeal.held.clear()
         runtime.flow = flow_of(runtime.spec, State(tickets=Ledger(first=16)))
         advance(runtime, 2)

@@ -13,8 +13,8 @@ from attrs import evolve
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.placement.assignments import assign
-from vla_rl.runtime.planning.forecast import expected, forecast, overlap, seconds_of
-from vla_rl.runtime.planning.part import part_of
+from vla_rl.runtime.planning.forecast import compared_seconds, forecast, forecast_spec, overlap
+from vla_rl.runtime.planning.job_model import reduce_job
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.planning.simulate import Simulation
@@ -95,12 +95,12 @@ def test_a_spec_that_streams():
             EXAMPLE, [*changes, f"asynchrony.streaming_update={stream}".lower(), f"train.micro_batch={micro_batch}"]
         )
         found[stream, micro_batch] = overlap(PLAN, spec, profile)
-        assert seconds_of(PLAN, spec, profile) == found[stream, micro_batch].by_lag[0].iteration
+        assert compared_seconds(PLAN, spec, profile) == found[stream, micro_batch].by_lag[0].iteration
     whole, coarse, fine = found.values()
     assert whole.bound == coarse.bound == fine.bound
     assert whole.share(0) < coarse.share(0) - 0.1 < fine.share(0) - 0.12
     shared = Plan(slots=(Slot(roles=("sim", "policy", "learner")),))
-    assert seconds_of(shared, spec, profile) == inf
+    assert compared_seconds(shared, spec, profile) == inf
 
 
 def rules(cv, tickets, update, lag, steps=400):
@@ -128,7 +128,7 @@ def test_long_tails_by_the_rules_alone(tickets, cv):
 @pytest.mark.parametrize("lag", LAGS)
 def test_lag_and_memory_are_bounded(lag):
     profile, _ = job(1.0, ENVS, 1.0)
-    part = part_of(PLAN, assign(PLAN, ENVS, one_process=False), profile, ENVS, moving=0.0)
+    part = reduce_job(PLAN, assign(PLAN, ENVS, one_process=False), profile, ENVS, moving=0.0)
     steps = Simulation(part, profile, lag).run(20)
     assert max(step.lag for step in steps) == lag
     assert steps[-1].held == (lag + 1) * ENVS
@@ -156,14 +156,14 @@ def test_what_is_left_out_of_a_simulation_changes_nothing(tickets, monkeypatch):
     unlike = Plan(slots=tuple(evolve(slot, cpus=1.0 + i) for i, slot in enumerate(slots)))
     cost = Cost(seconds=0.1, num_envs=8, fixed=0.3)
     profile = Profile(chunk_steps=7, sim=cost, policy=cost, learner=Cost(seconds=1.0), reset=cost)
-    parts = [part_of(p, assign(p, ENVS, one_process=False), profile, tickets, 0.0) for p in (alike, unlike)]
+    parts = [reduce_job(p, assign(p, ENVS, one_process=False), profile, tickets, 0.0) for p in (alike, unlike)]
     assert len(parts[0].workers) < len(parts[1].workers)
     assert [part.fold for part in parts] == ([16, 16] if tickets == ENVS else [1, 1])
     found = [Simulation(part, profile, 0).run(2)[-1].end for part in parts]
     assert found[0] == pytest.approx(found[1])
-    monkeypatch.setattr("vla_rl.runtime.planning.part._folded", lambda workers: (list(workers), 1))
-    monkeypatch.setattr("vla_rl.runtime.planning.part._in_step", lambda workers, servers: (list(workers), {}))
-    whole = part_of(unlike, assign(unlike, ENVS, one_process=False), profile, tickets, 0.0)
+    monkeypatch.setattr("vla_rl.runtime.planning.job_model._folded", lambda workers: (list(workers), 1))
+    monkeypatch.setattr("vla_rl.runtime.planning.job_model._in_step", lambda workers, servers: (list(workers), {}))
+    whole = reduce_job(unlike, assign(unlike, ENVS, one_process=False), profile, tickets, 0.0)
     assert len(whole.workers) == 12 and whole.fold == 1
     assert Simulation(whole, profile, 0).run(2)[-1].end == pytest.approx(found[0])
 
@@ -176,7 +176,7 @@ def test_a_thousand_gpus(config):
         EXAMPLE, ["env.num_envs=16384", "rollout.episodes=65536", "train.global_batch=65536", f"placement={config}"]
     )
     plan = plan_for(spec, Cluster(cpus=16384, gpus=1024, memory=2**47))
-    found = expected(plan, spec, profile)
+    found = forecast_spec(plan, spec, profile)
     assert len(plan.slots) == 1024
     assert found.env_steps == 65536 * 64 * spec.rollout.chunk
     assert found.bottleneck in ("sim", "policy")

@@ -182,7 +182,7 @@ def test_memory_of_the_fullest_device():
 
 def test_profiles_are_read_strictly(tmp_path):
     file = tmp_path / "profile.json"
-    file.write_text('{"chunk_steps": 4, "sim": {"seconds": 0.1, "row": 8}, "polcy": {}}')
+    file.write_text('{"chunk_steps": 4, "sim": {"seconds": 0.1, "num_env": 8}, "polcy": {}}')
     with pytest.raises(UserError, match=r"(?s)sim\.num_env: unknown key; did you mean 'num_envs'.*policy: required"):
         load_profile([file])
     file.write_text('{"chunk_steps": 4, "sim": {"seconds": [0.1, 0.2], "num_envs": 8}, "policy": {"seconds": 0.1}}')

@@ -72,7 +72,7 @@ def test_every_renamed_key_is_one_of_this_version_and_keeps_its_value():
     sections = {
         "warmup": {"episodes": 4, "epochs": 1, "lr": 1e-3},
         "asynchrony": {"max_lag": 1, "swap": "request", "stream": True, "replay": {"uses": 2, "max_age": 3}},
-        "placement": {"type": "disaggregated", "lanes": "rows", "window": {"max_batch": 8, "max_wait": 0.3}},
+        "placement": {"type": "disaggregated", "lanes": "envs", "window": {"max_batch": 8, "max_wait": 0.3}},
         "env": {"rows_apart": True, "processes": {"rows_per_process": 2}},
         "imagination": {"fit_shut": 3, "measured": 16, "gates": True, "max_inflation": 0.2},
     }

@@ -50,9 +50,9 @@ def test_workers_are_where_the_placement_says(cluster):
 def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cluster, train, monkeypatch):
     _, expected = train("local")
     broken = []
-    whole = Driver.play
+    collect = Driver.collect
 
-    def play(driver, step, tickets):
+    def breaking(driver, step, tickets):
         backend = driver.backend
         if step == 2 and "sim" not in broken:
             broken.append("sim")
@@ -64,9 +64,9 @@ def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cl
         if step == 4 and "learner" not in broken:
             broken.append("learner")
             ray.kill(backend.actors[1])
-        whole(driver, step, tickets)
+        collect(driver, step, tickets)
 
-    monkeypatch.setattr(Driver, "play", play)
+    monkeypatch.setattr(Driver, "collect", breaking)
     results, got = train("nodes", runtime=JOIN, placement=APART, train={"checkpoint_every": 1})
     assert broken == ["sim", "process", "learner"] and results["faults"] == 2
     assert [line.get("env/return") for line in got] == [line.get("env/return") for line in expected]

@@ -61,6 +61,7 @@ def test_the_tabletop_is_built_anew_and_goes_on(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_policies_and_learners_apart_leave_with_their_weights(train):
     _, expected = train("plain")
     apart = {"type": "disaggregated", "offload": {**OFFLOAD, "policy": True}}
@@ -71,7 +72,6 @@ def test_policies_and_learners_apart_leave_with_their_weights(train):
 
 def roles_of(spec, assignment):
     """A simulator's and a learner's, as a worker makes them."""
-    quiet = {"beat": lambda: None}
     env = ScriptedEnv(8)
     sim = EnvWorker(
         spec,
@@ -81,11 +81,19 @@ def roles_of(spec, assignment):
         framed=False,
         camera=None,
         local=True,
-        **quiet,
+        beat=lambda: None,
     )
     model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
     return sim, Learner(
-        model, algorithm, spec.train, name="linear", device="cpu", world=1, info=env.info, acting=True, **quiet
+        model,
+        algorithm,
+        spec.train,
+        name="linear",
+        device="cpu",
+        world=1,
+        info=env.info,
+        acting=True,
+        heartbeat=lambda: None,
     )
 
 
@@ -95,23 +103,23 @@ def test_what_leaves_is_really_gone():
     (assignment,) = assign(plan, 8, one_process=True)
     sim, learner = roles_of(spec, assignment)
     offload = Offload({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
-    optimizer = learner.optimizer
-    for parameter in learner.parameters.values():
+    optimizer = learner.trained.optimizer
+    for parameter in learner.trained.parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     moments = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     values, places = [value.clone() for value in moments], [value.data_ptr() for value in moments]
     env = weakref.ref(sim.envs[0])
 
-    assert offload.leave("act") == sum(value.nbytes for value in moments)  # learners leave
+    assert offload.offload_for("act") == sum(value.nbytes for value in moments)  # learners leave
     there = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(value.data_ptr() not in places for value in there)
-    assert all(p.grad is None for p in learner.parameters.values())
-    offload.leave("learn")  # simulators leave
+    assert all(p.grad is None for p in learner.trained.parameters.values())
+    offload.offload_for("learn")  # simulators leave
     assert sim.envs == {} and env() is None
 
-    offload.come_back("act")
-    offload.come_back("learn")
+    offload.reload_for("act")
+    offload.reload_for("learn")
     again = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
     assert all(torch.equal(a, b) for a, b in zip(again, values, strict=True))
     assert list(sim.envs) == [0] and offload.away == set()

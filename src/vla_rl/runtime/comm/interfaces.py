@@ -105,8 +105,8 @@ class HostInterface(ABC):
     @remote(phase="act", track="none")
     @abstractmethod
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what `wait_for_report` has not
-        returned.
+        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
+        `wait_for_report` has not returned.
         """
 
     @remote(phase="act", track="none", group="imagination")
@@ -143,14 +143,14 @@ class HostInterface(ABC):
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> dict[str, Any]:
+    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> dict[str, Any]:
         """Train this rank on samples that it holds. Return "sums", "maxima" and "statistics" of the algorithm's
         metrics, and "seconds".
         """
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def forward_backward(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+    def forward_backward(self, refs: SampleRefs, fields: Any, micro_batches: Any, passes: int, first: bool) -> None:
         """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
         the samples. `first`: this is the step's first part.
         """
@@ -315,7 +315,7 @@ class LearnerInterface(ABC):
 
     @remote(track="none", group="concurrent")
     @abstractmethod
-    def release(self, places: Mapping[int, Array]) -> int:
+    def release(self, sample_ids: Mapping[int, Array]) -> int:
         """Free those of these samples (worker -> sample ids) that this rank holds. Return the bytes that are left."""
 
     @remote()

@@ -25,15 +25,19 @@ import vla_rl
 from serving.clients import WAIT, served
 from serving.trained import spec, train
 from vla_rl.cli.main import app
-from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
+from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.plan import Cluster, DoesNotFit
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.models.remote import RemoteConfig, build
+from vla_rl.plugins.models.remote import RemoteConfig, build, plugin
 from vla_rl.plugins.models.remote.address import proxy_for
 from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
+from vla_rl.testing import check_model
 from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.key_maps import PRESETS
 from vla_rl.toolkit.models.openpi import pack
@@ -177,23 +181,68 @@ def test_a_state_is_divided_as_the_key_map_says(policy):
         choose(remote(url_of(server), policy.info, keys="droid"), observation(policy.info))
 
 
-def test_it_acts_and_nothing_else(policy, tmp_path):
+def test_it_keeps_to_the_contract_of_models_that_only_act(policy):
     with served(policy) as server:
-        model = remote(url_of(server), policy.info)
-        obs = observation(policy.info)
-        chunk = model.sample_chunk(obs, Noise(0, "any", range(5), [0] * 5, [0] * 5), True)
-        for call in (
-            lambda: model.chunk_log_probs(obs, chunk),
-            lambda: model.imitation_loss(obs, chunk.actions),
-            lambda: model.save(tmp_path),
-            lambda: model.values(obs),
-        ):
-            with pytest.raises(NotOffered):
-                call()
-    with pytest.raises(
-        SpecError, match="cannot be trained by reinforcement learning: its weights are with the process"
-    ):
-        check_spec(parse_spec(spec(model={"type": "remote", "url": "ws://h:1"})), training=True)
+        check_model(plugin, RemoteConfig(url=url_of(server)), env=policy.info, chunk=4)
+        assert not hasattr(remote(url_of(server), policy.info), "imitation_loss")
+
+
+@pytest.mark.parametrize("command", ["run", "sft", "check"])
+def test_training_it_is_refused_before_any_worker_starts(tmp_path, monkeypatch, command):
+    monkeypatch.setattr("vla_rl.runtime.start.start", lambda *_, **__: pytest.fail("a worker started"))
+    changes = {
+        "model": {"type": "remote", "url": "ws://h:1"},
+        "imitation": {"expert": {"episodes": 4}, "steps": 1, "lr": 1e-3},
+    }
+    if command != "sft":
+        del changes["imitation"]
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps(spec(**changes)))
+    options = [] if command == "check" else ["--folder", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [command, str(file), *options])
+    assert done.exit_code == 2 and not (tmp_path / "run").exists()
+    assert done.output.count("model 'remote' only acts, so nothing can train it; evaluate it (vla-rl eval)") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout": {"chunk": 4, "episodes": 8, "group_size": 4, "lag": 1}},
+        {"train": {"steps": 1, "lr": 1e-1, "micro_batch": 32, "precision": "bf16"}},
+    ],
+    ids=["old weights", "precision"],
+)
+def test_settings_of_training_do_not_reach_it(run, policy, changes):
+    trained = run / "checkpoints" / "last" / "trainer"
+    here = episodes(spec(model={"type": "linear"}, **({} if "train" in changes else changes)), trained)
+    with served(policy) as server:
+        are_equal(here, episodes(spec(model={"type": "remote", "url": url_of(server)}, **changes)), 16)
+
+
+def test_a_checkpoint_is_not_loaded_into_it(run):
+    done = CliRunner().invoke(app, ["eval", str(run), "model={type: remote, url: 'ws://h:1'}"])
+    assert done.exit_code == 2 and "'remote' only acts and takes no weights of a checkpoint" in done.output
+
+
+def test_it_is_served_in_turn(run, policy):
+    obs = observation(policy.info)
+    with served(policy) as server:
+        wanted = choose(remote(url_of(server), policy.info), obs)
+        relay = vla_rl.open_policy(run, overrides=[f"model={{type: remote, url: {url_of(server)!r}}}"])
+        assert relay.step is None and relay.about()["real_time_chunking"] is False
+        with served(relay) as second:
+            assert np.array_equal(choose(remote(url_of(second), policy.info), obs), wanted)
+
+
+def test_its_plans_have_no_learners():
+    cluster = Cluster(cpus=8, gpus=4, memory=2**36)
+    given = spec(model={"type": "remote", "url": "ws://h:1"}, runtime={"backend": "ray"})
+    apart = {"type": "disaggregated", "learner": [3], "policy": [2], "sim": [0, 1]}
+    plan = plan_for(parse_spec({**given, "placement": apart}), cluster)
+    assert plan.hosting("policy") and not plan.hosting("learner") and len(plan.slots) == 3
+    assert all(a.rank < 0 and a.world == 0 for a in assign(plan, 8, one_process=False))
+    with pytest.raises(DoesNotFit, match="'auto' measures training, and model 'remote' only acts"):
+        plan_for(parse_spec({**given, "placement": {"type": "auto"}}), cluster)
 
 
 @pytest.mark.parametrize(

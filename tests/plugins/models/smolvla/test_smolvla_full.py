@@ -15,7 +15,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla import SmolVLAConfig, plugin
-from vla_rl.runtime.workers.learner.optimizer import built
+from vla_rl.runtime.workers.learner.optimizer import build_optimizer
 from vla_rl.testing import synthetic
 
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ model = plugin.build(SmolVLAConfig(preset="full", denoise_steps=2), Context(env=
 network, obs = model.module.network, synthetic.observation(env, 1)
 chunk = model.sample_chunk(obs, Noise(0, "full", [0], [0], [0]), False)
 trained = [p for p in model.module.parameters() if p.requires_grad]
-optimizer = built(trained, [], TrainSpec(steps=1, lr=1e-4, micro_batch=1))
+optimizer = build_optimizer(trained, [], TrainSpec(steps=1, lr=1e-4, micro_batch=1))
 before = network.action_out_proj.weight.detach().clone()
 scores = model.chunk_log_probs(obs, chunk)
 (scores.values.square().mean() - scores.log_probs.sum()).backward()

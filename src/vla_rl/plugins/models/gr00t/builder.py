@@ -20,12 +20,13 @@ from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
 from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
-from vla_rl.toolkit.models import flow_fit
+from vla_rl.toolkit.models import flow_build, flow_fit
 from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_sizes, read_tokenizer, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.models.networks import construct
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -49,19 +50,22 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "gr00t")
     device = torch.device(context.device)
-    dtype = flow_fit.precision(config, device)
+    dtype = flow_build.precision(config, device)
     fit = (_preset if config.checkpoint is None else _fit)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
     scales = _as_groot(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
-    seen: dict[str, Any] = {"system": config.system, "cameras": len(fit.cameras), "patches": source.sizes.patches}
-    told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
-    prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
+    image_options: dict[str, Any] = {
+        "system": config.system,
+        "cameras": len(fit.cameras),
+        "patches": source.sizes.patches,
+    }
+    format_options: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
+    prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **image_options, **format_options)
     images = _images(fit, env, device, dtype)
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, fit, prompts).to(device)
+    module = construct(lambda: _module(config, context, fit, prompts), device)
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
@@ -167,9 +171,9 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
 
 def _sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape) -> GrootSizes:
     """Return the sizes of the network. Raise CheckpointError for images, chunks and robots that it does not take."""
-    own = folder / ARCHITECTURE
-    if own.is_file():
-        sizes = read_sizes(own, generation.sizes)
+    architecture = folder / ARCHITECTURE
+    if architecture.is_file():
+        sizes = read_sizes(architecture, generation.sizes)
     else:
         sizes = generation.sizes()
     if robot.pixels not in (None, sizes.image_size):
@@ -194,17 +198,27 @@ def _module(
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     assert isinstance(source, GrootCheckpoint)
-    groot = flow_fit.begin(source, partial(network.empty_network, sizes, shape), network.public_name)
-    rules = {"public_name": network.public_name, "stays_float32": network.stays_float32}
-    flow_fit.give_weights("gr00t", config, context, source, groot, network.initialise, **rules)
-    heads = flow_fit.make_heads(
+    groot = flow_build.build_network(
+        "gr00t",
+        config,
+        context,
+        source,
+        partial(network.empty_network, sizes, shape),
+        network.initialise,
+        stays_float32=network.stays_float32,
+        public_name=network.public_name,
+    )
+    heads = flow_build.make_heads(
         "gr00t", config, config.value_head, context, source, sizes.output, sizes.text_width + sizes.width
     )
-    if config.train_expert_only:
-        groot.backbone.requires_grad_(False)
-    if fit.state is None:  # the state is fed as zeros
-        groot.action_head.state_encoder.layer1.W.requires_grad_(False)
-    flow_fit.add_adapters("gr00t", config, context, groot)
+    flow_build.choose_trained(
+        "gr00t",
+        config,
+        context,
+        groot,
+        vlm=groot.backbone,
+        unused=groot.action_head.state_encoder.layer1.W if fit.state is None else None,  # the state is fed as zeros
+    )
     place = (groot, (shape.horizon, shape.action_dim), source.robot.row)
     if source.generation == N1_5:
         return network.EagleModule(*place, prompts.image_token, *heads)

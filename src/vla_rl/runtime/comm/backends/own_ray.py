@@ -103,7 +103,9 @@ class OwnRay:
         self.vital = {process.name(): process for process in _started() if process.name() in VITAL}
         where = ray.util.get_node_ip_address()
         if where != LOOPBACK:
-            logger.warning("this version of Ray listens on %s, not on the loopback only; see docs/explanation/security.md", where)
+            logger.warning(
+                "this version of Ray listens on %s, not on the loopback only; see docs/explanation/security.md", where
+            )
         warn_without_token("the Ray of this run")
 
     def ended(self) -> list[str]:

@@ -101,7 +101,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         world=work.world,
         info=INFO,
         acting=work.acting,
-        beat=lambda: None,
+        heartbeat=lambda: None,
     )
     role.join(address, rank)
     done = role.load(work.load) if work.load else 0
@@ -115,7 +115,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
-        role.hold((heavy.obs, heavy.actions))
+        role.set_demonstrations((heavy.obs, heavy.actions))
         losses.append(
             role.behaviour_cloning_update(
                 [
@@ -125,8 +125,10 @@ def learn(work: Work, rank: int, address: str) -> dict:
             )
         )
     scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
-    moments = [value for state in role.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])]
-    held = sum(_local(t).numel() for t in (*role.parameters.values(), *moments))
+    moments = [
+        value for state in role.trained.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])
+    ]
+    held = sum(_local(t).numel() for t in (*role.trained.parameters.values(), *moments))
     acting = None
     if work.acting:  # each rank by itself, and not as often as the others
         for _ in range(rank + 1):
@@ -137,7 +139,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     weights = published and [(t.name, t.read(torch.from_numpy(published.memory)).numpy()) for t in published.tensors]
     if work.world > 1:
         torch.distributed.destroy_process_group()
-    kinds = {p.dtype for p in role.parameters.values()}
+    kinds = {p.dtype for p in role.trained.parameters.values()}
     return {
         "loss": losses,
         "norm": norms,
@@ -154,7 +156,7 @@ def score(role: Learner, heavy: ModelInputs, rank: int, world: int) -> dict:
     own = np.array_split(np.arange(10), world) if world == 1 else [np.arange(7), np.arange(7, 10)]
     passes = tuple(-(-max(map(len, parts)) // 2) for parts in (own, [part[part % 2 == 1] for part in own], own))
     places, ended = own[rank], own[rank][own[rank] % 2 == 1]
-    part = SampleBatch(places=places, heavy=heavy.take(places), ended=ended, finals=heavy.obs.take(ended + 10))
+    part = SampleBatch(sample_ids=places, inputs=heavy.take(places), final_ids=ended, finals=heavy.obs.take(ended + 10))
     role.receive(3, part, True)
 
     def batches(places):

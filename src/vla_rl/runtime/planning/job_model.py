@@ -15,7 +15,7 @@ from attrs import define, evolve, field, frozen
 from vla_rl.core.plan import Batching, Plan
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
 from vla_rl.runtime.planning.profile import Profile
-from vla_rl.runtime.scheduling.batching import Lane, groups_of
+from vla_rl.runtime.scheduling.batching import Lane, inference_groups
 
 LANES = 32
 """Minimum number of simulated lanes, if there are so many."""
@@ -44,7 +44,7 @@ class JobModel:
     """Worker -> its server."""
     tickets: int
     """Tickets of a training step, for these workers."""
-    several: bool
+    several_policies: bool
     """True where the job has several policy workers."""
     publishes: bool
     """True where some policies are in other workers than the learners."""
@@ -67,26 +67,29 @@ class JobModel:
         return len(self.policies if role == "policy" else self.learners)
 
 
-def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float) -> JobModel:
+def reduce_job(
+    plan: Plan, assignments: Sequence[Assignment], profile: Profile, tickets: int, moving: float
+) -> JobModel:
     """Return the part of a plan that has to be simulated. `tickets`: tickets of a training step; `moving`: as in
     `JobModel`.
     """
     servers = _servers(assignments)
     policies = [assignment for assignment in assignments if assignment.served]
     envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
-    kept = _typical(_teams(assignments, servers), servers, profile.varies)
-    there = sum(lane.num_envs for worker in kept for lane in worker.lanes)
-    widths, fold = dict[int, int](), 1
+    simulated = _typical(_teams(assignments, servers), servers, profile.varies)
+    simulated_envs = sum(lane.num_envs for worker in simulated for lane in worker.lanes)
+    widths = dict[int, int]()
+    fold = 1
     exact = tickets == envs or all(len(policy.served) == 1 for policy in policies)
-    if not profile.varies and tickets % envs == 0 and (exact or there > ENVS):
-        kept, widths = _in_step(kept, servers)
-        kept, fold = _folded(kept)
+    if not profile.varies and tickets % envs == 0 and (exact or simulated_envs > ENVS):
+        simulated, widths = _in_step(simulated, servers)
+        simulated, fold = _folded(simulated)
     return JobModel(
-        workers={worker.index: worker for worker in kept},
+        workers={worker.index: worker for worker in simulated},
         learners=tuple(assignment for assignment in assignments if assignment.rank >= 0),
         servers=servers,
-        tickets=math.ceil(tickets * there / envs / fold),
-        several=len(policies) > 1,
+        tickets=math.ceil(tickets * simulated_envs / envs / fold),
+        several_policies=len(policies) > 1,
         publishes=any(assignment.rank < 0 for assignment in policies),
         moving=moving,
         widths=widths,
@@ -97,33 +100,36 @@ def part_of(plan: Plan, assignments: Sequence[Assignment], profile: Profile, tic
 def _servers(assignments: Sequence[Assignment]) -> dict[int, Server]:
     """Return a server for each worker; workers on one GPU share a server."""
     shared: dict[Hashable, Server] = {}
-    found = {}
+    servers = {}
     for assignment in assignments:
         on_gpu = assignment.slot.gpus > 0 and assignment.slot.index is not None
         key: Hashable = (assignment.slot.node, assignment.slot.index) if on_gpu else assignment.index
-        found[assignment.index] = shared.setdefault(key, Server())
-    return found
+        servers[assignment.index] = shared.setdefault(key, Server())
+    return servers
 
 
 def _teams(assignments: Sequence[Assignment], servers: Mapping[int, Server]) -> list[list[Assignment]]:
     """Group the workers with simulators and policies: workers that call each other or share a device form a team."""
     team = {assignment.index: assignment.index for assignment in assignments}
 
-    def of(worker: int) -> int:
+    def team_of(worker: int) -> int:
         while team[worker] != worker:
             team[worker] = worker = team[team[worker]]
         return worker
 
-    first: dict[int, int] = {}
+    first_of_server: dict[int, int] = {}
     for assignment in assignments:
         if assignment.lanes or assignment.served:
-            for other in (*assignment.homes, first.setdefault(id(servers[assignment.index]), assignment.index)):
-                team[of(other)] = of(assignment.index)
-    found: dict[int, list[Assignment]] = {}
+            for other in (
+                *assignment.homes,
+                first_of_server.setdefault(id(servers[assignment.index]), assignment.index),
+            ):
+                team[team_of(other)] = team_of(assignment.index)
+    teams: dict[int, list[Assignment]] = {}
     for assignment in assignments:
         if assignment.lanes or assignment.served:
-            found.setdefault(of(assignment.index), []).append(assignment)
-    return list(found.values())
+            teams.setdefault(team_of(assignment.index), []).append(assignment)
+    return list(teams.values())
 
 
 def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server], varies: bool) -> list[Assignment]:
@@ -133,49 +139,51 @@ def _typical(teams: Sequence[Sequence[Assignment]], servers: Mapping[int, Server
         kinds.setdefault(_kind(team, servers), []).append(team)
     lanes = sum(len(worker.lanes) for team in teams for worker in team) / len(teams)
     most = math.ceil(LANES / lanes) if varies else 1 if len(kinds) == 1 else KINDS
-    part = min(1.0, most / len(teams))
-    return [worker for kind in kinds.values() for team in kind[: math.ceil(len(kind) * part)] for worker in team]
+    share = min(1.0, most / len(teams))
+    return [worker for kind in kinds.values() for team in kind[: math.ceil(len(kind) * share)] for worker in team]
 
 
 def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable:
     """Return a key that is equal for teams that do the same."""
-    place = {worker.index: i for i, worker in enumerate(team)}
+    position = {worker.index: i for i, worker in enumerate(team)}
     devices: dict[int, int] = {}
 
-    def about(worker: Assignment) -> tuple[Any, ...]:
+    def properties(worker: Assignment) -> tuple[Any, ...]:
         device = devices.setdefault(id(servers[worker.index]), len(devices))
         lanes = (len(worker.lanes), len(worker.served), *{lane.num_envs for lane in (*worker.lanes, *worker.served)})
-        return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(place[home] for home in worker.homes)
+        return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(position[host] for host in worker.homes)
 
-    return tuple(about(worker) for worker in team)
+    return tuple(properties(worker) for worker in team)
 
 
 def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tuple[list[Assignment], dict[int, int]]:
     """Merge lanes of one inference, each with a sim worker that does nothing else, into one lane. Return (workers, lane
     -> number of its sim workers). Nothing may vary.
     """
-    of_index = {worker.index: worker for worker in workers}
+    by_index = {worker.index: worker for worker in workers}
     uses: dict[int, int] = {}
     for worker in workers:
         uses[id(servers[worker.index])] = uses.get(id(servers[worker.index]), 0) + 1
     widths: dict[int, int] = {}
     for worker in workers:
-        homes = [of_index[home] for home in worker.homes]
-        alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
+        homes = [by_index[host] for host in worker.homes]
+        alone = all(len(host.lanes) == 1 and not host.served and uses[id(servers[host.index])] == 1 for host in homes)
         if not worker.served or not alone or worker.concurrent_lanes or worker.batching.max_wait_s is not None:
             continue
-        lanes, kept = list[LaneSlice](), list[int]()
-        home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
-        for group in groups_of([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
+        merged_lanes = list[LaneSlice]()
+        merged_homes = list[int]()
+        host_of_lane = {lane.index: host for lane, host in zip(worker.served, homes, strict=True)}
+        for group in inference_groups([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
             first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
-            home = home_of[first.index]
+            host = host_of_lane[first.index]
             widths[first.index] = len(group)
             for lane in group:
-                of_index.pop(home_of[lane.slice.index].index, None)
-            of_index[home.index] = evolve(home, lanes=(first,))
-            lanes, kept = [*lanes, first], [*kept, home.index]
-        of_index[worker.index] = evolve(worker, served=tuple(lanes), homes=tuple(kept))
-    return list(of_index.values()), widths
+                by_index.pop(host_of_lane[lane.slice.index].index, None)
+            by_index[host.index] = evolve(host, lanes=(first,))
+            merged_lanes.append(first)
+            merged_homes.append(host.index)
+        by_index[worker.index] = evolve(worker, served=tuple(merged_lanes), homes=tuple(merged_homes))
+    return list(by_index.values()), widths
 
 
 def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
@@ -185,11 +193,11 @@ def _folded(workers: Sequence[Assignment]) -> tuple[list[Assignment], int]:
     def fewer(lanes: Sequence[LaneSlice]) -> tuple[LaneSlice, ...]:
         return tuple(evolve(lane, num_envs=lane.num_envs // fold) for lane in lanes)
 
-    def batching(of: Batching) -> Batching:
-        return of if of.max_batch is None else evolve(of, max_batch=of.max_batch // fold)
+    def smaller(batching: Batching) -> Batching:
+        return batching if batching.max_batch is None else evolve(batching, max_batch=batching.max_batch // fold)
 
     return [
-        evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), batching=batching(w.batching)) for w in workers
+        evolve(w, lanes=fewer(w.lanes), served=fewer(w.served), batching=smaller(w.batching)) for w in workers
     ], fold
 
 
