@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,7 +51,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     for name in MODULES:
-        monkeypatch.delitem(__import__("sys").modules, name, raising=False)
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
 
@@ -130,6 +133,17 @@ def test_commands_are_there_with_their_options(words):
     command = group.get_command(None, words[1])  # type: ignore[attr-defined, arg-type]
     assert command is not None, f"there is no vla-rl {words[1]}"
     command.make_context(words[1], words[2:], resilient_parsing=False)
+
+
+def test_a_shell_finds_the_files_as_the_page_says(project):
+    """The command itself, in a process of its own."""
+    command = [sys.executable, "-m", "vla_rl.cli.main", "check", "my.yaml"]
+    assert "export PYTHONPATH=$PWD" in TUTORIAL
+    source = str(START.parents[1] / "src")
+    for folders, code in (([source], 2), ([str(project), source], 0)):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert result.returncode == code, result.stdout + result.stderr
 
 
 def test_the_examples_that_the_start_page_names_are_there():
