@@ -178,8 +178,8 @@ def spec_of(options: argparse.Namespace, comparison: str, variant: str, seed: in
         "name": comparison,
         "seed": seed,
         "model": {"type": "openvla_oft", "checkpoint": "builtin:tabletop"},
-        "env": {"type": "tabletop", "num_envs": options.rows},
-        "rollout": {"chunk": 4, "episodes": options.rows, "group_size": 8},
+        "env": {"type": "tabletop", "num_envs": options.num_envs},
+        "rollout": {"chunk": 4, "episodes": options.num_envs, "group_size": 8},
         "runtime": {"backend": "local"},
         "train": {
             "steps": options.steps,
@@ -287,7 +287,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=10, help="training steps between evaluations")
-    parser.add_argument("--rows", type=int, default=128, help="simulator rows, and episodes a step; a multiple of 8")
+    parser.add_argument(
+        "--num-envs", type=int, default=128, help="simulator envs, and episodes a step; a multiple of 8"
+    )
     parser.add_argument("--episodes-per-task", type=int, default=25, help="evaluation states of each task")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; at most one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))

@@ -7,24 +7,24 @@ lag1      max_lag 1, tickets of equal length
 lag2      max_lag 2, lengths with a coefficient of variation (CV) of 0.3
 uneven    max_lag 0, lengths with a CV of 0.6
 streamed  max_lag 0, lengths with a CV of 0.3, the learner begins while tickets are played
-window    a lane a row, which is acted for as soon as it waits, against rows in lock-step (measured for itself)
+window    a lane an env, which is acted for as soon as it waits, against envs in lock-step (measured for itself)
 
 R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
-A step has 4 tickets a row and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
+A step has 4 tickets an env and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
 sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner are workers
 of their own.
 
 Cases are started together and play in turn; before the measured steps of a turn others fill what is played ahead.
 Shares are of max(R, A), the least that a training step can take, with the R and A of `sync`: its seconds a chunk step,
-times the chunk steps that a row plays in a step. `uneven` is compared with rounds, in which all rows wait for the
-slowest: the sum over rounds of the longest ticket, of the same draws, ticket n being played by row n mod rows. Each
+times the chunk steps that an env plays in a step. `uneven` is compared with rounds, in which all envs wait for the
+slowest: the sum over rounds of the longest ticket, of the same draws, ticket n being played by env n mod envs. Each
 ratio is taken within a round of turns; medians of these. `plan_error` is that of `vla-rl plan`, given the latencies of
 `sync` and each case's lengths, in the case where it is largest.
 
-`window` has 16 rows in processes of their own: 0.2 s for a chunk step of a row with a CV of 0.5 (lognormal, every
-draw), 80 ms for an inference and 5 ms more for each row of it. Rows play without a pause (max_lag 1, and an update
-takes next to nothing). Chunk steps a second in lock-step, in lanes of a row (`window_rate`), and in lanes whose policy
-waits for 4 rows or 0.3 s; each beside what `vla-rl plan` expects.
+`window` has 16 envs in processes of their own: 0.2 s for a chunk step of an env with a CV of 0.5 (lognormal, every
+draw), 80 ms for an inference and 5 ms more for each row of it. Envs play without a pause (max_lag 1, and an update
+takes next to nothing). Chunk steps a second in lock-step, in lanes of an env (`window_rate`), and in lanes whose policy
+waits for 4 envs or 0.3 s; each beside what `vla-rl plan` expects.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from vla_rl.runtime.start import start
 
 ROLLOUT, UPDATE = 536.8 / 200, 441.3 / 200
 """Seconds of a training step."""
-ROWS, TICKETS, LENGTH = 16, 4, 48
-"""Tickets of a row, and chunk steps of a ticket."""
+ENVS, TICKETS, LENGTH = 16, 4, 48
+"""Tickets of an env, and chunk steps of a ticket."""
 PART = 2 * LENGTH
 """Samples of a micro-batch of `streamed`."""
 WARM_UP = 2
@@ -74,7 +74,7 @@ class Case:
     """The update's seconds are then those of its samples: as many in the mean."""
 
     def spec(self) -> Spec:
-        latency, samples = ROLLOUT / (TICKETS * LENGTH) / 2, TICKETS * ROWS * LENGTH
+        latency, samples = ROLLOUT / (TICKETS * LENGTH) / 2, TICKETS * ENVS * LENGTH
         update = {"sample_latency_s": UPDATE / samples} if self.stream else {"learn_latency_s": UPDATE}
         return parse_spec(
             {
@@ -83,14 +83,14 @@ class Case:
                 "model": {"type": "linear", "latency_s": latency, **update},
                 "env": {
                     "type": "scripted",
-                    "num_envs": ROWS,
+                    "num_envs": ENVS,
                     "length": LENGTH,
                     "length_sigma": math.sqrt(math.log(1 + self.cv**2)),
                     "max_steps": 10 * LENGTH,
                     "num_states": 10**5,
                     "latency_s": latency,
                 },
-                "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
+                "rollout": {"chunk": 1, "episodes": TICKETS * ENVS},
                 "asynchrony": {"max_lag": self.max_lag, "streaming_update": self.stream},
                 "algorithm": {"type": "ppo", "normalize_advantages": not self.stream},
                 "placement": {"type": "slots"},
@@ -109,15 +109,15 @@ CASES = [
 ]
 
 
-ROW_STEP, ROW_CV, INFERENCE, INFERENCE_ROW = 0.2, 0.5, 0.08, 0.005
-"""Seconds: of a row's chunk step, with its CV, of an inference, and of each of its rows."""
+ENV_STEP, ENV_CV, INFERENCE, INFERENCE_ENV = 0.2, 0.5, 0.08, 0.005
+"""Seconds: of an env's chunk step, with its CV, of an inference, and of each of its rows."""
 SHORT = 5
 """Chunk steps of a ticket."""
 
 
 @frozen(kw_only=True)
 class LaneCase(Case):
-    """How rows share inferences."""
+    """How envs share inferences."""
 
     max_lag: int = 1
     placement: Mapping[str, object]
@@ -128,21 +128,21 @@ class LaneCase(Case):
             {
                 "name": "lanes",
                 "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
-                "model": {"type": "linear", "latency_s": INFERENCE, "latency_row_s": INFERENCE_ROW},
+                "model": {"type": "linear", "latency_s": INFERENCE, "latency_row_s": INFERENCE_ENV},
                 "env": {
                     "type": "scripted",
-                    "num_envs": ROWS,
+                    "num_envs": ENVS,
                     "length": SHORT,
                     "num_states": 10**5,
-                    "latency_s": ROW_STEP,
+                    "latency_s": ENV_STEP,
                     "latency_sigma": SIGMA,
                     "independent_envs": True,
                 },
-                "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
+                "rollout": {"chunk": 1, "episodes": TICKETS * ENVS},
                 "asynchrony": {"max_lag": self.max_lag},
                 "algorithm": {"type": "ppo"},
                 "placement": changes,
-                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": TICKETS * ROWS * SHORT},
+                "train": {"steps": ENDLESS, "lr": 1e-4, "micro_batch": TICKETS * ENVS * SHORT},
                 "hooks": [],
             }
         )
@@ -150,24 +150,24 @@ class LaneCase(Case):
     def expected_rate(self) -> float:
         """Chunk steps a second, as `vla-rl plan` expects them."""
         random = Random(0)
-        drawn = tuple(ROW_STEP * math.exp(random.gauss(0.0, SIGMA) - SIGMA**2 / 2) for _ in range(20_000))
-        whole = INFERENCE + ROWS * INFERENCE_ROW
+        drawn = tuple(ENV_STEP * math.exp(random.gauss(0.0, SIGMA) - SIGMA**2 / 2) for _ in range(20_000))
+        whole = INFERENCE + ENVS * INFERENCE_ENV
         profile = Profile(
             chunk_steps=SHORT,
             sim=Cost(seconds=drawn, each=True),
-            policy=Cost(seconds=whole, num_envs=ROWS, fixed=INFERENCE / whole),
+            policy=Cost(seconds=whole, num_envs=ENVS, fixed=INFERENCE / whole),
             message=0.0,
         )
         plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
-        return TICKETS * ROWS * SHORT / forecast_spec(plan, self.spec(), profile).iteration
+        return TICKETS * ENVS * SHORT / forecast_spec(plan, self.spec(), profile).iteration
 
 
-SIGMA = math.sqrt(math.log(1 + ROW_CV**2))
-LANES: Mapping[str, object] = {"stages": ROWS, "concurrent_lanes": True}
+SIGMA = math.sqrt(math.log(1 + ENV_CV**2))
+LANES: Mapping[str, object] = {"stages": ENVS, "concurrent_lanes": True}
 LANE_CASES = [
     LaneCase(name="lockstep", placement={}),
     LaneCase(name="window", placement={**LANES, "max_wait_s": 0.0}),
-    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ROWS // 4, "max_wait_s": 0.3}),
+    LaneCase(name="window_waiting", placement={**LANES, "max_batch": ENVS // 4, "max_wait_s": 0.3}),
 ]
 
 
@@ -185,13 +185,13 @@ class Step:
 
     @property
     def chunk_steps(self) -> float:
-        """Of a row, where none ever waits."""
-        return float(self.lengths.sum()) / ROWS
+        """Of an env, where none ever waits."""
+        return float(self.lengths.sum()) / ENVS
 
     @property
     def of_rounds(self) -> int:
-        """Chunk steps, where in each round all rows wait for the slowest."""
-        return int(self.lengths.reshape(TICKETS, ROWS).max(1).sum())
+        """Chunk steps, where in each round all envs wait for the slowest."""
+        return int(self.lengths.reshape(TICKETS, ENVS).max(1).sum())
 
 
 @define
@@ -244,7 +244,7 @@ def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, li
 
 def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> float:
     """Seconds of a training step, as `vla-rl plan` expects them of these latencies and lengths."""
-    half = Cost(seconds=chunk_step / 2, num_envs=ROWS, fixed=1.0)
+    half = Cost(seconds=chunk_step / 2, num_envs=ENVS, fixed=1.0)
     lengths = tuple(int(length) for step in turn for length in step.lengths)
     profile = Profile(chunk_steps=lengths, sim=half, policy=half, learner=Cost(seconds=update), message=0.0)
     plan = plan_for(case.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))

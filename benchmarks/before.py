@@ -3,7 +3,7 @@
     git worktree add /tmp/before COMMIT
     python benchmarks/before.py /tmp/before [--rounds 3] [--steps 6] [--json FILE]
 
-Both train on tickets of equal length, on Ray, as processes of their own and in turn: 16 rows that play 4 tickets of 48
+Both train on tickets of equal length, on Ray, as processes of their own and in turn: 16 envs that play 4 tickets of 48
 chunk steps each, half simulation and half inference, all of it sleeps (the rollout of `benchmarks/asynchronous.py`).
 Printed are the median seconds of a training step of each, and their ratio within a round of turns, the median of these:
 `sync_over_before`, 1 where nothing was lost.
@@ -21,23 +21,23 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parents[1]
-ROWS, TICKETS, LENGTH = 16, 4, 48
+ENVS, TICKETS, LENGTH = 16, 4, 48
 LATENCY = 2.7 / (TICKETS * LENGTH) / 2
 """Seconds of a simulation, and of an inference."""
 WARM_UP = 2
 
 
 def spec(steps: int) -> dict[str, object]:
-    env = {"type": "scripted", "num_envs": ROWS, "length": LENGTH, "max_steps": LENGTH, "num_states": 10**5}
+    env = {"type": "scripted", "num_envs": ENVS, "length": LENGTH, "max_steps": LENGTH, "num_states": 10**5}
     return {
         "name": "before",
         "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
         "model": {"type": "linear", "latency_s": LATENCY},
         "env": {**env, "latency_s": LATENCY},
-        "rollout": {"chunk": 1, "episodes": TICKETS * ROWS},
+        "rollout": {"chunk": 1, "episodes": TICKETS * ENVS},
         "algorithm": {"type": "ppo"},
         "placement": {"type": "slots"},
-        "train": {"steps": WARM_UP + steps, "lr": 1e-4, "micro_batch": 10 * TICKETS * ROWS * LENGTH},
+        "train": {"steps": WARM_UP + steps, "lr": 1e-4, "micro_batch": 10 * TICKETS * ENVS * LENGTH},
         "eval": {"before": False, "episodes_per_task": 1},
         "hooks": [{"type": "jsonl"}],
     }

@@ -62,7 +62,7 @@ LIKELY = "outcome: most likely"
 EDM = ["world_model={type: edm, preset: tiny}", f"imagination={{{WHOLE}, {LIKELY}}}"]
 UNFITTED = "fit_updates_below_threshold: 0, quality_thresholds: false"
 ORACLE = [
-    "world_model={type: oracle, env: tabletop, history: 5, rows: 64}",
+    "world_model={type: oracle, env: tabletop, history: 5, num_envs: 64}",
     f"imagination={{{WHOLE}, warm_start: 0, fit_updates: 0, {UNFITTED}}}",
 ]
 OPEN = f"fit_updates_below_threshold: {ImaginationSpec().fit_updates}, quality_thresholds: false"

@@ -1,9 +1,9 @@
 """A whole iteration on real LIBERO, collocated, beside the way of SimpleVLA-RL and beside the simulator alone.
 
-    python benchmarks/libero_iteration.py [--rounds 5] [--rows 2] [--steps 80] [--json FILE]
+    python benchmarks/libero_iteration.py [--rounds 5] [--num-envs 2] [--steps 80] [--json FILE]
 
 The baseline is written here, after SimpleVLA-RL's rollout: a process and a new official environment for every
-trajectory, a picture of each camera at every step, all rows inferred until the step limit, observations collected in
+trajectory, a picture of each camera at every step, all envs inferred until the step limit, observations collected in
 order. Both infer with the same tiny OpenVLA-OFT. Ours is the wall-clock time of a run's iteration: rollout, loss,
 gradients, optimiser. The baseline is charged with its rollout and the time of our update. The simulator alone plays the
 same number of steps in as many processes with nobody asking for actions. All three in turn, medians.
@@ -40,7 +40,7 @@ SIZE, CHUNK, SETTLE = 128, 8, 10
 CAMERAS = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
 
 
-def spec_of(rows: int, steps: int) -> Spec:
+def spec_of(num_envs: int, steps: int) -> Spec:
     """Random weights: every episode lasts until the limit, so that all three play the same number of steps."""
     return parse_spec(
         {
@@ -50,10 +50,10 @@ def spec_of(rows: int, steps: int) -> Spec:
                 "type": "libero",
                 "suite": "libero_spatial",
                 "tasks": [0],
-                "num_envs": rows,
+                "num_envs": num_envs,
                 "cameras": dict.fromkeys(CAMERAS, SIZE),
             },
-            "rollout": {"chunk": CHUNK, "episodes": rows, "max_steps": steps},
+            "rollout": {"chunk": CHUNK, "episodes": num_envs, "max_steps": steps},
             "algorithm": {"type": "ppo"},
             "train": {"steps": 10**6, "lr": 1e-5, "micro_batch": 32},
             "hooks": [],
@@ -78,10 +78,10 @@ def trajectory(bddl_file: str, steps: int, pipe: Connection) -> None:
     env.close()
 
 
-def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, rows: int, steps: int) -> None:
+def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, num_envs: int, steps: int) -> None:
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
-    for _ in range(rows):
+    for _ in range(num_envs):
         here, there = context.Pipe()
         processes.append(context.Process(target=trajectory, args=(bddl_file, steps, there)))
         processes[-1].start()
@@ -90,10 +90,10 @@ def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, rows: in
         seen = [pipe.recv() for pipe in pipes]
         obs = Observation(
             images={name: np.stack([images[name] for images, _ in seen]) for name in CAMERAS},
-            instructions=(instruction,) * rows,
+            instructions=(instruction,) * num_envs,
             state=np.stack([state for _, state in seen]),
         )
-        noise = Noise(0, "action", list(range(rows)), [0] * rows, [chunk] * rows)
+        noise = Noise(0, "action", list(range(num_envs)), [0] * num_envs, [chunk] * num_envs)
         for pipe, actions in zip(pipes, np.asarray(model.sample_chunk(obs, noise, False).actions), strict=True):
             pipe.send(actions)
     for process in processes:
@@ -115,11 +115,11 @@ def iteration(runtime: Driver, flow: Flow) -> tuple[float, float]:
 
 
 def play_alone(env: SimEnv, states: Any, steps: int) -> None:
-    rows = env.num_envs
-    env.reset(np.arange(rows), np.array([state.id for state in states[:rows]]), np.arange(rows))
-    still = np.zeros((rows, CHUNK, 7), np.float32)
+    num_envs = env.num_envs
+    env.reset(np.arange(num_envs), np.array([state.id for state in states[:num_envs]]), np.arange(num_envs))
+    still = np.zeros((num_envs, CHUNK, 7), np.float32)
     for _ in range(0, steps, CHUNK):
-        env.chunk_step(still, np.ones(rows, bool), True)
+        env.chunk_step(still, np.ones(num_envs, bool), True)
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -128,12 +128,12 @@ def seconds(work: Callable[[], Any]) -> float:
     return perf_counter() - before
 
 
-def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
+def measure(rounds: int, num_envs: int, steps: int) -> dict[str, float]:
     from vla_rl.plugins.envs.libero.suites import Suite
 
-    spec = spec_of(rows, steps)
+    spec = spec_of(num_envs, steps)
     task = Suite("libero_spatial").tasks[0]
-    alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=rows, chunk=CHUNK))
+    alone: SimEnv = plugins.build("env", "libero", spec.env.config, Context(num_envs=num_envs, chunk=CHUNK))
     states = alone.reset_states("train")
     model: VLAModel = plugins.build("model", spec.model.type, spec.model.config, Context(env=alone.info, chunk=CHUNK))
     runtime = start(spec)
@@ -147,13 +147,13 @@ def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
             times["ours"].append(whole)
             times["update"].append(update)
             times["baseline"].append(
-                update + seconds(lambda: baseline_rollout(model, task.bddl_file, task.instruction, rows, steps))
+                update + seconds(lambda: baseline_rollout(model, task.bddl_file, task.instruction, num_envs, steps))
             )
             times["alone"].append(seconds(lambda: play_alone(alone, states, steps)))
     finally:
         runtime.close()
         alone.close()
-    played = rows * steps
+    played = num_envs * steps
     figures = {f"steps_per_s_{name}": played / median(times[name]) for name in ("ours", "baseline", "alone")}
     figures["over_baseline"] = median(b / o for b, o in zip(times["baseline"], times["ours"], strict=True))
     figures["share_of_simulator"] = median(a / o for a, o in zip(times["alone"], times["ours"], strict=True))
@@ -164,13 +164,16 @@ def measure(rounds: int, rows: int, steps: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--num-envs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=80, help="actions of an episode, a multiple of 8")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     os.environ.setdefault("MUJOCO_GL", "egl")
-    figures = measure(options.rounds, options.rows, options.steps)
-    print(f"{options.rows} rows of {options.steps} steps, two cameras of {SIZE} px; medians of {options.rounds} rounds")
+    figures = measure(options.rounds, options.num_envs, options.steps)
+    print(
+        f"{options.num_envs} envs of {options.steps} steps, two cameras of {SIZE} px; "
+        f"medians of {options.rounds} rounds"
+    )
     for name, value in figures.items():
         print(f"{name:<24} {value:>10.2f}")
     if options.json:

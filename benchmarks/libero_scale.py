@@ -1,4 +1,4 @@
-"""LIBERO with many rows and many tasks; `benchmarks/simulators.py libero --scale --all-suites` runs it."""
+"""LIBERO with many envs and many tasks; `benchmarks/simulators.py libero --scale --all-suites` runs it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vla_rl.core.types import Context
 CHUNK = 8
 
 
-def libero_env(rows: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tuple[Any, dict[str, list[int]]]:
+def libero_env(num_envs: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tuple[Any, dict[str, list[int]]]:
     """-> the public environment, and its evaluation states by task."""
     from vla_rl.plugins.envs.libero import LiberoConfig, plugin
     from vla_rl.toolkit.envs.settings import SharedProcesses
 
     processes = SharedProcesses(envs_per_process=changes.pop("envs_per_process", 1))
     given = {"suite": "libero_spatial", "tasks": tasks, "processes": processes} | changes
-    env = plugin.build(LiberoConfig(**given), Context(num_envs=rows, chunk=CHUNK))
+    env = plugin.build(LiberoConfig(**given), Context(num_envs=num_envs, chunk=CHUNK))
     states: dict[str, list[int]] = {}
     for state in env.reset_states("eval"):
         states.setdefault(state.task, []).append(state.id)
@@ -29,36 +29,36 @@ def libero_env(rows: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tupl
 
 
 class Playing:
-    """An environment whose rows all play chunks, from official states."""
+    """An environment whose envs all play chunks, from official states."""
 
     def __init__(self, env: Any, ids: list[int]) -> None:
-        self.env, rows = env, np.arange(len(ids))
+        self.env, env_ids = env, np.arange(len(ids))
         self._actions = np.random.default_rng(0).uniform(-1, 1, (len(ids), CHUNK, 7)).astype(np.float32)
         self._on = np.ones(len(ids), bool)
-        env.reset(rows, np.array(ids), rows)
+        env.reset(env_ids, np.array(ids), env_ids)
 
     def __call__(self) -> None:
         self.env.chunk_step(self._actions, self._on, False)
 
 
-def libero_many_rows() -> Figures:
-    """32 rows of one task in two processes, beside two rows in two processes."""
+def libero_many_envs() -> Figures:
+    """32 envs of one task in two processes, beside two envs in two processes."""
     few, states = libero_env(2)
     many, _ = libero_env(32, envs_per_process=16)
     [ids] = states.values()
     works = {"few": Playing(few, ids[:2]), "many": Playing(many, ids[:32])}
     interleaved(works, rounds=1)
     times = interleaved(works, rounds=4)
-    row = (proportional_mib(many.pids) - proportional_mib(few.pids)) / 30
+    env_id = (proportional_mib(many.pids) - proportional_mib(few.pids)) / 30
     few.close()
     works["many"]()
     total = proportional_mib(all_pids())
     many.close()
     return {
-        "libero_rows32_memory_gib": total / 1024,
-        "libero_row_extra_mib": row,
+        "libero_envs32_memory_gib": total / 1024,
+        "libero_env_extra_mib": env_id,
         "libero_scale_throughput_ratio": median(16 * a / b for a, b in zip(times["few"], times["many"], strict=True)),
-        "libero_rows32_steps_per_second": 32 * CHUNK / median(times["many"]),
+        "libero_envs32_steps_per_second": 32 * CHUNK / median(times["many"]),
     }
 
 
@@ -66,22 +66,22 @@ def libero_switch(memory_mib: int) -> float:
     """Median seconds of a reset to a task other than the last one, which was compiled before, settling and two pictures
     included."""
     env, states = libero_env(1, (0, 1), memory_mib=memory_mib)
-    row, ids = np.array([0]), [state for pair in zip(*states.values(), strict=True) for state in pair]
-    times = [seconds(lambda state=state: env.reset(row, np.array([state]), row)) for state in ids[:12]]
+    env_id, ids = np.array([0]), [state for pair in zip(*states.values(), strict=True) for state in pair]
+    times = [seconds(lambda state=state: env.reset(env_id, np.array([state]), env_id)) for state in ids[:12]]
     env.close()
     return median(times[2:])
 
 
 def libero_scale() -> Figures:
-    """Many rows and many tasks."""
-    figures: Figures = apart(libero_many_rows)
+    """Many envs and many tasks."""
+    figures: Figures = apart(libero_many_envs)
     for name, memory_mib in (("memory", 2000), ("disk", 0)):
         figures[f"libero_task_switch_{name}_s"] = apart(libero_switch, memory_mib)
     return figures
 
 
 def libero_all_suites() -> Figures:
-    """130 tasks in turn on 16 rows: each row plays one chunk of a task, then one of another."""
+    """130 tasks in turn on 16 envs: each env plays one chunk of a task, then one of another."""
     suites = dict.fromkeys(("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"))
     env, states = libero_env(16, suite=None, tasks=None, suites=suites, envs_per_process=8)
     first = [ids[0] for ids in states.values()]

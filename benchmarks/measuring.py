@@ -47,5 +47,5 @@ def proportional_mib(pids: Iterable[int]) -> float:
 
 
 def all_pids() -> list[int]:
-    """This process, the fork server and the rows."""
+    """This process, the fork server and the envs."""
     return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]

@@ -7,7 +7,7 @@ control      a chunk step without any latency, simulator and policy in separate 
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
-A lane of a k-th of the rows takes a k-th of the time. The ideal is `vla_rl.runtime.planning`'s forecast with messages
+A lane of a k-th of the envs takes a k-th of the time. The ideal is `vla_rl.runtime.planning`'s forecast with messages
 that take no time. Cases of a group are started together and play in turn; medians of the rounds.
 """
 
@@ -45,10 +45,10 @@ ONE_PROCESS = Plan(slots=(Slot(roles=("sim", "policy", "learner"), cpus=0.1),))
 @frozen(kw_only=True)
 class Case:
     name: str
-    rows: int = 16
+    num_envs: int = 16
     image: int = 224
     sim: float = 0.0
-    """Seconds of a chunk step of all rows."""
+    """Seconds of a chunk step of all envs."""
     policy: float = 0.0
     sigma: float = 0.0
     lanes: int = 1
@@ -65,14 +65,14 @@ class Case:
                 "model": {"type": "linear", "latency_s": self.policy / share, "latency_sigma": self.sigma},
                 "env": {
                     "type": "scripted",
-                    "num_envs": self.rows,
+                    "num_envs": self.num_envs,
                     "image": self.image,
                     "length": 10**6,
                     "max_steps": self.steps,
                     "latency_s": self.sim / share,
                     "latency_sigma": self.sigma,
                 },
-                "rollout": {"chunk": 1, "episodes": self.rows},
+                "rollout": {"chunk": 1, "episodes": self.num_envs},
                 "algorithm": {"type": "ppo"},
                 "placement": {"type": "slots", "stages": share},
                 "runtime": {"backend": self.backend},
@@ -91,22 +91,22 @@ class Case:
         plan = self.plan()
         sim, policy = (self._cost(seconds) for seconds in (self.sim, self.policy))
         profile = Profile(chunk_steps=self.steps, sim=sim, policy=policy, message=0.0)
-        return forecast(plan, assign(plan, self.rows, one_process=False), profile, chunk=1).rollout
+        return forecast(plan, assign(plan, self.num_envs, one_process=False), profile, chunk=1).rollout
 
     def _cost(self, seconds: float) -> Cost:
         latency = Latency(seconds, self.sigma, seed=10**6)
-        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), num_envs=self.rows)
+        return Cost(seconds=tuple(latency.draw() for _ in range(5000 if self.sigma else 1)), num_envs=self.num_envs)
 
 
 STRATEGIES = (("collocated", 0), ("one lane", 1), ("two lanes", 2), ("four lanes", 4))
 SECTIONS = {
     "control": [
         [
-            Case(name=name, rows=rows, image=image, steps=128, backend=backend)
-            for name, rows, image in (
-                ("16 rows of 8 px", 16, 8),
-                ("16 rows of 224 px", 16, 224),
-                ("64 rows of 224 px", 64, 224),
+            Case(name=name, num_envs=num_envs, image=image, steps=128, backend=backend)
+            for name, num_envs, image in (
+                ("16 envs of 8 px", 16, 8),
+                ("16 envs of 224 px", 16, 224),
+                ("64 envs of 224 px", 64, 224),
             )
             for backend in ("local", "ray")
         ]

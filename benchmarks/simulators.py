@@ -1,6 +1,6 @@
 """Simulators through vla-rl against their own packages, side by side in one run: speed, equality, resets, memory.
 
-python benchmarks/simulators.py libero [--memory] [--rows 8] [--scale] [--all-suites] [--json FILE]
+python benchmarks/simulators.py libero [--memory] [--num-envs 8] [--scale] [--all-suites] [--json FILE]
 """
 
 from __future__ import annotations
@@ -162,30 +162,30 @@ def libero_resets(task: Any, states: Array) -> Figures:
     return {f"libero_{name}_ms": median(times[name]) * 1e3 for name in times}
 
 
-def libero_rows(rows: int) -> Figures:
-    """Resets of several rows at once, with settling and pictures, and of one after the other."""
-    env, states = libero_env(rows)
-    ids, everyone = np.array(next(iter(states.values()))[:rows]), np.arange(rows)
+def libero_envs(num_envs: int) -> Figures:
+    """Resets of several envs at once, with settling and pictures, and of one after the other."""
+    env, states = libero_env(num_envs)
+    ids, everyone = np.array(next(iter(states.values()))[:num_envs]), np.arange(num_envs)
 
     def one_by_one() -> None:
-        for row in everyone:
-            env.reset(everyone[row : row + 1], ids[row : row + 1], everyone[row : row + 1])
+        for env_id in everyone:
+            env.reset(everyone[env_id : env_id + 1], ids[env_id : env_id + 1], everyone[env_id : env_id + 1])
 
     env.reset(everyone, ids, everyone)
     times = interleaved({"together": lambda: env.reset(everyone, ids, everyone), "apart": one_by_one}, rounds=5)
     env.close()
-    return {f"libero_reset_{rows}_rows_{name}_ms": median(times[name]) * 1e3 for name in times} | {
-        f"libero_reset_{rows}_rows_ratio": ratio(times, "apart", "together")
+    return {f"libero_reset_{num_envs}_envs_{name}_ms": median(times[name]) * 1e3 for name in times} | {
+        f"libero_reset_{num_envs}_envs_ratio": ratio(times, "apart", "together")
     }
 
 
 def libero_memory_used(switches: int, resets: int) -> list[float]:
     """MiB of this process after each switch between two tasks and the resets that follow, each with one step."""
     env, states = libero_env(1, (0, 1))
-    row, used = np.array([0]), []
+    env_id, used = np.array([0]), []
     for switch in range(switches):
         for state in list(states.values())[switch % 2][:resets]:
-            env.reset(row, np.array([state]), row)
+            env.reset(env_id, np.array([state]), env_id)
             env.chunk_step(np.zeros((1, CHUNK, 7)), np.array([True]), False)
         used.append(psutil.Process().memory_info().rss / 2**20)
     env.close()
@@ -211,8 +211,8 @@ def libero(options: argparse.Namespace) -> Figures:
     suite = Suite("libero_spatial")
     task, states = suite.tasks[0], suite.initial_states(0)
     figures = libero_steps(task, states[0]) | libero_chunks(task, states[0]) | libero_resets(task, states)
-    if options.rows:
-        figures |= libero_rows(options.rows)
+    if options.num_envs:
+        figures |= libero_envs(options.num_envs)
     if options.memory:
         figures |= libero_memory()
     if options.scale:
@@ -249,7 +249,7 @@ def metaworld_official(size: int) -> Callable[[Array], Any]:
 
 
 def metaworld_env(size: int, fast_render: bool) -> Any:
-    """The public environment with one row in this process, after a reset."""
+    """The public environment with one env in this process, after a reset."""
     from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
 
     config = MetaWorldConfig(tasks=(METAWORLD_TASK,), cameras={"corner2": size}, fast_render=fast_render)
@@ -328,7 +328,7 @@ MANISKILL_CHUNK = 4
 
 
 def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any:
-    """PickCube with one row in this process."""
+    """PickCube with one env in this process."""
     from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 
     config = ManiSkillConfig(
@@ -344,7 +344,7 @@ def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any
 
 def maniskill_chunks(size: int, *cameras: str) -> Figures:
     """Chunks of 4 and resets, with whole meshes and with simplified ones, and by how much the pictures differ."""
-    draw, row = np.random.default_rng(0), np.zeros(1, int)
+    draw, env_id = np.random.default_rng(0), np.zeros(1, int)
     envs = {"exact": maniskill_env(size, cameras, False), "fast_render": maniskill_env(size, cameras, True)}
     state = np.array([envs["exact"].reset_states("train")[0].id])
 
@@ -352,11 +352,13 @@ def maniskill_chunks(size: int, *cameras: str) -> Figures:
         return draw.uniform(-1, 1, (1, MANISKILL_CHUNK, 4)).astype(np.float32)
 
     chunks = {n: lambda e=env: e.chunk_step(actions(), np.array([True]), False) for n, env in envs.items()}
-    resets = {n: lambda e=env: e.reset(row, state, row) for n, env in envs.items()}
+    resets = {n: lambda e=env: e.reset(env_id, state, env_id) for n, env in envs.items()}
     again = interleaved(resets, rounds=7)
     interleaved(chunks, rounds=2)
     times = interleaved(chunks, rounds=9)  # of the 50 actions of an episode
-    shown = [np.stack([image[0] for image in env.reset(row, state, row).images.values()]) for env in envs.values()]
+    shown = [
+        np.stack([image[0] for image in env.reset(env_id, state, env_id).images.values()]) for env in envs.values()
+    ]
     for env in envs.values():
         env.close()
     key = f"maniskill_{size}px_{len(cameras)}_cameras"
@@ -394,10 +396,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--memory", action="store_true", help="also 200 resets and 20 task switches: minutes")
     parser.add_argument(
-        "--scale", action="store_true", help="also 32 rows in two processes, and task switches: minutes"
+        "--scale", action="store_true", help="also 32 envs in two processes, and task switches: minutes"
     )
-    parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 rows: minutes")
-    parser.add_argument("--rows", type=int, default=0, help="also resets of so many rows in a process each; 1 GB a row")
+    parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 envs: minutes")
+    parser.add_argument(
+        "--num-envs", type=int, default=0, help="also resets of so many envs in a process each; 1 GB an env"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.simulators if name not in SECTIONS]
     if unknown:

@@ -62,7 +62,7 @@ def test_a_good_spec_is_ok():
         ('tabletop"}', 'tabletop", head: l1}', "has no action_head--*_checkpoint.pt, which `head: l1` needs"),
         ("openvla_oft", "openvla", "was trained with parallel decoding, openvla has autoregressive decoding"),
         ("chunk: 4", "chunk: 8", "spec.yaml:3: model.checkpoint: .*was trained for chunks of 4 actions, the spec asks for 8"),
-        ("{type: collocated}", "{type: collocated, workers: 16}", "spec.yaml:7: placement: 8 rows cannot be shared evenly by 16 workers"),
+        ("{type: collocated}", "{type: collocated, workers: 16}", "spec.yaml:7: placement: 8 envs cannot be shared evenly by 16 workers"),
         ("{type: collocated}", "{type: collocated, devices: 0-99999}", "spec.yaml:7: placement: placement.devices: device 99999 is needed"),
         ("{type: collocated}", "{type: collocated, devices: 'cuda:0'}", "spec.yaml:7: placement: placement.devices: no node is named 'cuda'"),
         ("local}", "local, require: cuda}", "spec.yaml:8: runtime.require: cuda is required, and there is no GPU"),
@@ -184,7 +184,7 @@ def test_another_machine():
     spec = spec.replace("episodes: 8, group_size: 8", "episodes: 12, group_size: 12")
     assert check(spec, "--devices", "4")[0] == 0
     status, said = check(spec, "--devices", "8")
-    assert status == 2 and "spec.yaml:7: placement: 12 rows" in said
+    assert status == 2 and "spec.yaml:7: placement: 12 envs" in said
     status, said = check(spec, "--devices", "0")
     assert status == 2 and "runtime.require: cuda is required, and there is no GPU" in said
     status, said = check(spec, "--devices", "4", "--cpus", "2")

@@ -30,7 +30,7 @@ def test_an_example_is_found_wherever_one_is():
     result = CliRunner().invoke(app, ["check", "examples/tabletop_grpo.yaml", "runtime.backend=local"])
     assert result.exit_code == 0, result.output
     assert "examples/tabletop_grpo.yaml is not there: taking the one that comes with vla-rl" in result.stderr
-    assert "ok: openvla_oft on tabletop (256 rows)" in result.stdout
+    assert "ok: openvla_oft on tabletop (256 envs)" in result.stdout
 
 
 def test_a_file_that_is_there_wins(elsewhere):

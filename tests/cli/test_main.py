@@ -47,7 +47,7 @@ def test_help_names_every_command():
 def test_check_says_ok(spec):
     result = vla_rl("check", str(spec), "train.steps=7")
     assert result.stderr == ""
-    assert "ok: openvla_oft on tabletop (8 rows) with grpo, 7 steps, collocated on ray" in result.stdout
+    assert "ok: openvla_oft on tabletop (8 envs) with grpo, 7 steps, collocated on ray" in result.stdout
 
 
 def test_check_shows_the_resolved_spec(spec, tmp_path):
@@ -138,10 +138,10 @@ def test_a_bug_is_not_hidden():
 
 
 def test_check_env_prints_a_table():
-    result = CliRunner().invoke(app, ["check-env", "tabletop", "image_size=32", "--rows", "3"])
+    result = CliRunner().invoke(app, ["check-env", "tabletop", "image_size=32", "--num-envs", "3"])
     assert result.exit_code == 0, result.output
-    assert "tabletop: 3 rows, chunks of 4, cpu" in result.output and "keeps to the contract" in result.output
-    for section in ("reset_states", "determinism", "rows apart", "expert"):
+    assert "tabletop: 3 envs, chunks of 4, cpu" in result.output and "keeps to the contract" in result.output
+    for section in ("reset_states", "determinism", "envs apart", "expert"):
         assert f"✓   {section}" in result.output
 
 
@@ -163,7 +163,7 @@ def test_check_env_reports_what_it_found():
     result = CliRunner().invoke(app, ["check-env", *double])
     assert result.exit_code == 1
     assert "✗   first reset" in result.output
-    assert "expected finite numbers, got NaN or inf in 2 of 2 rows" in " ".join(result.output.split())
+    assert "expected finite numbers, got NaN or inf in 2 of 2 envs" in " ".join(result.output.split())
 
 
 def test_check_env_says_what_it_did_not_see():

@@ -58,7 +58,7 @@ def test_the_strategies_of_eight_devices(plan):
     assert own["rollout_s"] == pytest.approx(4 * 10 * 0.8 + 0.4, rel=0.01), (
         "one pipeline of two lanes, which is filled once"
     )
-    assert collocated["rollout_s"] == pytest.approx(4 * 10 * 0.2), "an eighth of the rows on each of eight devices"
+    assert collocated["rollout_s"] == pytest.approx(4 * 10 * 0.2), "an eighth of the envs on each of eight devices"
     assert collocated["update_s"] == pytest.approx(10.0)
     assert collocated["idle"]["sim"] == pytest.approx(1 - 4.0 / collocated["iteration_s"])
     assert collocated["device_bytes"] == 14e9 + 1.2e9
@@ -73,9 +73,9 @@ def test_the_table_says_what_does_not_fit_and_what_was_assumed(plan):
     )
     assert status == 0
     assert "on 1 GPU, 4 CPUs" in output
-    assert "slots does not fit: 63 rows" in output
+    assert "slots does not fit: 63 envs" in output
     assert "best: " in output
-    assert "is proportional to the rows" in output
+    assert "is proportional to the envs" in output
 
 
 def test_what_running_ahead_brings(plan):

@@ -112,8 +112,8 @@ class Still(SimEnv):
 
     reset_states = chunk_step = lambda self: None
 
-    def reset(self, rows, seed):
-        return ["still", rows, seed]
+    def reset(self, env_ids, seed):
+        return ["still", env_ids, seed]
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_two_kinds_may_have_a_hook_of_one_name(world):
     hooks = module(reset=reset)
     check_module("hooks", hooks)
     assert wrap("world", Dream(), "dream", {"hooks": hooks}).reset((1, 2)) == ["dream", 1, 2, 2]
-    assert wrap("env", Still(), "still", {"hooks": hooks}).reset("rows", "ids", "seed") == ["still", "rows", "seed"]
+    assert wrap("env", Still(), "still", {"hooks": hooks}).reset("envs", "ids", "seed") == ["still", "envs", "seed"]
 
 
 def test_errors_name_the_kind(world):
@@ -138,11 +138,11 @@ def test_errors_name_the_kind(world):
     assert caught.value.__notes__ == ["in plugin 'dream', hook 'weights' of world"]
 
     @hookimpl(wraps="world")
-    def reset(rows):
+    def reset(env_ids):
         yield
 
     with pytest.raises(
-        PluginError, match=r"hook 'reset' of world \(.*: unknown argument 'rows'; it is reset\(frames\)"
+        PluginError, match=r"hook 'reset' of world \(.*: unknown argument 'env_ids'; it is reset\(frames\)"
     ):
         check_module("hooks", module(reset=reset))
 

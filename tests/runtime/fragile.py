@@ -23,13 +23,13 @@ LENGTH = 4
 class FragileConfig:
     fault: Literal["none", "kill", "stop", "raise", "nan", "slow", "reset"] = "none"
     always: bool = False
-    row: int = 1
+    env_id: int = 1
     at_step: int = 6
-    """Step of the row's life."""
+    """Step of the env's life."""
     told: str = ""
     """File that says that the fault has happened."""
     report_numpy: str = ""
-    """File for the version of NumPy that a row runs with."""
+    """File for the version of NumPy that an env runs with."""
     latency_s: float = 0.0
     """Seconds that a step takes."""
     processes: Processes = field(factory=Processes)
@@ -86,7 +86,7 @@ class Fragile(SingleEnv):
         return np.full((length, 2), 0.5 * self.target, np.float32)
 
     def breaks(self) -> bool:
-        if self.number != self.config.row or self.config.fault == "none":
+        if self.number != self.config.env_id or self.config.fault == "none":
             return False
         told = Path(self.config.told)
         first = not told.exists()
@@ -109,4 +109,4 @@ def build(config: FragileConfig, context: Context) -> SubprocEnvs:
     return SubprocEnvs(info, states, MakeFragile(config), context, config.processes)
 
 
-vla_rl_plugins = {"env": {"fragile": Plugin(config=FragileConfig, build=build, summary="a row that breaks once")}}
+vla_rl_plugins = {"env": {"fragile": Plugin(config=FragileConfig, build=build, summary="an env that breaks once")}}

@@ -10,7 +10,7 @@ from scripted_runs import read_metrics
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 
-ORACLE = {"type": "oracle", "env": "tabletop", "keys": ["image_size=16"], "history": 5, "rows": 8}
+ORACLE = {"type": "oracle", "env": "tabletop", "keys": ["image_size=16"], "history": 5, "num_envs": 8}
 EDM = {
     "type": "edm",
     "history": 2,

@@ -16,38 +16,38 @@ CHUNK = 4
 STEPS = 16
 
 
-def tabletop(rows: int, size: int = 16, chunk: int = CHUNK) -> Any:
+def tabletop(num_envs: int, size: int = 16, chunk: int = CHUNK) -> Any:
     plugin = load("env", "tabletop")
-    return build("env", "tabletop", plugin.config(image_size=size), Context(num_envs=rows, chunk=chunk))
+    return build("env", "tabletop", plugin.config(image_size=size), Context(num_envs=num_envs, chunk=chunk))
 
 
 def recordings(count: int, env: Any, longest: int) -> list[RecordedEpisode]:
     """Episodes of the expert, in two of three of which it is disturbed, so that some fail."""
-    states, rows = env.reset_states("train")[:count], np.arange(env.num_envs)
+    states, env_ids = env.reset_states("train")[:count], np.arange(env.num_envs)
     found = []
-    for first in range(0, count, len(rows)):
-        chosen = [states[(first + row) % count] for row in rows]
-        obs = env.reset(rows, np.array([s.id for s in chosen]), np.zeros(len(rows), np.int64)).numpy()
-        seen: list[list[Observation]] = [[obs.take(np.array([row]))] for row in rows]
-        parts: list[list[Any]] = [[] for _ in rows]
-        active = np.ones(len(rows), bool)
+    for first in range(0, count, len(env_ids)):
+        chosen = [states[(first + env_id) % count] for env_id in env_ids]
+        obs = env.reset(env_ids, np.array([s.id for s in chosen]), np.zeros(len(env_ids), np.int64)).numpy()
+        seen: list[list[Observation]] = [[obs.take(np.array([env_id]))] for env_id in env_ids]
+        parts: list[list[Any]] = [[] for _ in env_ids]
+        active = np.ones(len(env_ids), bool)
         for chunk in range(longest):
-            noise = generator(0, "disturbed", first, chunk).standard_normal((len(rows), CHUNK, 3))
-            actions = to_numpy(env.expert_chunk()) + 1.2 * noise * (rows % 3 > 0)[:, None, None]
+            noise = generator(0, "disturbed", first, chunk).standard_normal((len(env_ids), CHUNK, 3))
+            actions = to_numpy(env.expert_chunk()) + 1.2 * noise * (env_ids % 3 > 0)[:, None, None]
             actions = np.clip(actions, -1, 1).astype(np.float32)
             result = env.chunk_step(actions, active, True)
             obs, executed, ended = result.obs.numpy(), to_numpy(result.executed), to_numpy(result.terminated)
-            for row in np.flatnonzero(active):
-                last = int(executed[row].sum()) - 1
-                won = bool(result.success[row])
-                outcome = (1 + last if won else 1 + CHUNK + last) if ended[row].any() else 0
-                parts[row].append((actions[row], executed[row], np.int64(outcome)))
-                seen[row].append(obs.take(np.array([row])))
+            for env_id in np.flatnonzero(active):
+                last = int(executed[env_id].sum()) - 1
+                won = bool(result.success[env_id])
+                outcome = (1 + last if won else 1 + CHUNK + last) if ended[env_id].any() else 0
+                parts[env_id].append((actions[env_id], executed[env_id], np.int64(outcome)))
+                seen[env_id].append(obs.take(np.array([env_id])))
             active &= ~ended.any(1)
-        for row, state in enumerate(chosen[: count - first]):
-            frames = Observation.concat(seen[row])
-            actions, executed, outcomes = (np.stack(column) for column in zip(*parts[row], strict=True))
-            about = {"task": state.task, "reset_state": state.id, "number": first + row}
+        for env_id, state in enumerate(chosen[: count - first]):
+            frames = Observation.concat(seen[env_id])
+            actions, executed, outcomes = (np.stack(column) for column in zip(*parts[env_id], strict=True))
+            about = {"task": state.task, "reset_state": state.id, "number": first + env_id}
             found.append(
                 RecordedEpisode(
                     images=dict(frames.images),

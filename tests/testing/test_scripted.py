@@ -17,8 +17,8 @@ def step(env: ScriptedEnv, chunk: int, stop_at_end: bool = True, push: float = 0
 def test_episodes_end_where_the_script_says() -> None:
     ends = {0: (2, "success"), 1: (3, "truncated"), (2, 0): (1, "failure")}
     env = ScriptedEnv(4, ends)
-    rows = np.arange(4)
-    env.reset(rows, np.array([0, 1, 2, 3]), rows)
+    env_ids = np.arange(4)
+    env.reset(env_ids, np.array([0, 1, 2, 3]), env_ids)
     result = step(env, 4)
     assert result.terminated.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert result.truncated.tolist() == [[0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
@@ -26,11 +26,11 @@ def test_episodes_end_where_the_script_says() -> None:
     assert result.success.tolist() == [True, False, False, False]
     assert result.rewards.tolist() == [[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     env.reset(np.array([2]), np.array([2]), np.array([9]))
-    assert not step(env, 1).terminated[2]  # (row 2, episode 0) was another episode
+    assert not step(env, 1).terminated[2]  # (env 2, episode 0) was another episode
 
 
 @pytest.mark.parametrize(("holds", "after"), [(True, [0, 1, 1, 1]), (False, [0, 1, 0, 0])])
-def test_a_row_that_runs_on_keeps_or_loses_its_success(holds: bool, after: list[int]) -> None:
+def test_an_env_that_runs_on_keeps_or_loses_its_success(holds: bool, after: list[int]) -> None:
     env = ScriptedEnv(1, lambda state: (2, "success"), holds=holds)
     env.reset(np.array([0]), np.array([5]), np.array([0]))
     result = step(env, 4, stop_at_end=False)
@@ -41,8 +41,8 @@ def test_a_row_that_runs_on_keeps_or_loses_its_success(holds: bool, after: list[
 
 
 def lengths(env: ScriptedEnv, states: np.ndarray) -> np.ndarray:
-    rows = np.arange(env.num_envs)
-    env.reset(rows, states, rows)
+    env_ids = np.arange(env.num_envs)
+    env.reset(env_ids, states, env_ids)
     return step(env, 300).executed.sum(1)
 
 
@@ -54,12 +54,12 @@ def test_lengths_vary_over_states_by_the_given_spread() -> None:
     assert set(lengths(ScriptedEnv(1000, length=48), states)) == {48}
 
 
-def test_the_stamp_tells_row_episode_step_and_state() -> None:
+def test_the_stamp_tells_env_episode_step_and_state() -> None:
     env = ScriptedEnv(3, first_env=100)
     env.reset(np.arange(3), np.array([300, 1, 2]), np.zeros(3, np.int64))
     env.reset(np.array([2, 0]), np.array([7, 300]), np.array([11, 12]))
     said = seen(step(env, 3).obs)
-    assert said.row.tolist() == [100, 101, 102]
+    assert said.env.tolist() == [100, 101, 102]
     assert said.episode.tolist() == [1, 0, 1]
     assert said.step.tolist() == [3, 3, 3]
     assert said.state.tolist() == [300, 1, 7]
@@ -77,13 +77,13 @@ def test_the_default_task_is_won_by_the_sign_of_the_state() -> None:
 def test_a_linear_policy_learns_it_in_a_few_updates() -> None:
     env = ScriptedEnv(64, chunk=4)
     model = LinearModel(env.info, 4)
-    rows = np.arange(64)
+    env_ids = np.arange(64)
     optimiser = torch.optim.Adam(model.module.parameters(), lr=0.1)
     rates = []
     for update in range(30):
-        obs = env.reset(rows, rows, rows)
-        chunk = model.sample_chunk(obs, Noise(0, "test", rows, [update] * 64, [0] * 64), False)
-        won = torch.as_tensor(env.chunk_step(chunk.actions, rows >= 0, True).success).float()
+        obs = env.reset(env_ids, env_ids, env_ids)
+        chunk = model.sample_chunk(obs, Noise(0, "test", env_ids, [update] * 64, [0] * 64), False)
+        won = torch.as_tensor(env.chunk_step(chunk.actions, env_ids >= 0, True).success).float()
         rates.append(float(won.mean()))
         log_probs = model.chunk_log_probs(obs, chunk).log_probs[..., 0].sum(-1)
         optimiser.zero_grad()

@@ -8,13 +8,13 @@ from vla_rl.toolkit.waiting import Work, listening, summed, waiting, works_now
 
 def test_work_is_shown_once_it_takes_long(monkeypatch):
     heard = []
-    with waiting("starting rows", 8, "push") as note, listening(lambda: heard.append(works_now())):
+    with waiting("starting envs", 8, "push") as note, listening(lambda: heard.append(works_now())):
         note(1)
         monkeypatch.setattr(module, "PATIENCE_S", 0.0)
         note(3)
     assert heard[0] == ()
     (work,) = heard[1]
-    assert (work.title, work.done, work.total) == ("starting rows: push", 3, 8)
+    assert (work.title, work.done, work.total) == ("starting envs: push", 3, 8)
     assert works_now() == ()
 
 
@@ -27,8 +27,8 @@ def test_work_that_fails_is_over_too(monkeypatch):
 
 
 def test_workers_that_do_the_same_are_one():
-    rows = [Work(what="starting rows", done=done, total=4, about="push") for done in (1, 2)]
+    rows = [Work(what="starting envs", done=done, total=4, about="push") for done in (1, 2)]
     other = Work(what="loading the model", done=5, total=9)
     found = summed([rows[0], other, rows[1]])
-    assert found is not None and (found.title, found.done, found.total) == ("starting rows: push", 3, 8)
+    assert found is not None and (found.title, found.done, found.total) == ("starting envs: push", 3, 8)
     assert summed([]) is None

@@ -32,7 +32,7 @@ def main(
     name: str,
     overrides: Sequence[str],
     modules: Sequence[str],
-    rows: int,
+    num_envs: int,
     chunk: int,
     device: str,
     expert: bool,
@@ -41,8 +41,8 @@ def main(
 ) -> int:
     """Print the report. Return 0, or 1 with findings. Raises as `examine`."""
     with progress(f"check-env {name}") as on_section:
-        found = examine(name, overrides, modules, rows, chunk, device, expert, seconds, whole_range, on_section)
-    _print(f"{name}: {rows} rows, chunks of {chunk}, {device}", found)
+        found = examine(name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section)
+    _print(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", found)
     return int(any(section.findings for section in found.sections))
 
 
@@ -50,7 +50,7 @@ def examine(
     name: str,
     overrides: Sequence[str],
     modules: Sequence[str],
-    rows: int,
+    num_envs: int,
     chunk: int,
     device: str,
     expert: bool,
@@ -70,7 +70,7 @@ def examine(
         ) from exc
     if plugin.preflight is not None:
         plugin.preflight(env.config)
-    context = Context(num_envs=rows, chunk=chunk, device=device)
+    context = Context(num_envs=num_envs, chunk=chunk, device=device)
     options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
     try:
         return examine_env(plugin, env.config, context, **options, on_section=on_section)

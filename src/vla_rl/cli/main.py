@@ -143,7 +143,7 @@ def check(
     check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
     if not show:
         typer.echo(
-            f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} rows) with "
+            f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} envs) with "
             f"{loaded.algorithm.type}, {loaded.train.steps} steps, {loaded.placement.type} on {loaded.runtime.backend}"
         )
 
@@ -339,7 +339,7 @@ def check_env(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its settings, such as suite=libero_goal")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Simulator rows.")] = 2,
+    num_envs: Annotated[int, typer.Option(min=1, help="Simulator envs.")] = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Actions in a chunk.")] = 4,
     device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
     expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
@@ -354,10 +354,12 @@ def check_env(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Play with a simulator and compare it with the contract: states, masks, chunks, ends, independent rows, expert."""
+    """Play with a simulator and compare it with the contract: states, masks, chunks, ends, independent envs, expert."""
     from vla_rl.cli.check_env import main as examine
 
-    raise typer.Exit(examine(name, overrides or (), plugin or (), rows, chunk, device, expert, seconds, whole_range))
+    raise typer.Exit(
+        examine(name, overrides or (), plugin or (), num_envs, chunk, device, expert, seconds, whole_range)
+    )
 
 
 @app.command()
@@ -374,7 +376,9 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 def new_plugin(
     kind: Annotated[
         str,
-        typer.Argument(help="model, env, row (an env of one scene), algorithm, placement, data, world_model or hook."),
+        typer.Argument(
+            help="model, env, single_env (an env of one scene), algorithm, placement, data, world_model or hook."
+        ),
     ],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,

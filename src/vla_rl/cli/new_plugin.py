@@ -22,7 +22,7 @@ IN_A_SPEC = {
     "hook": "hooks: [{type: console}, {type: $name}]",
 }
 
-VARIANTS = {"row": "env"}
+VARIANTS = {"single_env": "env"}
 """Variants of a kind's project: an env as one scene, which vla-rl vectorises."""
 
 

@@ -119,7 +119,7 @@ def _print(
     console = _console()
     gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
     console.print(
-        f"[bold]{spec.name}[/]: {spec.env.num_envs} rows of {spec.env.type}, {spec.model.type}, on {gpus}, "
+        f"[bold]{spec.name}[/]: {spec.env.num_envs} envs of {spec.env.type}, {spec.model.type}, on {gpus}, "
         f"{cluster.cpus:g} CPUs, {cluster.memory / GIB:.0f} GiB of memory"
     )
     table = _table("strategy", *TITLES)
@@ -142,7 +142,7 @@ def _print(
         busy = f"{WORKERS[role]}, busy {100 * (1 - expected.idle[role]):.0f} % of the time"
         console.print(f"best: [bold green]{winner.name}[/]{gain}; its bottleneck: {busy}")
     assumed = [
-        f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the rows of a call"
+        f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the envs of a call"
         for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
         if cost.fixed in (0.0, 1.0) and not cost.each
     ]

@@ -336,7 +336,7 @@ def check_env(
     *,
     overrides: Sequence[str] = (),
     plugins: Sequence[str] = (),
-    rows: int = 2,
+    num_envs: int = 2,
     chunk: int = 4,
     device: str = "cpu",
     expert: bool = True,
@@ -347,7 +347,7 @@ def check_env(
     leave_if_importing()
     from vla_rl.cli.check_env import examine
 
-    return examine(name, overrides, plugins, rows, chunk, device, expert, seconds, whole_range)
+    return examine(name, overrides, plugins, num_envs, chunk, device, expert, seconds, whole_range)
 
 
 def list_plugins() -> list[dict[str, Any]]:

@@ -157,8 +157,8 @@ class SimEnv(ABC):
 
     @abstractmethod
     @hookspec(firstresult=True)
-    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
-        """Reset the envs numbered `rows` (int64 [R]) to the states `state_ids` (int64 [R]). `seed` (int64 [R]) keys
+    def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
+        """Reset the envs numbered `env_ids` (int64 [R]) to the states `state_ids` (int64 [R]). `seed` (int64 [R]) keys
         everything else that is random in the episode. Return the Observation of those R envs, in that order; the other
         envs are untouched."""
 

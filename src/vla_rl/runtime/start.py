@@ -51,7 +51,7 @@ def evaluate(
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
 
     Args:
-        progress: called from time to time with what is going on ("eval", or what it waits for, "starting rows: TASK"),
+        progress: called from time to time with what is going on ("eval", or what it waits for, "starting envs: TASK"),
             how much is done, and how much there is.
         record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
             own hooks are not called.

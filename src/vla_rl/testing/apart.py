@@ -26,7 +26,7 @@ class SlotsConfig:
     concurrent_lanes: bool = False
     """Lanes of a worker step at the same time."""
     max_batch: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Rows of an inference; none: all of a policy's rows, or one lane with stages in lock-step."""
+    """Envs of an inference; none: all of a policy's envs, or one lane with stages in lock-step."""
     max_wait_s: float | None = field(default=None, validator=v.optional(v.ge(0)))
     """Seconds the oldest request waits for a fuller batch; none: as long as it takes."""
     cpus: float = field(default=0.1, validator=v.gt(0))

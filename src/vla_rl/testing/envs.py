@@ -33,9 +33,9 @@ def check_env(
     `vla-rl check-env TYPE key=value` prints the same as a table, with what could not be seen.
 
     Args:
-        env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` rows,
+        env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` envs,
             `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
-        expert: where `expert_chunk` is offered, play one episode in every row with it; at least `expert_success` of
+        expert: where `expert_chunk` is offered, play one episode in every env with it; at least `expert_success` of
             them must succeed. Costs a whole episode of simulation.
         whole_range: parts of an action's range that do nothing, such as a throttle below 0, are findings.
         seconds: about how long to play. A slow simulator plays fewer states and shorter episodes; building it, about
@@ -122,7 +122,7 @@ def _play(
         wandering.what_is_shown_changes(player)
     with section("determinism"):
         arrangements.determinism(player, reference, first)
-    with section("rows apart"):
+    with section("envs apart"):
         arrangements.independent_envs(player, reference)
     with section("chunks"):
         arrangements.chunks(player, reference)
@@ -133,8 +133,8 @@ def _play(
             arrangements.expert_beside(player, reference)
     with section("ends"):
         ends.ends(player, ended, starts, reference.holds)
-    with section("rows of one process"):
-        surroundings.rows_of_one_process(player, reference)
+    with section("envs of one process"):
+        surroundings.envs_of_one_process(player, reference)
     with section("offload"):
         arrangements.offload(player, reference, another)
     with section("what is left behind"):

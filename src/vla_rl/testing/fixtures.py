@@ -65,7 +65,7 @@ def check_world_model() -> Callable[..., None]:
 
 @pytest.fixture
 def scripted_env() -> ScriptedEnv:
-    """Four rows of `ScriptedEnv` with its default task, for tests of models, hooks and algorithms."""
+    """Four envs of `ScriptedEnv` with its default task, for tests of models, hooks and algorithms."""
     from vla_rl.testing import ScriptedEnv
 
     return ScriptedEnv(4, chunk=2)

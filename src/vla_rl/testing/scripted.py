@@ -45,19 +45,19 @@ class SimulatorFault(RuntimeError):
 
 @frozen(kw_only=True, eq=False)
 class StampedFrame:
-    """Content of a stamped image, int64 [N] each: the run's row, its resets before this one, steps, state."""
+    """Content of a stamped image, int64 [N] each: the run's env, its resets before this one, steps, state."""
 
-    row: Array
+    env: Array
     episode: Array
     step: Array
     state: Array
 
 
 def seen(obs: Observation) -> StampedFrame:
-    """Read the stamp of a `ScriptedEnv(stamp=True)` observation: where each row was when the image was taken."""
+    """Read the stamp of a `ScriptedEnv(stamp=True)` observation: where each env was when the image was taken."""
     pixels = to_numpy(obs.images["main"])[:, 0, :4].astype(np.int64)
     numbers = pixels[..., 0] + 256 * pixels[..., 1] + 65536 * pixels[..., 2]
-    return StampedFrame(row=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
+    return StampedFrame(env=numbers[:, 0], episode=numbers[:, 1], step=numbers[:, 2], state=numbers[:, 3])
 
 
 class ScriptedEnv(SimEnv):
@@ -65,7 +65,7 @@ class ScriptedEnv(SimEnv):
 
     Args:
         num_envs: N.
-        ends: state id -> (step, outcome), as a mapping or a function; a mapping may also have (row, episode) keys,
+        ends: state id -> (step, outcome), as a mapping or a function; a mapping may also have (env, episode) keys,
             which win. Steps count from 1; a state without an entry (or None) never ends by itself.
             Default: something to learn. The episode ends at step `length`, with success if the first dimension of its
             actions, summed, has the sign of the first number of the state.
@@ -75,10 +75,10 @@ class ScriptedEnv(SimEnv):
         num_states: states of each split: train has ids 0 .. n-1, eval n .. 2n-1.
         holds: the success predicate stays true after the end; False: true at that one action only.
         step_reward: reward of every executed action, added to the 1.0 of a success.
-        stamp: write (row, episode, step, state) into the first four pixels, see `seen`. Then observations are no
+        stamp: write (env, episode, step, state) into the first four pixels, see `seen`. Then observations are no
             function of state and step alone.
         latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
-        independent_envs: draw this for each row that plays, and sleep as long as the slowest.
+        independent_envs: draw this for each env that plays, and sleep as long as the slowest.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
     """
@@ -121,13 +121,13 @@ class ScriptedEnv(SimEnv):
         )
         self._ends, self._chunk, self._num_states = ends, chunk, num_states
         self._length, self._length_sigma = length, length_sigma
-        self._image, self._first_row, self._holds, self._step_reward = image, first_env, holds, step_reward
+        self._image, self._first_env, self._holds, self._step_reward = image, first_env, holds, step_reward
         self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
-        self._rows_apart, drawn = independent_envs, num_envs if independent_envs else 1
+        self._envs_apart, drawn = independent_envs, num_envs if independent_envs else 1
         self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_env + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)
-        """Seed of the last reset of each row."""
+        """Seed of the last reset of each env."""
         self._state = np.zeros(num_envs, np.int64)
         self._episode = np.full(num_envs, -1, np.int64)
         self._step = np.zeros(num_envs, np.int64)
@@ -139,21 +139,22 @@ class ScriptedEnv(SimEnv):
         first = {"train": 0, "eval": self._num_states}[split]
         return tuple(ResetState(id=i, task=self._task(i).name) for i in range(first, first + self._num_states))
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        rows = to_numpy(rows)
-        self._state[rows], self.seeds[rows] = to_numpy(state_ids), to_numpy(seed)
-        self._episode[rows] += 1
-        self._step[rows] = 0
-        self._push[rows] = 0.0
-        for row in rows:
-            step, outcome = self._prescribed(int(row)) or (NEVER, "never")
-            self._end[row], self._outcome[row] = step, outcome
-        return self._observe(rows)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        env_ids = to_numpy(env_ids)
+        self._state[env_ids], self.seeds[env_ids] = to_numpy(state_ids), to_numpy(seed)
+        self._episode[env_ids] += 1
+        self._step[env_ids] = 0
+        self._push[env_ids] = 0.0
+        for env_id in env_ids:
+            step, outcome = self._prescribed(int(env_id)) or (NEVER, "never")
+            self._end[env_id] = step
+            self._outcome[env_id] = outcome
+        return self._observe(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         actions, running = to_numpy(actions), to_numpy(active).copy()
-        playing = np.flatnonzero(running) if self._rows_apart else [0]
-        wait_for_slowest(self._latencies[row] for row in playing)
+        playing = np.flatnonzero(running) if self._envs_apart else [0]
+        wait_for_slowest(self._latencies[env_id] for env_id in playing)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         terminated, truncated, executed, succeeded = (np.zeros(shape, bool) for _ in range(4))
@@ -203,12 +204,12 @@ class ScriptedEnv(SimEnv):
     def _targets(self) -> Array:
         return np.where(self._state // len(self.info.tasks) % 2 == 0, np.float32(1), np.float32(-1))
 
-    def _prescribed(self, row: int) -> tuple[int, str] | None:
-        state = int(self._state[row])
+    def _prescribed(self, env_id: int) -> tuple[int, str] | None:
+        state = int(self._state[env_id])
         if self._ends is None:
             return self._length_of(state), "sign"
         if isinstance(self._ends, Mapping):
-            return self._ends.get((self._first_row + row, int(self._episode[row])), self._ends.get(state))
+            return self._ends.get((self._first_env + env_id, int(self._episode[env_id])), self._ends.get(state))
         return self._ends(state)
 
     def _length_of(self, state: int) -> int:
@@ -216,19 +217,19 @@ class ScriptedEnv(SimEnv):
         draw = generator(0, "scripted/length", state).standard_normal() if sigma else 0.0
         return max(1, round(self._length * math.exp(sigma * draw - sigma**2 / 2)))
 
-    def _observe(self, rows: Array) -> Observation:
-        image = np.full((len(rows), self._image, self._image, 3), 128, np.uint8)
-        step = self._step[rows]
+    def _observe(self, env_ids: Array) -> Observation:
+        image = np.full((len(env_ids), self._image, self._image, 3), 128, np.uint8)
+        step = self._step[env_ids]
         image[:, 1:, :, 0] = (step * 16 % 256)[:, None, None]
-        image[:, 1:, :, 1] = (self._state[rows] % 256)[:, None, None]
+        image[:, 1:, :, 1] = (self._state[env_ids] % 256)[:, None, None]
         if self._stamp:
-            numbers = np.stack([self._first_row + rows, self._episode[rows], step, self._state[rows]], 1)
+            numbers = np.stack([self._first_env + env_ids, self._episode[env_ids], step, self._state[env_ids]], 1)
             image[:, 0, :4] = np.stack([numbers >> shift & 255 for shift in (0, 8, 16)], -1)
         limit = self.info.tasks[0].max_steps
         return Observation(
             images={"main": image},
-            instructions=tuple(self._task(int(s)).instruction for s in self._state[rows]),
-            state=np.stack([self._targets()[rows], step / limit], 1).astype(np.float32),
+            instructions=tuple(self._task(int(s)).instruction for s in self._state[env_ids]),
+            state=np.stack([self._targets()[env_ids], step / limit], 1).astype(np.float32),
         )
 
     def _broken(self, obs: Observation) -> Observation:
@@ -267,14 +268,14 @@ class ScriptedConfig:
     step_reward: float = 0.0
     """Reward of every executed action, added to the 1.0 of a success."""
     stamp: bool = False
-    """Write row, episode, step and state into the first pixels."""
+    """Write env, episode, step and state into the first pixels."""
     latency_s: float = 0.0
     """Sleep in each chunk step, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
     independent_envs: bool = False
-    """Rows are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
-    its slowest row."""
+    """Envs are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
+    its slowest env."""
     fault: Fault = "none"
     """Kind of misbehaviour from the `fault_at`-th chunk step on."""
     fault_at: int = 0
@@ -292,7 +293,7 @@ class LinearConfig:
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
     latency_row_s: float = 0.0
-    """Sleep there for each row besides."""
+    """Sleep there for each row of the batch besides."""
     learn_latency_s: float = 0.0
     """Sleep in each `chunk_log_probs`, seconds."""
     sample_latency_s: float = 0.0

@@ -78,7 +78,7 @@ def unguarded_call() -> str:
     `if __name__ == "__main__":`; otherwise an empty text."""
     main, ident = sys.modules["__main__"], threading.main_thread().ident
     file = getattr(main, "__file__", None)
-    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - rows start in threads, too
+    frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 - envs start in threads, too
     while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals is vars(main)):
         frame = frame.f_back
     if frame is None or file is None:

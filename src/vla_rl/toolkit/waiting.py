@@ -17,7 +17,7 @@ class Work:
     """A piece of work in progress."""
 
     what: str
-    """Name of the work, such as "starting rows"."""
+    """Name of the work, such as "starting envs"."""
     done: int
     total: int
     """Number of items; 0: unknown."""

@@ -88,7 +88,7 @@ def test_a_whole_run(folder):
     assert str(folder / "report.html") in made(folder)
     text = (folder / "report.html").read_text()
     page, results = Page(text), json.loads((folder / "results.json").read_text())
-    for value in ("shown", "linear on scripted (8 rows) with grpo", "4 of 4 steps", "task-0", "torch", "num_envs: 8"):
+    for value in ("shown", "linear on scripted (8 envs) with grpo", "4 of 4 steps", "task-0", "torch", "num_envs: 8"):
         assert value in page.text
     assert f"{100 * results['success']['rate']:.1f} %" in page.text
     assert page.count("circle") == 2 * 3, "evaluations at steps 0, 2 and 4, for screens and for phones"
@@ -289,7 +289,7 @@ def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
     assert again.steps == whole.steps and again.evaluations == whole.evaluations
     made(home)
     page = Page((home / "report.html").read_text())
-    assert "? on ? (? rows) with ?" in page.text and page.count("rect", "learner") == 2
+    assert "? on ? (? envs) with ?" in page.text and page.count("rect", "learner") == 2
 
 
 def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):

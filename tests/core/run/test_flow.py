@@ -1,4 +1,4 @@
-"""The scheduler on virtual time: rows that take random times, die and come back, and filters that drop groups."""
+"""The scheduler on virtual time: envs that take random times, die and come back, and filters that drop groups."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SEEDS = range(40)
 
 
 class World:
-    """Rows play tickets; a learner takes steps. Weights are published when a step's update is over."""
+    """Envs play tickets; a learner takes steps. Weights are published when a step's update is over."""
 
-    def __init__(self, flow, random, *, rows, update, deaths, drops):
-        self.flow, self.random, self.rows, self.update = flow, random, rows, update
+    def __init__(self, flow, random, *, num_envs, update, deaths, drops):
+        self.flow, self.random, self.num_envs, self.update = flow, random, num_envs, update
         self.deaths, self.drops = deaths, drops
         self.waiting, self.running, self.busy_until, self.now = [], [], None, 0.0
         self.began_at = {}
@@ -31,7 +31,7 @@ class World:
         while flow.step < flow.steps:
             self.waiting += flow.issue()
             self.most = max(self.most, flow.held)
-            while self.waiting and len(self.running) < self.rows:
+            while self.waiting and len(self.running) < self.num_envs:
                 ticket = self.waiting.pop(0)
                 self.began_at[ticket.number] = flow.step
                 length = self.random.lognormvariate(0, 1)
@@ -77,7 +77,7 @@ def test_promises_hold_whatever_happens(seed):
     size, per_step, max_lag = random.choice([1, 2, 8]), random.choice([1, 3, 8]), random.randrange(4)
     further, drops = random.choice([0, 5]), random.choice([0.0, 0.3, 0.9])
     flow = Flow(per_step=per_step, steps=12, group_size=size, max_lag=max_lag, further=further)
-    world = World(flow, random, rows=random.choice([1, 5, 64]), update=random.choice([0.0, 2.0, 30.0]),
+    world = World(flow, random, num_envs=random.choice([1, 5, 64]), update=random.choice([0.0, 2.0, 30.0]),
                   deaths=random.choice([0.0, 0.2]), drops=drops)  # fmt: skip
     world.run()
     assert world.lag <= max_lag
@@ -91,7 +91,7 @@ def test_promises_hold_whatever_happens(seed):
 
 
 def play_all(flow):
-    """As if rows took no time. -> numbers issued."""
+    """As if envs took no time. -> numbers issued."""
     numbers = [ticket.number for ticket in flow.issue()]
     for number in numbers:
         flow.add(number)
@@ -112,7 +112,7 @@ def test_without_lag_a_step_is_played_after_the_one_before():
     assert [ticket.number for ticket in flow.issue()] == [4, 5, 6, 7]
 
 
-def test_lag_lets_rows_run_ahead_by_so_many_steps():
+def test_lag_lets_envs_run_ahead_by_so_many_steps():
     flow = Flow(per_step=2, steps=9, max_lag=1)
     assert play_all(flow) == [0, 1, 2, 3]
     flow.take()

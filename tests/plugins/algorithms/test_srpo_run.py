@@ -66,8 +66,8 @@ class Blind(ScriptedEnv):
         super().__init__(context.num_envs, chunk=context.chunk)
         self.info = evolve(self.info, cameras={})
 
-    def _observe(self, rows: Any) -> Observation:
-        return evolve(super()._observe(rows), images={})
+    def _observe(self, env_ids: Any) -> Observation:
+        return evolve(super()._observe(env_ids), images={})
 
 
 class Brittle(ScriptedEnv):
@@ -130,19 +130,19 @@ def test_every_trajectory_has_frames_of_its_own(monkeypatch):
     assert len(frames) == rollout.valid.shape[1] == 16
     shown = set()
     for film, task in zip(frames, rollout.tasks, strict=True):
-        row, episode, step, state = (film[:, 0, i].astype(int) @ [1, 256, 65536] for i in range(4))
-        assert len(set(row)) == len(set(episode)) == 1
-        shown.add((row[0], episode[0]))
+        env, episode, step, state = (film[:, 0, i].astype(int) @ [1, 256, 65536] for i in range(4))
+        assert len(set(env)) == len(set(episode)) == 1
+        shown.add((env[0], episode[0]))
         assert step.tolist() == [0, 3, 4], "the first observation and one after each chunk, to the end at step 4"
         assert task == f"task-{state[0] % 2}"
-    assert shown == {(row, episode) for row in range(8) for episode in range(2)}
+    assert shown == {(env, episode) for env in range(8) for episode in range(2)}
 
 
 def test_a_row_that_broke_shows_its_second_try_only(monkeypatch):
     rollout, films = recorded(monkeypatch, env={"type": "brittle", "num_envs": 8})
     assert [len(film) for film in films] == [3] * 16
-    shown = {row: sorted(film[0, 0, 1, 0] for film in films if film[0, 0, 0, 0] == row) for row in (2, 3)}
-    assert shown == {2: [1, 2], 3: [0, 1]}, "resets of each row, of which that of number 0 was for nothing in row 2"
+    shown = {env: sorted(film[0, 0, 1, 0] for film in films if film[0, 0, 0, 0] == env) for env in (2, 3)}
+    assert shown == {2: [1, 2], 3: [0, 1]}, "resets of each env, of which that of number 0 was for nothing in env 2"
     assert all((film[:, 0, 1, 0] == film[0, 0, 1, 0]).all() for film in films)
     assert (rollout.valid.sum((0, 2)) == 4).all()
 

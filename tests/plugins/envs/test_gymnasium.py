@@ -23,7 +23,7 @@ from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
-ROW, ON = np.array([0]), np.array([True])
+ONE_ENV, ON = np.array([0]), np.array([True])
 LIMIT = 6
 drawn = pytest.mark.skipif(find_spec("pygame") is None, reason="needs pip install 'gymnasium[classic-control]'")
 SPEC = """
@@ -104,12 +104,12 @@ def make(**changes: Any) -> Any:
 
 
 def environment_of(env: Any) -> Any:
-    return env.row(0)._env.unwrapped
+    return env.env(0)._env.unwrapped
 
 
 def start(env: Any, split: str = "train", number: int = 0, seed: int = 0) -> Any:
     state = env.reset_states(split)[number].id
-    return env.reset(ROW, np.array([state]), np.array([seed]))
+    return env.reset(ONE_ENV, np.array([state]), np.array([seed]))
 
 
 def act(env: Any, *action: float, stop_at_end: bool = False) -> Any:
@@ -122,7 +122,7 @@ def act(env: Any, *action: float, stop_at_end: bool = False) -> Any:
 @drawn
 @pytest.mark.parametrize("text", [CAR + "state: observation", PENDULUM], ids=["mountain car", "pendulum"])
 def test_classic_control_from_a_spec_alone(text: str) -> None:
-    """Two rows, each in a process of its own."""
+    """Two envs, each in a process of its own."""
     spec = parse_spec(SPEC.replace("ENV", text)).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
     check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), chunk=4, seconds=10)
@@ -155,7 +155,7 @@ def test_a_training_step(tmp_path: Path) -> None:
     assert line["env/return"] < 0 and line["policy/grad_norm"] > 0
 
 
-# ------------------------------------------------------------------------------------- what a row does
+# ------------------------------------------------------------------------------------- what an env does
 
 
 def test_pictures_state_and_bounds_of_a_dict_observation() -> None:

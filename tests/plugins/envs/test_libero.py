@@ -1,4 +1,4 @@
-"""Real LIBERO: libero_spatial task 0 at 64 pixels, one row in this process unless a test says otherwise."""
+"""Real LIBERO: libero_spatial task 0 at 64 pixels, one env in this process unless a test says otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'
 
 SIZE, CHUNK = 64, 8
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 2 * CHUNK, 7)).astype(np.float32)
-ROW, ON = np.array([0]), np.array([True])
+ONE_ENV, ON = np.array([0]), np.array([True])
 
 
 def make(num_envs: int = 1, **changes: Any) -> Any:
@@ -73,18 +73,18 @@ def env(official: Any) -> Iterator[Any]:
 
 
 def play(env: Any, state_id: int) -> ChunkResult:
-    env.reset(ROW, np.array([state_id]), ROW)
+    env.reset(ONE_ENV, np.array([state_id]), ONE_ENV)
     env.chunk_step(ACTIONS[:, :CHUNK], ON, False)
     return env.chunk_step(ACTIONS[:, CHUNK:], ON, False)
 
 
 def simulator_state(env: Any) -> Array:
-    return row_of(env)._scene._control.get_sim_state()
+    return env_of(env)._scene._control.get_sim_state()
 
 
-def row_of(env: Any) -> Any:
+def env_of(env: Any) -> Any:
     """The simulator of a batch of one, which lives in this process."""
-    return env.row(0)
+    return env.env(0)
 
 
 def processes_of(env: Any) -> list[psutil.Process]:
@@ -123,10 +123,10 @@ def test_splits_share_no_scene(env: Any) -> None:
     assert (len(train), len(evaluation)) == (200, 50)
     assert not {state.id for state in train} & {state.id for state in evaluation}
     assert {state.task for state in train + evaluation} == {env.info.tasks[0].name}
-    row, drawn = row_of(env), []
+    env_id, drawn = env_of(env), []
     official = Suite("libero_spatial").initial_states(0)
     for state in train[:20]:
-        row._scene.place(row._drawn(state.id), None, 0)
+        env_id._scene.place(env_id._drawn(state.id), None, 0)
         drawn.append(simulator_state(env))
     things = np.concatenate([np.array(drawn), official])[:, 10:]  # time, seven joints and two fingers come first
     distances = np.linalg.norm(things[:20, None] - things[None], axis=-1)
@@ -137,7 +137,7 @@ def test_splits_share_no_scene(env: Any) -> None:
 
 def test_the_expert_solves_a_train_state_and_leaves_no_trace(env: Any) -> None:
     state, chunks = env.reset_states("train")[0].id, []
-    env.reset(ROW, np.array([state]), ROW)
+    env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     while len(chunks) * CHUNK < env.info.tasks[0].max_steps:
         chunks.append(env.expert_chunk())
         result = env.chunk_step(chunks[-1], ON, True)
@@ -149,7 +149,7 @@ def test_the_expert_solves_a_train_state_and_leaves_no_trace(env: Any) -> None:
     assert result.executed[0].tolist() == [i < steps for i in range(CHUNK)], "stops at its end"
     assert result.terminated[0].tolist() == [i == steps - 1 for i in range(CHUNK)]
 
-    env.reset(ROW, np.array([state]), ROW)
+    env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     for chunk in chunks:
         replay = env.chunk_step(chunk, ON, True)
     assert same(result.obs, replay.obs), "the rehearsal of the expert changed the episode"
@@ -160,8 +160,8 @@ def test_the_expert_solves_a_train_state_and_leaves_no_trace(env: Any) -> None:
     assert running_on.executed.all() and running_on.terminated.any()
 
 
-def test_rows_in_processes() -> None:
-    """Two rows, one reset later than the other; Ctrl-C does not reach them; a dead one is named and replaced."""
+def test_envs_in_processes() -> None:
+    """Two envs, one reset later than the other; Ctrl-C does not reach them; a dead one is named and replaced."""
     env = make(num_envs=2)
     try:
         both, actions = np.array([0, 1]), np.repeat(ACTIONS[:, :CHUNK], 2, 0)
@@ -172,7 +172,7 @@ def test_rows_in_processes() -> None:
         assert moved.executed.tolist() == [[True] * CHUNK, [False] * CHUNK]
         again = env.reset(np.array([1]), np.array([3]), np.array([0]))
         assert len(again) == 1
-        assert same(env.reset(np.array([0]), np.array([3]), np.array([9])), again), "rows differ"
+        assert same(env.reset(np.array([0]), np.array([3]), np.array([9])), again), "envs differ"
         assert env.faults() == {}
         os.kill(processes[1].pid, signal.SIGKILL)
         broken = env.chunk_step(actions, np.array([True, True]), False)
@@ -202,7 +202,7 @@ if __name__ == "__main__":
 """
 
 
-def test_rows_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
+def test_envs_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(ORPHANS)
     root = Path(__file__).parents[3]
@@ -211,12 +211,12 @@ def test_rows_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
         [sys.executable, script], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
     )
     assert owner.stdout is not None
-    rows = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
-    assert len(rows) == 2
+    env_ids = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+    assert len(env_ids) == 2
     time.sleep(1.0)
     owner.kill()
     owner.wait()
-    _, alive = psutil.wait_procs(rows, timeout=10)
+    _, alive = psutil.wait_procs(env_ids, timeout=10)
     assert not alive
 
 

@@ -1,4 +1,4 @@
-"""Rows of LIBERO that share a process: one simulator a task, and the same bits as a row by itself."""
+"""Envs of LIBERO that share a process: one simulator a task, and the same bits as an env by itself."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CHUNKS, CHUNK, SIZE = 3, 8, 64
 INLINE = SharedProcesses(apart=False)
 
 
-def make(rows: int, suite: str = "libero_spatial", tasks: tuple[int, ...] = (0,), **changes: Any) -> Any:
+def make(num_envs: int, suite: str = "libero_spatial", tasks: tuple[int, ...] = (0,), **changes: Any) -> Any:
     config = {"suite": suite, "tasks": tasks, "cameras": {"agentview": SIZE, "wrist": SIZE}, "settle_steps": 3}
-    return plugin.build(LiberoConfig(**config | changes), Context(num_envs=rows, chunk=CHUNK))
+    return plugin.build(LiberoConfig(**config | changes), Context(num_envs=num_envs, chunk=CHUNK))
 
 
 def actions_of(state_id: int) -> Array:
@@ -33,23 +33,23 @@ def actions_of(state_id: int) -> Array:
 
 
 def start(env: Any, ids: list[int]) -> None:
-    rows = np.arange(len(ids))
-    env.reset(rows, np.array(ids), rows)
+    env_ids = np.arange(len(ids))
+    env.reset(env_ids, np.array(ids), env_ids)
 
 
 def play(env: Any, ids: list[int], chunk: int) -> list[tuple[Array, ...]]:
-    """One chunk of each row. -> by row: pictures, state, rewards."""
+    """One chunk of each env. -> by env: pictures, state, rewards."""
     result = env.chunk_step(np.stack([actions_of(i)[chunk] for i in ids]), np.ones(len(ids), bool), False)
     images = result.obs.images
     return [
-        (images["agentview"][row], images["wrist"][row], result.obs.state[row], result.rewards[row])
-        for row in range(len(ids))
+        (images["agentview"][env_id], images["wrist"][env_id], result.obs.state[env_id], result.rewards[env_id])
+        for env_id in range(len(ids))
     ]
 
 
 def simulator_states(env: Any) -> list[Array]:
-    """Of rows in this process."""
-    return [env.row(row)._scene.simulator_state().copy() for row in range(env.num_envs)]
+    """Of envs in this process."""
+    return [env.env(env_id)._scene.simulator_state().copy() for env_id in range(env.num_envs)]
 
 
 def same(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
@@ -60,23 +60,23 @@ def same(one: tuple[Array, ...], other: tuple[Array, ...]) -> bool:
     ("suite", "task"),
     [("libero_spatial", 0), ("libero_object", 0), ("libero_goal", 0), ("libero_10", 0), ("libero_90", 5)],
 )
-def test_rows_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> None:
+def test_envs_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> None:
     both = make(2, suite, (task,), processes=INLINE)
     ids = [both.reset_states(split)[5].id for split in ("eval", "train")]
     start(both, ids)
     shared = [(play(both, ids, chunk), simulator_states(both)) for chunk in range(CHUNKS)]
-    assert both.row(0)._scene is both.row(1)._scene
+    assert both.env(0)._scene is both.env(1)._scene
     both.close()
-    for row, state in enumerate(ids):
+    for env_id, state in enumerate(ids):
         alone = make(1, suite, (task,))
         start(alone, [state])
         for chunk, (seen, states) in enumerate(shared):
-            assert same(seen[row], play(alone, [state], chunk)[0])
-            assert np.array_equal(states[row], simulator_states(alone)[0])
+            assert same(seen[env_id], play(alone, [state], chunk)[0])
+            assert np.array_equal(states[env_id], simulator_states(alone)[0])
         alone.close()
 
 
-def test_a_row_that_breaks_leaves_the_others_where_they_are() -> None:
+def test_an_env_that_breaks_leaves_the_others_where_they_are() -> None:
     """Its scene is built anew, and they go on there from where they stood. Looking ahead is no trouble either."""
     env, calm = make(2, processes=INLINE), make(2, processes=INLINE)
     ids = [env.reset_states("train")[i].id for i in (0, 3)]
@@ -84,23 +84,23 @@ def test_a_row_that_breaks_leaves_the_others_where_they_are() -> None:
         start(each, ids)
         play(each, ids, 0)
         each.expert_chunk()
-    built = env.row(1)._scene
+    built = env.env(1)._scene
     built._loop.step = None  # whoever steps in it breaks
-    row = np.array([False, True])
-    env.chunk_step(np.zeros((2, CHUNK, 7), np.float32), row, False)
+    env_id = np.array([False, True])
+    env.chunk_step(np.zeros((2, CHUNK, 7), np.float32), env_id, False)
     assert list(env.faults()) == [1]
     env.reset(np.array([1]), np.array(ids[1:]), np.array([1]))
-    assert env.row(0)._scene is not built
+    assert env.env(0)._scene is not built
     assert same(play(env, ids, 1)[0], play(calm, ids, 1)[0])
     env.close()
     calm.close()
 
 
-def test_tasks_that_no_row_plays_stay_within_the_memory_for_them() -> None:
+def test_tasks_that_no_env_plays_stay_within_the_memory_for_them() -> None:
     env = make(2, tasks=(0, 1, 2), memory_mib=0, processes=INLINE)
     first, second, third = (next(s.id for s in env.reset_states("eval") if s.task == t.name) for t in env.info.tasks)
     start(env, [first, second])
-    scenes = env.row(0)._scenes
+    scenes = env.env(0)._scenes
     before = play(env, [first, second], 0)
     assert len(scenes._built) == 2, "both are played"
     env.reset(np.array([1]), np.array([third]), np.array([1]))
@@ -112,24 +112,24 @@ def test_tasks_that_no_row_plays_stay_within_the_memory_for_them() -> None:
 
     roomy = make(1, tasks=(0, 1), memory_mib=4000)
     start(roomy, [first])
-    scene = roomy.row(0)._scene
+    scene = roomy.env(0)._scene
     start(roomy, [second])
     start(roomy, [first])
-    assert roomy.row(0)._scene is scene
+    assert roomy.env(0)._scene is scene
     roomy.close()
 
 
-def test_four_rows_in_one_process() -> None:
+def test_four_envs_in_one_process() -> None:
     """They take little more memory than one, and no torch; all are replaced when their process is killed."""
     used = []
-    for rows in (1, 4):
-        env = make(rows, processes=SharedProcesses(apart=True, envs_per_process=4))
-        ids = [state.id for state in env.reset_states("eval")[:rows]]
+    for num_envs in (1, 4):
+        env = make(num_envs, processes=SharedProcesses(apart=True, envs_per_process=4))
+        ids = [state.id for state in env.reset_states("eval")[:num_envs]]
         start(env, ids)
         [pid] = set(env.pids)
         seen = [play(env, ids, chunk) for chunk in range(CHUNKS)]
         used.append(psutil.Process(pid).memory_full_info().uss / 2**20)
-        if rows == 1:
+        if num_envs == 1:
             env.close()
     assert used[0] < 1000 and used[1] - used[0] < 3 * 20, used
     assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
@@ -140,7 +140,7 @@ def test_four_rows_in_one_process() -> None:
     env.chunk_step(np.zeros((4, CHUNK, 7), np.float32), np.ones(4, bool), False)
     faults = env.faults()
     assert sorted(faults) == [0, 1, 2, 3] and len(faults[0]) == 1
-    assert "rows 0 to 3: its process ended with exit code -9" in faults[0][0]
+    assert "envs 0 to 3: its process ended with exit code -9" in faults[0][0]
     start(env, ids)
     again = [play(env, ids, chunk) for chunk in range(CHUNKS)]
     assert all(same(*pair) for chunk in range(CHUNKS) for pair in zip(seen[chunk], again[chunk], strict=True))

@@ -210,16 +210,16 @@ def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
 
 
 def resident(switches: int, resets: int) -> list[float]:
-    """Memory of this process after each task switch and its resets [MiB]: two tasks in turn, one row."""
+    """Memory of this process after each task switch and its resets [MiB]: two tasks in turn, one env."""
     config = LiberoConfig(suite="libero_spatial", tasks=(0, 1), cameras={"agentview": SIZE}, settle_steps=1)
     env = plugin.build(config, Context(num_envs=1, chunk=1))
-    row, by_task = np.array([0]), {}
+    env_id, by_task = np.array([0]), {}
     for state in env.reset_states("eval"):
         by_task.setdefault(state.task, []).append(state.id)
     used = []
     for switch in range(switches):
         for state in list(by_task.values())[switch % 2][:resets]:
-            env.reset(row, np.array([state]), row)
+            env.reset(env_id, np.array([state]), env_id)
             env.chunk_step(np.zeros((1, 1, 7)), np.array([True]), False)
         used.append(psutil.Process().memory_info().rss / 2**20)
     env.close()

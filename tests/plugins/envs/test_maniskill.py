@@ -1,4 +1,4 @@
-"""Real ManiSkill on a processor, at 64 pixels: PickCube-v1, one row in this process unless a test says otherwise."""
+"""Real ManiSkill on a processor, at 64 pixels: PickCube-v1, one env in this process unless a test says otherwise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if find_spec("mani_skill") is None:
     pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
 
 SIZE, CHUNK = 64, 8
-ROW, ON = np.array([0]), np.array([True])
+ONE_ENV, ON = np.array([0]), np.array([True])
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def make(num_envs: int = 1, **changes: Any) -> Any:
 def env(vulkan: None) -> Iterator[Any]:
     """Kept through the module: what was compiled for drawing goes with the last simulator of a process."""
     env = make()
-    env.reset(ROW, ROW, ROW)
+    env.reset(ONE_ENV, ONE_ENV, ONE_ENV)
     yield env
     env.close()
 
@@ -64,7 +64,7 @@ def pressing(seed: int) -> Array:
 
 
 def play(env: Any, state_id: int, actions: Array) -> list[Any]:
-    seen = [env.reset(ROW, np.array([state_id]), ROW)]
+    seen = [env.reset(ONE_ENV, np.array([state_id]), ONE_ENV)]
     return seen + [env.chunk_step(actions[:, i : i + CHUNK], ON, False).obs for i in range(0, actions.shape[1], CHUNK)]
 
 
@@ -74,7 +74,7 @@ def same(one: Observation, other: Observation) -> bool:
 
 
 def scene_of(env: Any) -> Any:
-    return env.row(0)._scene
+    return env.env(0)._scene
 
 
 # ------------------------------------------------------------------------------------------------- episodes
@@ -120,7 +120,9 @@ def test_an_episode_is_that_of_maniskill_itself(env: Any) -> None:
     assert np.array_equal(ours[-1].state[0, :9], observation["agent"]["qpos"][0].numpy())
     official.close()
     for state in range(3):  # goals are drawn in `env`, as green spheres
-        pair = [one.reset(ROW, np.array([state]), ROW).images["base_camera"][0].astype(int) for one in (env, hidden)]
+        pair = [
+            one.reset(ONE_ENV, np.array([state]), ONE_ENV).images["base_camera"][0].astype(int) for one in (env, hidden)
+        ]
         red, green, blue = (pair[0] - pair[1]).sum((0, 1))
         assert green > red and green > blue
     hidden.close()
@@ -135,7 +137,7 @@ def test_splits_share_no_scene(env: Any) -> None:
     assert not {state.id for state in train} & {state.id for state in evaluation}
     places = []
     for state in train[:10] + evaluation[:10]:
-        env.reset(ROW, np.array([state.id]), ROW)
+        env.reset(ONE_ENV, np.array([state.id]), ONE_ENV)
         places.append(scene_of(env).env.cube.pose.raw_pose[0].numpy())
     gaps = np.linalg.norm(np.array(places)[:, None] - np.array(places)[None], axis=-1) + np.eye(20)
     assert gaps.min() > 1e-3
@@ -157,7 +159,7 @@ def test_a_chunk_is_drawn_once_and_leaves_generators_alone(env: Any, monkeypatch
     before = torch.get_rng_state(), numpys()
     env.chunk_step(pressing(0)[:, :CHUNK], ON, False)
     assert drawn == [1]
-    env.reset(ROW, np.array([3]), ROW)
+    env.reset(ONE_ENV, np.array([3]), ONE_ENV)
     assert torch.equal(before[0], torch.get_rng_state()) and np.array_equal(before[1], numpys())
 
 
@@ -172,7 +174,7 @@ def test_what_a_task_draws_while_it_is_played_is_keyed(env: Any) -> None:
     actions = np.zeros((1, CHUNK, 6), np.float32)
 
     def view(seed: int) -> Array:
-        shaky.reset(ROW, np.array([4]), np.array([seed]))
+        shaky.reset(ONE_ENV, np.array([4]), np.array([seed]))
         return shaky.chunk_step(actions, ON, False).obs.images["base_camera"]
 
     torch.manual_seed(1)
@@ -200,7 +202,7 @@ def test_the_expert_solves_its_tasks(env: Any, task: str, mode: str) -> None:
 
 
 def demonstrate(env: Any, state_id: int) -> tuple[ChunkResult, list[float]]:
-    env.reset(ROW, np.array([state_id]), ROW)
+    env.reset(ONE_ENV, np.array([state_id]), ONE_ENV)
     rewards: list[float] = []
     while len(rewards) < env.info.tasks[0].max_steps:
         result = env.chunk_step(env.expert_chunk(), ON, True)
@@ -213,13 +215,13 @@ def demonstrate(env: Any, state_id: int) -> tuple[ChunkResult, list[float]]:
 @pytest.mark.sim
 def test_the_expert_leaves_no_trace_and_success_is_the_sparse_reward(env: Any) -> None:
     state, chunks, rewards = env.reset_states("train")[0].id, [], []
-    env.reset(ROW, np.array([state]), ROW)
+    env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     while not rewards or not rewards[-1]:
         chunks.append(env.expert_chunk())
         result = env.chunk_step(chunks[-1], ON, True)
         rewards += result.rewards[result.executed].tolist()
     assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
-    env.reset(ROW, np.array([state]), ROW)
+    env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     for chunk in chunks:
         replay = env.chunk_step(chunk, ON, True)
     assert same(result.obs, replay.obs)
@@ -228,26 +230,28 @@ def test_the_expert_leaves_no_trace_and_success_is_the_sparse_reward(env: Any) -
 @pytest.mark.sim
 def test_a_task_without_expert_says_who_has_one(env: Any) -> None:
     env = make(task="PullCube-v1", cameras={"base_camera": 16})
-    env.reset(ROW, ROW, ROW)
+    env.reset(ONE_ENV, ONE_ENV, ONE_ENV)
     with pytest.raises(NotOffered, match="no scripted expert for PullCube-v1 .* it has for: PickCube-v1, PushCube-v1"):
         env.expert_chunk()
     env.close()
 
 
-# -------------------------------------------------------------------------------------------- tasks and rows
+# -------------------------------------------------------------------------------------------- tasks and envs
 
 
 @pytest.mark.sim
-def test_tasks_alike_take_turns_in_a_row(env: Any) -> None:
+def test_tasks_alike_take_turns_in_an_env(env: Any) -> None:
     two = make(task=None, tasks=("PushCube-v1", "PickCube-v1"), instructions={"PickCube-v1": "fetch"})
     assert [(t.name, t.instruction, t.max_steps) for t in two.info.tasks] == [
         ("PushCube-v1", "push the blue cube to the red and white target", 50),
         ("PickCube-v1", "fetch", 50),
     ]
-    assert two.reset(ROW, np.array([3]), ROW).instructions == ("push the blue cube to the red and white target",)
-    picked = two.reset(ROW, np.array([1_000_003]), ROW)
+    assert two.reset(ONE_ENV, np.array([3]), ONE_ENV).instructions == (
+        "push the blue cube to the red and white target",
+    )
+    picked = two.reset(ONE_ENV, np.array([1_000_003]), ONE_ENV)
     assert picked.instructions == ("fetch",)
-    assert same(picked, env.reset(ROW, np.array([3]), ROW)), "another scene of PickCube-v1 than alone"
+    assert same(picked, env.reset(ONE_ENV, np.array([3]), ONE_ENV)), "another scene of PickCube-v1 than alone"
     two.close()
     with pytest.raises(UserError, match=r"robots alike .* PickCube-v1: state 16, actions .*; PushT-v1: state 7"):
         make(task=None, tasks=("PickCube-v1", "PushT-v1"))
@@ -258,14 +262,14 @@ def test_a_camera_in_the_hand_and_the_place_of_the_goal(env: Any) -> None:
     changes = {"robot": "panda_wristcam", "cameras": {"hand_camera": SIZE}, "goals_in_state": True}
     both = make(task=None, tasks=("PickCube-v1", "PushCube-v1"), **changes)
     assert both.info.state_dim == 16 + 3 and tuple(both.info.cameras) == ("hand_camera",)
-    seen = both.reset(ROW, np.array([3]), ROW)
+    seen = both.reset(ONE_ENV, np.array([3]), ONE_ENV)
     goal = scene_of(both).env.goal_site.pose.p.numpy()
     assert np.array_equal(seen.state[:, 16:], goal) and goal[0, 2] > 0
-    own = env.reset(ROW, np.array([3]), ROW).state
+    own = env.reset(ONE_ENV, np.array([3]), ONE_ENV).state
     assert np.array_equal(seen.state[:, :6], own[:, :6]) and np.array_equal(scene_of(env).env.goal_site.pose.p, goal)
     red, green, blue = seen.images["hand_camera"][0].reshape(-1, 3).astype(int).T
     assert ((red > 150) & (green < 60) & (blue < 60)).any(), "the hand sees the cube"
-    assert not both.reset(ROW, np.array([1_000_003]), ROW).state[:, 16:].any()
+    assert not both.reset(ONE_ENV, np.array([1_000_003]), ONE_ENV).state[:, 16:].any()
     both.close()
     assert both.info.notes[-2:] == (
         "goals_in_state: the state ends with the place of the goal",
@@ -308,7 +312,7 @@ def triangles_of(scene: Any, name: str) -> int:
 def test_two_arms_are_one_robot(env: Any) -> None:
     pair = make(task="TwoRobotStackCube-v1", max_steps=9)
     assert (pair.info.action_dim, pair.info.state_dim, pair.info.tasks[0].max_steps) == (14, 32, 9)
-    before = pair.reset(ROW, ROW, ROW).state[0]
+    before = pair.reset(ONE_ENV, ONE_ENV, ONE_ENV).state[0]
     action = np.zeros((1, CHUNK, 14), np.float32)
     action[..., 9] = 0.5  # the second arm's hand goes up
     after = pair.chunk_step(action, ON, False).obs.state[0]
@@ -317,22 +321,22 @@ def test_two_arms_are_one_robot(env: Any) -> None:
 
 
 @pytest.mark.sim
-def test_a_row_in_a_process(env: Any) -> None:
+def test_an_env_in_a_process(env: Any) -> None:
     there = make(processes=Processes(apart=True))
-    assert same(there.reset(ROW, np.array([3]), ROW), env.reset(ROW, np.array([3]), ROW))
+    assert same(there.reset(ONE_ENV, np.array([3]), ONE_ENV), env.reset(ONE_ENV, np.array([3]), ONE_ENV))
     there.close()
 
 
 class Several:
-    """Simulators of one row each, in place of one with several rows, which only a GPU can have."""
+    """Simulators of one env each, in place of one with several envs, which only a GPU can have."""
 
     def __init__(self, recipe: Any, place: Any, num_envs: int) -> None:
         self.scenes = [ManiSkillScene(recipe, place) for _ in range(num_envs)]
         self.recipe, self.num_envs, self.device = recipe, num_envs, torch.device("cpu")
         self.env = SimpleNamespace(scene=self)
 
-    def reset(self, row: int, number: int, seed: int) -> None:
-        self.scenes[row].reset(0, number, seed)
+    def reset(self, env_id: int, number: int, seed: int) -> None:
+        self.scenes[env_id].reset(0, number, seed)
 
     def step(self, actions: Any) -> Any:
         played = [scene.step(action[None]) for scene, action in zip(self.scenes, actions, strict=True)]
@@ -352,10 +356,10 @@ class Several:
         bodies, kept = (list(parts) for parts in zip(*saved, strict=True))
         return type(saved[0])(stacked(bodies), tuple(map(stacked, zip(*kept, strict=True))))
 
-    def restore(self, saved: Any, rows: Any) -> None:
-        for row in rows:
-            pick = partial(each, lambda tensor, row=row: tensor[row : row + 1])
-            self.scenes[row].restore(type(saved)(pick(saved.bodies), tuple(map(pick, saved.kept))), [0])
+    def restore(self, saved: Any, env_ids: Any) -> None:
+        for env_id in env_ids:
+            pick = partial(each, lambda tensor, env_id=env_id: tensor[env_id : env_id + 1])
+            self.scenes[env_id].restore(type(saved)(pick(saved.bodies), tuple(map(pick, saved.kept))), [0])
 
     def close(self) -> None:
         self.env.scene = None
@@ -368,14 +372,14 @@ def each(function: Any, nested: Any) -> Any:
 
 
 def stacked(parts: Any) -> Any:
-    """Of what all have: a controller on a CPU notes the pose it was last sent to, until its row is reset."""
+    """Of what all have: a controller on a CPU notes the pose it was last sent to, until its env is reset."""
     names = [k for k in parts[0] if all(k in part for part in parts)]
     return {k: (stacked if isinstance(parts[0][k], dict) else torch.cat)([part[k] for part in parts]) for k in names}
 
 
 @pytest.fixture
 def batch(env: Any) -> Iterator[Any]:
-    """The component that drives a GPU, over simulators of one row each."""
+    """The component that drives a GPU, over simulators of one env each."""
     scene = scene_of(env)
     states = {split: env.reset_states(split) for split in ("train", "eval")}
     batch = BatchEnv(env.info, states, Several(scene.recipe, Place(), 2), Place(), CHUNK)  # type: ignore[arg-type]
@@ -389,10 +393,10 @@ def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
 
 
 @pytest.mark.sim
-def test_rows_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
-    """SingleEnv 0 is solved in the course of a chunk, row 1 goes on: each as if it were alone."""
+def test_envs_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
+    """Env 0 is solved in the course of a chunk, env 1 goes on: each as if it were alone."""
     state, both = env.reset_states("train")[0].id, np.array([0, 1])
-    env.reset(ROW, np.array([state]), ROW)
+    env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     chunks = [env.expert_chunk()]
     alone = [env.chunk_step(chunks[0], ON, True)]
     while not alone[-1].terminated.any():
@@ -437,8 +441,8 @@ from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 if __name__ == "__main__":
     config = ManiSkillConfig(task={task!r}, cameras={{"base_camera": {SIZE}}}, backend="gpu")
     env = plugin.build(config, Context(num_envs=4, chunk={CHUNK}, device="cuda"))
-    rows = torch.arange(4)
-    seen = env.reset(rows, torch.tensor([s.id for s in env.reset_states("train")[:4]]), rows)
+    envs = torch.arange(4)
+    seen = env.reset(envs, torch.tensor([s.id for s in env.reset_states("train")[:4]]), envs)
     assert seen.images["base_camera"].is_cuda and seen.state.is_cuda
     check_env(env, chunk={CHUNK}, seconds=10)
 """

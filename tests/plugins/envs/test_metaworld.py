@@ -30,7 +30,7 @@ pytest.importorskip("metaworld", reason="needs Meta-World: pip install 'vla-rl[m
 
 SIZE, CHUNK = 48, 4
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 3 * CHUNK, 4)).astype(np.float32)
-ROW, ON = np.array([0]), np.array([True])
+ONE_ENV, ON = np.array([0]), np.array([True])
 SPEC = """
 name: metaworld-test
 plugins: [vla_rl.testing.scripted]
@@ -58,8 +58,8 @@ def env() -> Iterator[Any]:
     env.close()
 
 
-def row_of(env: Any) -> Any:
-    return env.row(0)
+def env_of(env: Any) -> Any:
+    return env.env(0)
 
 
 def state_of(env: Any, task: str, split: str = "train", number: int = 0) -> int:
@@ -67,7 +67,7 @@ def state_of(env: Any, task: str, split: str = "train", number: int = 0) -> int:
 
 
 def play(env: Any, state_id: int) -> tuple[Any, list[ChunkResult]]:
-    start = env.reset(ROW, np.array([state_id]), ROW)
+    start = env.reset(ONE_ENV, np.array([state_id]), ONE_ENV)
     return start, [env.chunk_step(ACTIONS[:, i : i + CHUNK], ON, False) for i in range(0, ACTIONS.shape[1], CHUNK)]
 
 
@@ -148,7 +148,7 @@ def test_episodes_and_pictures_equal_those_of_the_official_environment() -> None
     cameras = dict.fromkeys(CAMERAS, SIZE)
     env = make(tasks=("push-v3",), cameras=cameras, fast_render=False, reward="dense")
     start, results = play(env, state_of(env, "push-v3"))
-    scene = row_of(env)._scene
+    scene = env_of(env)._scene
     kind = ALL_V3_ENVIRONMENTS["push-v3"]
     vector = scene._env._last_rand_vec
     data = pickle.dumps({"rand_vec": vector, "env_cls": kind, "partially_observable": False})
@@ -180,7 +180,7 @@ def test_a_state_gives_the_same_episode_whatever_went_before(env: Any, split: st
     other = play(env, state_of(env, "push-v3", split, 8))
     assert same(play(env, push), first) and not same(other, first)
     play(env, drawer)
-    assert list(row_of(env)._scenes) == ["drawer-close-v3"]
+    assert list(env_of(env)._scenes) == ["drawer-close-v3"]
     assert same(play(env, push), first)
     now = np.random.get_state()[1]  # noqa: NPY002
     assert np.array_equal(now, generators), "the global generator was drawn from"
@@ -190,8 +190,8 @@ def test_splits_share_no_scene(env: Any) -> None:
     drawn = {}
     for split in ("train", "eval"):
         for state in [s for s in env.reset_states(split) if s.task == "push-v3"][:15]:
-            env.reset(ROW, np.array([state.id]), ROW)
-            drawn[state.id] = row_of(env)._scene._env._last_rand_vec
+            env.reset(ONE_ENV, np.array([state.id]), ONE_ENV)
+            drawn[state.id] = env_of(env)._scene._env._last_rand_vec
     vectors = np.array(list(drawn.values()))
     apart = np.linalg.norm(vectors[:, None] - vectors[None], axis=-1) + np.eye(len(vectors))
     assert vectors.shape == (30, 6) and apart.min() > 1e-4  # metres
@@ -200,7 +200,7 @@ def test_splits_share_no_scene(env: Any) -> None:
 def test_the_expert_solves_train_states_and_leaves_no_trace(env: Any) -> None:
     for task in ("push-v3", "drawer-close-v3"):
         state, chunks, results = state_of(env, task), [], []
-        env.reset(ROW, np.array([state]), ROW)
+        env.reset(ONE_ENV, np.array([state]), ONE_ENV)
         while not results or not (results[-1].terminated.any() or len(results) > 40):
             assert np.array_equal(env.expert_chunk(), env.expert_chunk())
             chunks.append(env.expert_chunk())
@@ -208,7 +208,7 @@ def test_the_expert_solves_train_states_and_leaves_no_trace(env: Any) -> None:
         steps = int(results[-1].executed.sum())
         assert results[-1].success[0] and np.abs(chunks).max() <= 1
         assert results[-1].terminated[0].tolist() == [i == steps - 1 for i in range(CHUNK)]
-        env.reset(ROW, np.array([state]), ROW)
+        env.reset(ONE_ENV, np.array([state]), ONE_ENV)
         replay = [env.chunk_step(chunk, ON, True) for chunk in chunks]
         assert same((results[0].obs, results), (replay[0].obs, replay)), "looking ahead changed the episode"
 
@@ -219,7 +219,7 @@ def test_the_expert_solves_train_states_and_leaves_no_trace(env: Any) -> None:
 def test_rewards_and_the_step_limit_are_ours() -> None:
     sparse = make(max_steps=3)
     state = state_of(sparse, "drawer-close-v3")
-    sparse.reset(ROW, np.array([state]), ROW)
+    sparse.reset(ONE_ENV, np.array([state]), ONE_ENV)
     rewards, ends = [], []
     for _ in range(130):  # on past the success and past the 500 steps after which the simulator refuses
         result = sparse.chunk_step(sparse.expert_chunk(), ON, False)
@@ -254,7 +254,7 @@ def test_fast_render_is_said_in_the_notes_and_changes_pixels_only(env: Any) -> N
 
 
 def test_a_spec_gives_an_environment_that_keeps_to_the_contract() -> None:
-    """Two rows, each in a process of its own."""
+    """Two envs, each in a process of its own."""
     spec = parse_spec(SPEC.replace("max_steps: 6", "max_steps: 500")).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
     check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=CHUNK)), chunk=CHUNK, seconds=10)
@@ -291,10 +291,10 @@ def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     load("env", "metaworld").preflight(None)  # type: ignore[misc]
 
 
-def test_a_missing_package_is_named_before_any_row_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_rl.plugins.envs.metaworld import rows
+def test_a_missing_package_is_named_before_any_env_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vla_rl.plugins.envs.metaworld import env_ids
 
-    monkeypatch.setattr(rows, "find_spec", lambda name: None)
+    monkeypatch.setattr(env_ids, "find_spec", lambda name: None)
     with pytest.raises(
         PluginError, match=r"needs 'metaworld', which is not installed; try: pip install 'vla-rl\[metaworld\]'"
     ):
@@ -309,8 +309,8 @@ def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:
 
 
 @pytest.mark.ray
-def test_lanes_of_a_row_play_what_rows_of_a_lane_play(tmp_path):
-    """Two rows in processes of their own, each with a thread of the worker. Dense rewards tell of all that moved."""
+def test_lanes_of_an_env_play_what_envs_of_a_lane_play(tmp_path):
+    """Two envs in processes of their own, each with a thread of the worker. Dense rewards tell of all that moved."""
     apart = SPEC.replace("{backend: local}", "{backend: ray}")
     lanes = f"{apart}placement: {{type: disaggregated, lanes: envs}}\n"
     found = []

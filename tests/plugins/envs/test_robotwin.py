@@ -115,7 +115,7 @@ def test_success_and_what_follows_it(api: str, build_robotwin: Any) -> None:
     assert not lost.success.any() and not lost.rewards.any() and lost.executed.all()
 
 
-def test_a_classic_row_stops_at_the_action_that_solves(build_robotwin: Any) -> None:
+def test_a_classic_env_stops_at_the_action_that_solves(build_robotwin: Any) -> None:
     env = build_robotwin("classic")
     reset(env, FIRST["train"])
     won = step(env, HOME, goal(200_000), HOME)
@@ -203,13 +203,13 @@ def test_nothing_is_printed_and_no_generator_moves(
     reset(env, FIRST["train"], FIRST["train"] + 1)
     step(env, HOME, HOME)
     env.close()
-    if api == "classic":  # what a row does in its process, done here, where it can be heard
+    if api == "classic":  # what an env does in its process, done here, where it can be heard
         monkeypatch.chdir(tmp_path)
-        row = env._rows[0].make(0)
-        row.reset(FIRST["train"], 0)
-        row.step(HOME)
+        env_id = env._envs[0].make(0)
+        env_id.reset(FIRST["train"], 0)
+        env_id.step(HOME)
         assert Path.cwd() == tmp_path / "main", "RoboTwin names its assets relative to its checkout"
-        row.close()
+        env_id.close()
     assert capfd.readouterr().out == ""
     if api == "vector":
         assert (random.random(), np.random.random()) == expected  # noqa: NPY002
@@ -224,7 +224,7 @@ def test_words_do_not_follow_a_generator_that_others_use(build_robotwin: Any, mo
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_rows_change_tasks(api: str, build_robotwin: Any) -> None:
+def test_envs_change_tasks(api: str, build_robotwin: Any) -> None:
     tasks = (TASK, "place_empty_cup")
     env = build_robotwin(api, num_envs=2, tasks=tasks)
     cup = list(STEP_LIMITS).index("place_empty_cup") * 1_000_000
@@ -239,7 +239,7 @@ def test_rows_change_tasks(api: str, build_robotwin: Any) -> None:
     assert np.array_equal(back.state, [HOME, HOME])
 
 
-def test_a_row_of_the_vector_api_that_breaks(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_of_the_vector_api_that_breaks(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     env = build_robotwin("vector", num_envs=2)
     reset(env, FIRST["train"], FIRST["train"] + 1)
     task = env._venvs[TASK].envs[1].task
@@ -253,19 +253,19 @@ def test_a_row_of_the_vector_api_that_breaks(build_robotwin: Any, monkeypatch: p
     assert result.executed.tolist() == [[True], [False]]
     assert np.allclose(result.obs.state[0, :6], -0.3) and np.array_equal(result.obs.state[1], HOME)
     faults = env.faults()
-    assert list(faults) == [1] and "row 1: Traceback" in faults[1][0] and "out of memory" in faults[1][0]
+    assert list(faults) == [1] and "env 1: Traceback" in faults[1][0] and "out of memory" in faults[1][0]
     step(env, HOME)
-    assert env.faults() == {1: ["row 1: it has not been reset since it broke"]}
+    assert env.faults() == {1: ["env 1: it has not been reset since it broke"]}
     env.reset(np.array([1]), np.array([FIRST["train"]]), np.array([0]))
     assert step(env, HOME - 0.3).executed.all() and env.faults() == {}
 
 
-def test_a_row_of_the_vector_api_that_hangs(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_of_the_vector_api_that_hangs(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     env = build_robotwin("vector", processes=Processes(apart=True, deadline_s=0.2))
     reset(env, FIRST["train"])
     monkeypatch.setattr(env._venvs[TASK].envs[0].task, "gen_sparse_reward_data", lambda actions: time.sleep(1.0))
     with pytest.raises(
-        RuntimeError, match=r"row 0 \(beat_block_hammer\) gave no answer for 0.2 s \(processes.deadline_s\)"
+        RuntimeError, match=r"env 0 \(beat_block_hammer\) gave no answer for 0.2 s \(processes.deadline_s\)"
     ):
         step(env, HOME)
 

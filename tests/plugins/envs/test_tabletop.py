@@ -29,7 +29,7 @@ def states(env: Tabletop, split: str = "eval") -> list[int]:
 
 
 def act(env: Tabletop, *steps: tuple[float, float, float], stop: bool = True) -> ChunkResult:
-    """The same actions for all rows."""
+    """The same actions for all envs."""
     actions = torch.tensor(steps).repeat(env.num_envs, 1, 1)
     return env.chunk_step(actions, np.ones(env.num_envs, bool), stop)
 
@@ -40,7 +40,7 @@ def same(a: ChunkResult, b: ChunkResult) -> bool:
 
 
 def above(env: Tabletop, thing: int) -> None:
-    """Put every gripper over a thing of its row."""
+    """Put every gripper over a thing of its env."""
     env.move_gripper(env.snapshot()["position"][:, thing])
 
 
@@ -55,7 +55,7 @@ def test_grasping_the_named_block_succeeds_and_pays_once():
     result = act(env, (0, 0, OPEN), (0, 0, CLOSED), (0, 0, CLOSED))
     assert result.rewards.tolist() == [[0, 1, 0]] * 4
     assert result.terminated.tolist() == [[False, True, False]] * 4
-    assert result.executed.tolist() == [[True, True, False]] * 4, "a row stops at its end"
+    assert result.executed.tolist() == [[True, True, False]] * 4, "an env stops at its end"
     assert result.success.all()
 
 
@@ -110,7 +110,7 @@ def test_moves_are_speed_times_action_right_and_up():
     assert (after - before)[0, :2].tolist() == pytest.approx([SPEED, -SPEED / 2], abs=1e-6)
 
 
-def test_rows_that_run_on_after_their_end_are_paid_once_and_report_it_once():
+def test_envs_that_run_on_after_their_end_are_paid_once_and_report_it_once():
     env = make(2)
     reset(env, states(env)[:2])
     env.move_gripper(env.snapshot()["position"][torch.arange(2), target_of(env)])
@@ -120,7 +120,7 @@ def test_rows_that_run_on_after_their_end_are_paid_once_and_report_it_once():
     assert result.succeeded.tolist() == [[True, True, False, True]] * 2
 
 
-def test_inactive_rows_are_untouched():
+def test_inactive_envs_are_untouched():
     env = make(2)
     reset(env, states(env)[:2])
     before = env.snapshot()
@@ -172,15 +172,15 @@ def test_scenes_keep_distance_and_name_one_thing():
     gaps = np.abs(things[:, :, None] - things[:, None]).max(-1) + 9 * np.eye(3)
     assert gaps.min() >= GAP
     assert np.abs(things).max() <= REACH
-    rows = np.arange(len(scenes))
+    env_ids = np.arange(len(scenes))
     wanted = np.array([task.colour for task in TASKS])[scenes.task]
-    assert (scenes.colour[rows, scenes.target] == wanted).all()
-    assert all(len(set(row)) == 3 for row in scenes.colour[:, :3].tolist()), "three colours to choose from"
+    assert (scenes.colour[env_ids, scenes.target] == wanted).all()
+    assert all(len(set(env_id)) == 3 for env_id in scenes.colour[:, :3].tolist()), "three colours to choose from"
     assert set(np.bincount(scenes.target, minlength=3)) != {0}
     assert set(scenes.colour.flatten().tolist()) == set(range(len(COLOURS)))
 
 
-def test_a_state_is_the_same_scene_in_any_row_batch_and_process():
+def test_a_state_is_the_same_scene_in_any_env_batch_and_process():
     one, other = make(8), make(3, tasks=("pick_blue", "put_green"))
     ids = states(other)[:3]
     a = one.reset(np.array([7, 2, 4]), np.array(ids), np.array([1, 2, 3]))
@@ -217,11 +217,11 @@ def test_images_show_the_scene():
         assert image.dtype == torch.uint8
         assert image.is_contiguous()
     x, y = env.snapshot()["position"][0, 0].tolist()
-    column, row = int((x + 1) * 24), int((1 - y) * 24)
+    column, env_id = int((x + 1) * 24), int((1 - y) * 24)
     colour = env.snapshot()["colour"][0, 0]
     from vla_rl.plugins.envs.tabletop import render
 
-    assert obs.images["overhead"][0, row, column].tolist() == list(render.COLOURS[colour])
+    assert obs.images["overhead"][0, env_id, column].tolist() == list(render.COLOURS[colour])
     moved = act(env, (1, 0, OPEN)).obs
     assert not torch.equal(moved.images["wrist"], obs.images["wrist"])
 

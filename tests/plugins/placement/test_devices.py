@@ -143,7 +143,7 @@ def sims_apart(policies, **options):
     [
         (
             Plan(slots=(Slot(roles=("sim", "policy", "learner")),), batching=Batching(max_wait_s=0.5)),
-            "max_wait_s 0.5 s",
+            "max_wait_s 0.5, and",
         ),
         (sims_apart(2, stages=2, batching=Batching(max_wait_s=0.5)), "every policy worker acts for one lane"),
     ],

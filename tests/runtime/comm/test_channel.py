@@ -69,7 +69,7 @@ def waited(ticket):
 
 def double(role, method, number):
     if method == "break":
-        fault = SimFault(f"row {number}")
+        fault = SimFault(f"env {number}")
         fault.add_note("in plugin x")
         raise fault
     return number * 2
@@ -112,7 +112,7 @@ def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
         again = pool.submit(server.serve, POLICY, call)
         client = RpcClient(channel, lambda wait: again.result(20) if wait or again.done() else None)
         assert waited(client.call("sim", "go", 4)) == 8, "not the answer of before"
-        with pytest.raises(SimFault, match="row 5"):
+        with pytest.raises(SimFault, match="env 5"):
             waited(client.call("sim", "break", 5))
         channel.close()
         again.result(20)
@@ -145,7 +145,7 @@ def test_what_a_call_raises_is_raised_where_it_was_asked_for(served):
     client = served(double)
     good, bad = client.call("sim", "step", 1), client.call("sim", "break", 1)
     assert waited(good) == 2
-    with pytest.raises(SimFault, match="row 1") as caught:
+    with pytest.raises(SimFault, match="env 1") as caught:
         waited(bad)
     assert caught.value.__notes__ == ["in plugin x"] and "in double" in str(caught.value.__cause__)
 
@@ -155,10 +155,10 @@ def test_what_cannot_be_pickled_is_told_in_words(served):
         pass
 
     def fail(role, method, number):
-        raise Local("row 3")
+        raise Local("env 3")
 
     client = served(fail)
-    with pytest.raises(RuntimeError, match="Local: row 3"):
+    with pytest.raises(RuntimeError, match="Local: env 3"):
         waited(client.call("sim", "step", 1))
 
 
@@ -192,7 +192,7 @@ def test_simulators_answer_several_policies_at_a_time(served):
 def test_each_policy_hears_of_its_own_failures(served):
     first, second = served(double), served(double, OTHER)
     bad = second.call("sim", "break", 2)
-    with pytest.raises(SimFault, match="row 2"):
+    with pytest.raises(SimFault, match="env 2"):
         waited(bad)
     assert waited(first.call("sim", "step", 4)) == 8
     first.end()

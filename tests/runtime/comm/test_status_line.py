@@ -30,9 +30,9 @@ def test_a_terminal_has_one_line_that_is_written_over(monkeypatch, clock):
     line = StatusLine()
     for seconds, done in ((0.0, 0), (1.0, 1), (1.0, 2), (0.1, 3), (1.0, 4)):
         clock[0] += seconds
-        line.show("starting rows: push the red block to the pad", done, 8)
+        line.show("starting envs: push the red block to the pad", done, 8)
     texts = screen.getvalue().split("\r\x1b[2K")
-    assert texts == ["", "starting rows: 2 of 8 rows, 0:02 (push ", "starting rows: 4 of 8 rows, 0:03 (push "]
+    assert texts == ["", "starting envs: 2 of 8 envs, 0:02 (push ", "starting envs: 4 of 8 envs, 0:03 (push "]
     line.clear()
     assert screen.getvalue().endswith("\r\x1b[2K")
     before = screen.getvalue()
@@ -56,7 +56,7 @@ def test_a_log_file_has_a_line_now_and_then(capsys, clock):
 def test_short_waits_are_silent(capsys, monkeypatch, clock):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     line = StatusLine()
-    for what in ("starting rows", "loading the model", "eval"):
+    for what in ("starting envs", "loading the model", "eval"):
         for _ in range(3):
             clock[0] += 0.4
             line.show(what, 1, 2)

@@ -12,14 +12,14 @@ from vla_rl.toolkit.data.samples import InMemoryDataset
 
 @frozen(kw_only=True)
 class RecordedConfig:
-    rows: int = 32
+    num_envs: int = 32
 
 
 def build(config: RecordedConfig, context: Context) -> InMemoryDataset:
-    env = ScriptedEnv(config.rows, chunk=context.chunk)
-    rows = np.arange(config.rows)
-    states = np.array([state.id for state in env.reset_states("train")])[rows % len(env.reset_states("train"))]
-    return InMemoryDataset([(env.reset(rows, states, rows), env.expert_chunk())])
+    env = ScriptedEnv(config.num_envs, chunk=context.chunk)
+    env_ids = np.arange(config.num_envs)
+    states = np.array([state.id for state in env.reset_states("train")])[env_ids % len(env.reset_states("train"))]
+    return InMemoryDataset([(env.reset(env_ids, states, env_ids), env.expert_chunk())])
 
 
 vla_rl_plugins = {"data": {"recorded": Plugin(config=RecordedConfig, build=build, summary="for tests")}}

@@ -293,7 +293,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_pat
     assert not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_numbers_that_are_not_finite_are_faults_of_their_rows(tmp_path, monkeypatch) -> None:
+def test_numbers_that_are_not_finite_are_faults_of_their_envs(tmp_path, monkeypatch) -> None:
     """Which are played again, until there were too many."""
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", never_finite)
     limit = {"backend": "local", "max_faults": 3}
@@ -352,15 +352,15 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
     assert math.isclose(len(held) / 96, 0.2, abs_tol=0.12)
 
 
-def test_rows_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
+def test_envs_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
     spec = parse_spec(small())
     practice = WorldModelWorker(
         spec, tabletop(1).info, tmp_path, "cpu", (), heartbeat=lambda: None, stop_requested=lambda: False
     )
-    rows = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
+    env_ids = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
     start = EpisodeRequest(state=ResetState(id=0, task="pick_red"), number=7, world=1)
     with pytest.raises(RuntimeError, match="ticket 7 is of world model version 1, not 0"):
-        rows.begin(0, "imagination", [start])
+        env_ids.begin(0, "imagination", [start])
 
 
 def test_what_is_imagined_counts_among_what_learners_hold() -> None:

@@ -111,6 +111,7 @@ def test_a_resumed_run_records_nothing_twice(runs, tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_recordings_with_ray(runs, tmp_path):
     """Two workers, so that it is not known which of them has an episode."""
     changes = {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}}
@@ -119,7 +120,7 @@ def test_recordings_with_ray(runs, tmp_path):
 
 
 @pytest.mark.parametrize("rows", ["steps", "chunks"])
-def test_a_row_that_breaks_is_recorded_once(tmp_path, rows):
+def test_an_env_that_breaks_is_recorded_once(tmp_path, rows):
     """In a rollout: what is played again is what is kept."""
     for name, fault in (("calm", "none"), ("broken", "raise")):
         env = {"type": "fragile", "num_envs": 2, "fault": fault, "told": str(tmp_path / "told"), "at_step": 38}

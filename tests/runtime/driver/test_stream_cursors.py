@@ -1,4 +1,4 @@
-"""With auto_reset a ticket goes on where its row's ticket before ended, also over an evaluation, a stop, a fault and a
+"""With auto_reset a ticket goes on where its env's ticket before ended, also over an evaluation, a stop, a fault and a
 dead worker; whatever has to be played again gives the same numbers."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def assert_same(folder, one, other):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-# ------------------------------------------------------------------------------------------------------ one row's rows
+# ------------------------------------------------------------------------------------------------------ one env's envs
 
 
 def draw(ticket, episode):
@@ -71,15 +71,15 @@ ENV = ScriptedEnv(3, max_steps=9, length=7, chunk=2)
 
 
 def segments(mode, count=4, left=()):
-    """Rows 4 to 6 of a run play `count` tickets each, of 2 chunk steps. -> (what the policy saw, the tickets)."""
+    """Envs 4 to 6 of a run play `count` tickets each, of 2 chunk steps. -> (what the policy saw, the tickets)."""
     env = ScriptedEnv(3, max_steps=9, length=7, chunk=2, first_env=4)
     episodes = Episodes(
         env, name="scripted", seed=7, chunk=2, first_env=4, auto_reset=mode, chunk_steps=2, draw=draw, bootstrap=True
     )
     states, shown, finished = env.reset_states("train"), [], []
     tickets = [
-        EpisodeRequest(state=states[row], number=row, env_id=row, actions=np.zeros((0, 2, 2), np.float32))
-        for row in (4, 5, 6)
+        EpisodeRequest(state=states[env_id], number=env_id, env_id=env_id, actions=np.zeros((0, 2, 2), np.float32))
+        for env_id in (4, 5, 6)
     ]
     for number in range(count):
         episodes.clear()
@@ -102,13 +102,13 @@ def segments(mode, count=4, left=()):
 @pytest.mark.parametrize("left", [(), (1, 2, 3)])
 def test_a_ticket_goes_on_where_the_one_before_ended(mode, left):
     shown, finished = segments(mode, left=left)
-    of_row = [(episode, chunk, step) for row, episode, chunk, step in shown if row == 5]
-    assert of_row == [(0, 0, 0), (0, 1, 2), (0, 2, 4), (0, 3, 6), (1, 0, 0), (1, 1, 2), (1, 2, 4), (1, 3, 6)]
+    of_env = [(episode, chunk, step) for env_id, episode, chunk, step in shown if env_id == 5]
+    assert of_env == [(0, 0, 0), (0, 1, 2), (0, 2, 4), (0, 3, 6), (1, 0, 0), (1, 1, 2), (1, 2, 4), (1, 3, 6)]
     ended = [(e.number, e.episode, e.steps) for ticket in finished for e in ticket.episodes if e.number == 5]
     assert ended == [(5, 0, 7), (5, 1, 7)]
 
 
-def test_the_observation_is_that_at_which_the_row_stands():
+def test_the_observation_is_that_at_which_the_env_stands():
     """Played on, or played again."""
     assert segments("immediate")[0] == segments("immediate", left=(1, 2, 3))[0]
 
@@ -158,6 +158,7 @@ def test_a_fault_changes_no_number(train, tmp_path, at_step):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path):
     """Also with evaluations between, after which streams are played again."""
     steps = {"train": {"steps": 6}, "algorithm": {"type": "gipo"}, "env": {**LONG, "num_envs": 6}}

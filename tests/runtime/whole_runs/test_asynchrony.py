@@ -18,23 +18,23 @@ from vla_rl.runtime.start import evaluate
 
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
 UNEVEN = {"env": {"num_envs": 6, "latency_s": 0.004, "latency_sigma": 1.0}}
-"""Chunk steps take random times, and 16 tickets do not go evenly into 6 rows."""
+"""Chunk steps take random times, and 16 tickets do not go evenly into 6 envs."""
 
 
 def ledger_in(folder):
     return json.loads((folder / "checkpoints" / "last" / "trainer" / "state.json").read_text())["tickets"]
 
 
-@pytest.mark.parametrize("rows", [3, 5, 16, 32])
-def test_numbers_do_not_depend_on_rows(train, tmp_path, rows):
+@pytest.mark.parametrize("num_envs", [3, 5, 16, 32])
+def test_numbers_do_not_depend_on_envs(train, tmp_path, num_envs):
     _, expected = train("eight")
-    _, got = train("others", env={"num_envs": rows})
+    _, got = train("others", env={"num_envs": num_envs})
     assert got == expected
     of_eight, of_others = weights_in(tmp_path / "eight"), weights_in(tmp_path / "others")
     assert all(torch.equal(of_eight[name], of_others[name]) for name in of_eight)
 
 
-def test_more_rows_than_tickets(train):
+def test_more_envs_than_tickets(train):
     _, expected = train("some", rollout={"episodes": 4})
     _, got = train("many", rollout={"episodes": 4}, env={"num_envs": 24})
     assert got == expected

@@ -1,4 +1,4 @@
-"""Lanes of rows that step at the same time: the same numbers, nobody waits for a slow row, and what breaks is named."""
+"""Lanes of envs that step at the same time: the same numbers, nobody waits for a slow env, and what breaks is named."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vla_rl.testing.scripted import SimulatorFault
 
 pytestmark = pytest.mark.usefixtures("one_ray")
 RAY = {"runtime": {"backend": "ray"}}
-ROWS = {**RAY, "placement": {"type": "disaggregated", "lanes": "envs"}}
+ENVS = {**RAY, "placement": {"type": "disaggregated", "lanes": "envs"}}
 UNEVEN = {"env": {"independent_envs": True, "latency_s": 0.004, "latency_sigma": 1.0}}
 SHORT = {"train": {"steps": 2}, "eval": {"before": False, "episodes_per_task": 4}}
 WAITING = ["vla_rl.testing.scripted", str(Path(waiting_env.__file__))]
@@ -34,14 +34,14 @@ WAITING = ["vla_rl.testing.scripted", str(Path(waiting_env.__file__))]
 
 @pytest.fixture(scope="module")
 def lock_step(tmp_path_factory):
-    """(metrics, weights) of the scripted spec in one process: all rows step and wait together."""
+    """(metrics, weights) of the scripted spec in one process: all envs step and wait together."""
     folder = tmp_path_factory.mktemp("lock-step") / "run"
     run(parse_spec(scripted_spec()), folder, False)
     return read_metrics(folder), weights_in(folder)
 
 
 def waiting(trouble, **changes):
-    return {"plugins": WAITING, "env": {"type": "waiting", "num_envs": 4, "trouble": trouble, **changes}, **ROWS}
+    return {"plugins": WAITING, "env": {"type": "waiting", "num_envs": 4, "trouble": trouble, **changes}, **ENVS}
 
 
 @pytest.mark.ray
@@ -52,11 +52,11 @@ def waiting(trouble, **changes):
         {"lanes": 2, "sim_workers": 2, "batching": {"max_batch": 4, "max_wait_s": 0.005}},
         {"type": "hybrid", "sim": "cpu"},
     ],
-    ids=["rows", "two rows and a window", "hybrid"],
+    ids=["envs", "two envs and a window", "hybrid"],
 )
-def test_lanes_of_rows_give_the_numbers_of_lock_step(train, tmp_path, lock_step, placement):
+def test_lanes_of_envs_give_the_numbers_of_lock_step(train, tmp_path, lock_step, placement):
     """Bit for bit, with chunk steps of random lengths; evaluations too."""
-    _, metrics = train(**RAY, placement={**ROWS["placement"], **placement}, **UNEVEN)
+    _, metrics = train(**RAY, placement={**ENVS["placement"], **placement}, **UNEVEN)
     assert metrics == lock_step[0]
     found = weights_in(tmp_path / "run")
     assert all(torch.equal(wanted, found[name]) for name, wanted in lock_step[1].items())
@@ -64,8 +64,8 @@ def test_lanes_of_rows_give_the_numbers_of_lock_step(train, tmp_path, lock_step,
 
 @pytest.mark.ray
 def test_the_trace_shows_every_lane(train, tmp_path):
-    """A thread of its own each; a worker is busy while one of its lanes is; a profile has the seconds of a row."""
-    results, _ = train(**ROWS, **SHORT, env={"independent_envs": True, "num_envs": 4, "latency_s": 0.02})
+    """A thread of its own each; a worker is busy while one of its lanes is; a profile has the seconds of an env."""
+    results, _ = train(**ENVS, **SHORT, env={"independent_envs": True, "num_envs": 4, "latency_s": 0.02})
     data = json.loads((tmp_path / "run" / "trace.json").read_text())
     threads = check_chrome(data)
     lanes = [events for (_, thread), events in threads.items() if thread >= LANE_THREADS]
@@ -97,8 +97,8 @@ def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, 
 
 
 @pytest.mark.ray
-def test_a_slow_row_delays_no_other(train, lock_step):
-    """A reset that takes until another row has played an episode, a step that takes until this row has made one."""
+def test_a_slow_env_delays_no_other(train, lock_step):
+    """A reset that takes until another env has played an episode, a step that takes until this env has made one."""
     _, metrics = train(**waiting("wait"))
     assert metrics == lock_step[0]
 
@@ -126,12 +126,12 @@ def test_a_worker_that_dies_with_its_lanes_is_started_again(train, tmp_path, loc
 
 
 @pytest.mark.ray
-def test_a_row_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
-    """Each lane has one row, which by itself would live in the worker's process."""
+def test_an_env_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
+    """Each lane has one env, which by itself would live in the worker's process."""
     env = {"type": "fragile", "num_envs": 2, "fault": "kill", "at_step": 6, "processes": {"deadline_s": 20.0}}
     spec = {"plugins": ["vla_rl.testing.scripted", str(Path(fragile.__file__))], "env": env, **SHORT}
     _, calm = train("calm", **{**spec, "env": {**env, "fault": "none"}})
-    results, metrics = train("lanes", **{**spec, "env": {**env, "told": str(tmp_path / "told")}}, **ROWS)
+    results, metrics = train("lanes", **{**spec, "env": {**env, "told": str(tmp_path / "told")}}, **ENVS)
     assert results["faults"] == 1
     varying = ("faults/envs", "rollout/env_steps")
     assert [{k: v for k, v in line.items() if k not in varying} for line in metrics] == [
@@ -142,7 +142,7 @@ def test_a_row_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
 @pytest.mark.ray
 def test_demonstrations_are_played_in_all_lanes(train):
     _, metrics = train(
-        **ROWS, env={"independent_envs": True}, bc_warmup={"episodes": 8, "epochs": 2, "lr": 0.01}, **SHORT
+        **ENVS, env={"independent_envs": True}, bc_warmup={"episodes": 8, "epochs": 2, "lr": 0.01}, **SHORT
     )
     assert metrics[0]["bc_warmup/expert_success"] == 1.0 and metrics[0]["bc_warmup/samples"] >= 8
 
@@ -150,11 +150,11 @@ def test_demonstrations_are_played_in_all_lanes(train):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({**ROWS, "runtime": {"backend": "local"}}, r"placement.lanes: one process .* use runtime.backend: ray"),
-        (ROWS, "placement.lanes: the rows of env 'scripted' step as one batch .* leave lanes out, or give"),
+        ({**ENVS, "runtime": {"backend": "local"}}, r"placement.lanes: one process .* use runtime.backend: ray"),
+        (ENVS, "placement.lanes: the envs of env 'scripted' step as one batch .* leave lanes out, or give"),
         (
-            {**ROWS, "plugins": ["vla_rl.testing.scripted", str(Path(fragile.__file__))], "env": {"type": "fragile", "processes": {"apart": False}}},
-            "the rows of env 'fragile' step as one batch with these settings",
+            {**ENVS, "plugins": ["vla_rl.testing.scripted", str(Path(fragile.__file__))], "env": {"type": "fragile", "processes": {"apart": False}}},
+            "the envs of env 'fragile' step as one batch with these settings",
         ),
         ({"placement": {"type": "collocated", "lanes": "envs"}}, "lanes: unknown key; it is a key of disagg.*, hybrid"),
         (
@@ -163,12 +163,12 @@ def test_demonstrations_are_played_in_all_lanes(train):
         ),
         (
             {**RAY, "placement": {"type": "disaggregated", "batching": {"max_batch": 4, "max_wait_s": None}}},
-            r"at most 4 rows \(placement.batching.max_batch\) would split lanes of 8 rows.* set it to 8 or more",
+            r"at most 4 envs \(placement.batching.max_batch\) would split lanes of 8 envs.* set it to 8 or more",
         ),
-        ({**ROWS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 3}}, "lanes of 3; set placement.lanes to"),
-        ({**ROWS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 0}}, "a lane of 0 rows; give 1 or more"),
+        ({**ENVS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 3}}, "lanes of 3; set placement.lanes to"),
+        ({**ENVS, **UNEVEN, "placement": {"type": "disaggregated", "lanes": 0}}, "a lane of 0 envs; give 1 or more"),
         (
-            {**ROWS, **UNEVEN, "placement": {"type": "hybrid", "lanes": "envs", "pipeline_stages": 2}},
+            {**ENVS, **UNEVEN, "placement": {"type": "hybrid", "lanes": "envs", "pipeline_stages": 2}},
             "pipeline_stages: has no effect with lanes: envs",
         ),
     ],
@@ -179,8 +179,8 @@ def test_lanes_and_windows_that_cannot_be_are_refused(changes, message):
 
 
 @pytest.mark.parametrize("kind", ["tabletop", "maniskill"])
-def test_rows_of_a_batch_stay_together(kind):
+def test_envs_of_a_batch_stay_together(kind):
     env = {"type": kind, "num_envs": 8, **({"task": "PickCube-v1"} if kind == "maniskill" else {})}
-    spec = scripted_spec(**ROWS)
-    with pytest.raises(SpecError, match=rf"the rows of env '{kind}' step as one batch"):
+    spec = scripted_spec(**ENVS)
+    with pytest.raises(SpecError, match=rf"the envs of env '{kind}' step as one batch"):
         check_spec(parse_spec({**spec, "env": env}), training=True)

@@ -107,14 +107,14 @@ def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path,
         train(plugins=plugins, model={"type": "mute"}, algorithm={"type": "ppo"}, rollout={"group_size": 1})
 
 
-def test_more_rows_than_the_machine_can_carry(train, tmp_path):
+def test_more_envs_than_the_machine_can_carry(train, tmp_path):
     (tmp_path / "huge.py").write_text(
         "import attrs\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], env_memory=10**12)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "huge.py")]
-    with pytest.raises(SpecError, match=r"8 rows of huge need about 7450.6 GiB .* lower env.num_envs"):
+    with pytest.raises(SpecError, match=r"8 envs of huge need about 7450.6 GiB .* lower env.num_envs"):
         train(plugins=plugins, env={"type": "huge"})
 
 
@@ -139,8 +139,8 @@ def test_more_workers_than_cores(train):
         train(env={"num_envs": 4096}, rollout={"episodes": 4096}, placement={"type": "collocated", "workers": 4096})
 
 
-def test_rows_that_do_not_divide(train):
-    with pytest.raises(SpecError, match="9 rows cannot be shared evenly by 2 workers"):
+def test_envs_that_do_not_divide(train):
+    with pytest.raises(SpecError, match="9 envs cannot be shared evenly by 2 workers"):
         train(
             env={"num_envs": 9},
             rollout={"episodes": 9, "group_size": 3},

@@ -70,13 +70,13 @@ def test_warm_up_clones_the_expert(train):
     assert results["success"]["rate"] >= 0.95
 
 
-def test_evaluation_is_the_same_for_any_number_of_rows(train):
+def test_evaluation_is_the_same_for_any_number_of_envs(train):
     rates = []
-    for rows in (8, 5):
-        rollout = {"group_size": 1, "episodes": rows * 2}
+    for num_envs in (8, 5):
+        rollout = {"group_size": 1, "episodes": num_envs * 2}
         results, _ = train(
-            f"rows{rows}",
-            env={"num_envs": rows},
+            f"envs{num_envs}",
+            env={"num_envs": num_envs},
             rollout=rollout,
             algorithm={"type": "ppo"},
             train={"steps": 0},
@@ -94,7 +94,7 @@ def test_a_rollout_without_signal_skips_the_update(train):
     assert metrics[1]["update/skipped"] == 1.0 and metrics[1]["rollout/kept"] == 0.0
 
 
-def test_groups_share_a_state_and_rows_of_a_group_differ(train):
+def test_groups_share_a_state_and_envs_of_a_group_differ(train):
     runtime = start(parse_spec(scripted_spec()))
     try:
         rollout, _ = play(runtime, 1)
@@ -129,7 +129,7 @@ def test_seats_follow_the_plan():
     assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
     one = assign(Plan(slots=slots, stages=2), 16, one_process=True)
     assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].local
-    with pytest.raises(UserError, match="10 rows cannot be shared evenly by 4 lanes"):
+    with pytest.raises(UserError, match="10 envs cannot be shared evenly by 4 lanes"):
         assign(Plan(slots=slots, stages=2), 10, one_process=False)
 
 

@@ -78,7 +78,7 @@ def below(process):
 
 
 def shared_by(family):
-    """Files of shared memory that these processes have mapped: semaphores of the pipes to rows, for instance."""
+    """Files of shared memory that these processes have mapped: semaphores of the pipes to envs, for instance."""
     found = set()
     for process in family:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A plugin in one file: the scripted double, of which a row waits for another, or breaks."""
+"""A plugin in one file: the scripted double, of which an env waits for another, or breaks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
 
 PATIENCE = 60.0
-"""Seconds after which a row that waits in vain says so."""
+"""Seconds after which an env that waits in vain says so."""
 STEPS: dict[int, int] = {}
-"""Env -> its chunk steps so far; rows of a worker share it."""
+"""Env -> its chunk steps so far; envs of a worker share it."""
 changed = threading.Condition()
 
 
 @frozen(kw_only=True)
 class WaitingConfig:
     trouble: Literal["none", "wait", "raise", "hang", "exit"] = "none"
-    row: int = 2
+    env_id: int = 2
     """Whose trouble it is."""
     told: str = ""
     """File that says that the process has ended once."""
@@ -33,25 +33,27 @@ class WaitingConfig:
 class Waiting(ScriptedEnv):
     def __init__(self, config: WaitingConfig, context: Context) -> None:
         super().__init__(context.num_envs, chunk=context.chunk, first_env=context.first_env, stamp=False)
-        self.config, self.row = config, context.first_env
+        self.config, self.env_id = config, context.first_env
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Any:
-        """With trouble "wait" not before another row has made 4 chunk steps, and so begun with a second episode."""
-        if self.config.trouble == "wait" and self.row == self.config.row:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Any:
+        """With trouble "wait" not before another env has made 4 chunk steps, and so begun with a second episode."""
+        if self.config.trouble == "wait" and self.env_id == self.config.env_id:
             with changed:
-                if not changed.wait_for(lambda: any(n >= 4 for row, n in STEPS.items() if row != self.row), PATIENCE):
-                    raise SimulatorFault("no other row went on")
-        return super().reset(rows, state_ids, seed)
+                if not changed.wait_for(
+                    lambda: any(n >= 4 for env_id, n in STEPS.items() if env_id != self.env_id), PATIENCE
+                ):
+                    raise SimulatorFault("no other env went on")
+        return super().reset(env_ids, state_ids, seed)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> Any:
-        """With trouble "wait" the first step of the row before takes until the waiting row has made a step."""
-        waits = self.config.trouble == "wait" and self.row == self.config.row - 1
+        """With trouble "wait" the first step of the env before takes until the waiting env has made a step."""
+        waits = self.config.trouble == "wait" and self.env_id == self.config.env_id - 1
         with changed:
-            STEPS[self.row] = STEPS.get(self.row, 0) + 1
+            STEPS[self.env_id] = STEPS.get(self.env_id, 0) + 1
             changed.notify_all()
-            if waits and not changed.wait_for(lambda: STEPS.get(self.config.row, 0) > 0, PATIENCE):
-                raise SimulatorFault("the waiting row did not go on")
-        if self.row == self.config.row and STEPS[self.row] == 3:
+            if waits and not changed.wait_for(lambda: STEPS.get(self.config.env_id, 0) > 0, PATIENCE):
+                raise SimulatorFault("the waiting env did not go on")
+        if self.env_id == self.config.env_id and STEPS[self.env_id] == 3:
             self._break()
         return super().chunk_step(actions, active, stop_at_end)
 
@@ -69,4 +71,4 @@ def build(config: WaitingConfig, context: Context) -> Waiting:
     return Waiting(config, context)
 
 
-vla_rl_plugins = {"env": {"waiting": Plugin(config=WaitingConfig, build=build, summary="rows that wait or break")}}
+vla_rl_plugins = {"env": {"waiting": Plugin(config=WaitingConfig, build=build, summary="envs that wait or break")}}

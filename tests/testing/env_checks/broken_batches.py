@@ -75,8 +75,8 @@ class MovesOn(SmallEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
-        for row, column in np.argwhere(~result.executed & active[:, None]):
-            self.scenes[row].move(actions[row, column])
+        for env_id, column in np.argwhere(~result.executed & active[:, None]):
+            self.scenes[env_id].move(actions[env_id, column])
         return attrs.evolve(result, obs=self.observe(range(self.num_envs)))
 
 
@@ -85,8 +85,8 @@ class DriftsOn(SmallEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
-        for row, _ in np.argwhere(~result.executed & active[:, None]):
-            self.scenes[row].place += 0.05
+        for env_id, _ in np.argwhere(~result.executed & active[:, None]):
+            self.scenes[env_id].place += 0.05
         return attrs.evolve(result, obs=self.observe(range(self.num_envs)))
 
 
@@ -98,14 +98,14 @@ class NeverStops(SmallEnv):
 
 
 class AlwaysStops(SmallEnv):
-    """expected all actions of active rows, got fewer"""
+    """expected all actions of active envs, got fewer"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(actions, active, True)
 
 
 class SaysItWentOn(SmallEnv):
-    """stop_at_end=False|expected all actions of active rows"""
+    """stop_at_end=False|expected all actions of active envs"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, True)
@@ -154,42 +154,42 @@ class RewardsSpread(SmallEnv):
         return attrs.evolve(result, rewards=(share * result.executed).astype(np.float32))
 
 
-class MovesIdleRows(SmallEnv):
-    """expected rows that are not active unchanged"""
+class MovesIdleEnvs(SmallEnv):
+    """expected envs that are not active unchanged"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        for row in np.flatnonzero(~active):
-            self.scenes[row].move(actions[row, 0])
+        for env_id in np.flatnonzero(~active):
+            self.scenes[env_id].move(actions[env_id, 0])
         return super().chunk_step(actions, active, stop_at_end)
 
 
-class PushesIdleRows(SmallEnv):
-    """expected no change by a call without active rows"""
+class PushesIdleEnvs(SmallEnv):
+    """expected no change by a call without active envs"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        for row in np.flatnonzero(~active):
-            self.scenes[row].speed += 0.1
+        for env_id in np.flatnonzero(~active):
+            self.scenes[env_id].speed += 0.1
         return super().chunk_step(actions, active, stop_at_end)
 
 
-class AgesIdleRows(SmallEnv):
-    """expected no change by a call without active rows"""
+class AgesIdleEnvs(SmallEnv):
+    """expected no change by a call without active envs"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        for row in np.flatnonzero(~active):
-            self.scenes[row].steps += 1
+        for env_id in np.flatnonzero(~active):
+            self.scenes[env_id].steps += 1
         return super().chunk_step(actions, active, stop_at_end)
 
 
-class FirstRowsActions(SmallEnv):
-    """another row|alone as with others"""
+class FirstEnvsActions(SmallEnv):
+    """another env|alone as with others"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         return super().chunk_step(np.repeat(actions[:1], len(actions), 0), active, stop_at_end)
 
 
-class ActionsOfActiveRows(SmallEnv):
-    """another row|alone as with others|the same end"""
+class ActionsOfActiveEnvs(SmallEnv):
+    """another env|alone as with others|the same end"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         moved = actions.copy()
@@ -197,7 +197,7 @@ class ActionsOfActiveRows(SmallEnv):
         return super().chunk_step(moved, active, stop_at_end)
 
 
-class RowsPull(SmallEnv):
+class EnvsPull(SmallEnv):
     """alone as with others|the same episode"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
@@ -243,53 +243,53 @@ class AllEndTogether(SmallEnv):
 
 
 class ResetsAll(SmallEnv):
-    """expected the other rows untouched"""
+    """expected the other envs untouched"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        for row in set(range(self.num_envs)) - set(rows.tolist()):
-            self.scenes[row].reset(1, 0)
-        return super().reset(rows, state_ids, seed)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        for env_id in set(range(self.num_envs)) - set(env_ids.tolist()):
+            self.scenes[env_id].reset(1, 0)
+        return super().reset(env_ids, state_ids, seed)
 
 
 class ResetStopsNeighbours(SmallEnv):
-    """expected the other rows untouched"""
+    """expected the other envs untouched"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         for scene in self.scenes:
             scene.speed = 0.0
-        return super().reset(rows, state_ids, seed)
+        return super().reset(env_ids, state_ids, seed)
 
 
 class ResetRenewsCounters(SmallEnv):
-    """expected the other rows untouched|an episode"""
+    """expected the other envs untouched|an episode"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         for scene in self.scenes:
             scene.steps = 0
-        return super().reset(rows, state_ids, seed)
+        return super().reset(env_ids, state_ids, seed)
 
 
 class SortedAnswers(SmallEnv):
-    """observations in the order of `rows`|expected instruction"""
+    """observations in the order of `env_ids`|expected instruction"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        super().reset(rows, state_ids, seed)
-        return self.observe(np.sort(rows))
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        super().reset(env_ids, state_ids, seed)
+        return self.observe(np.sort(env_ids))
 
 
-class AnswersOfAllRows(SmallEnv):
+class AnswersOfAllEnvs(SmallEnv):
     """reset: image 'top': expected uint8 [1, 8, 24, 3], got uint8 [3, 8, 24, 3]"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        super().reset(rows, state_ids, seed)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        super().reset(env_ids, state_ids, seed)
         return self.observe(range(self.num_envs))
 
 
-class ImagesOfOtherRows(SmallEnv):
-    """another row"""
+class ImagesOfOtherEnvs(SmallEnv):
+    """another env"""
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         return attrs.evolve(obs, images={"top": obs.images["top"][::-1].copy()})
 
 
@@ -298,10 +298,10 @@ class OneImageBuffer(SmallEnv):
 
     buffer = np.zeros((3, 8, 24, 3), np.uint8)
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
-        self.buffer[: len(rows)] = obs.images["top"]
-        return attrs.evolve(obs, images={"top": self.buffer[: len(rows)]})
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
+        self.buffer[: len(env_ids)] = obs.images["top"]
+        return attrs.evolve(obs, images={"top": self.buffer[: len(env_ids)]})
 
 
 class OneStateBuffer(SmallEnv):
@@ -309,10 +309,10 @@ class OneStateBuffer(SmallEnv):
 
     buffer = np.zeros((3, 3), np.float32)
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
-        self.buffer[rows] = obs.state
-        state = self.buffer if len(rows) == self.num_envs else self.buffer[rows]
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
+        self.buffer[env_ids] = obs.state
+        state = self.buffer if len(env_ids) == self.num_envs else self.buffer[env_ids]
         return attrs.evolve(obs, state=state)
 
 
@@ -357,25 +357,25 @@ class WritesActive(SmallEnv):
         return result
 
 
-class WritesRows(SmallEnv):
-    """expected its rows unchanged"""
+class WritesEnvs(SmallEnv):
+    """expected its env_ids unchanged"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        obs = super().reset(rows, state_ids, seed)
-        rows += 1
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        obs = super().reset(env_ids, state_ids, seed)
+        env_ids += 1
         return obs
 
 
 class WritesSeeds(SmallEnv):
     """expected its seed unchanged"""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         seed %= 2**32
-        return super().reset(rows, state_ids, seed)
+        return super().reset(env_ids, state_ids, seed)
 
 
-class SuccessOfAnyRow(SmallEnv):
-    """another row|alone as with others|the same|expected as succeeded"""
+class SuccessOfAnyEnv(SmallEnv):
+    """another env|alone as with others|the same|expected as succeeded"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
@@ -425,13 +425,13 @@ class ShowsTheNextEpisode(SmallEnv):
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
-        for row in np.flatnonzero((result.terminated | result.truncated).any(1)):
-            self.scenes[row].reset(self.scenes[row].state, 0)
+        for env_id in np.flatnonzero((result.terminated | result.truncated).any(1)):
+            self.scenes[env_id].reset(self.scenes[env_id].state, 0)
         return attrs.evolve(result, obs=self.observe(range(self.num_envs)))
 
 
 class ShowsNothingAtTheEnd(SmallEnv):
-    """expected rows that are not active unchanged|the same|final observation"""
+    """expected envs that are not active unchanged|the same|final observation"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
@@ -440,16 +440,16 @@ class ShowsNothingAtTheEnd(SmallEnv):
         return attrs.evolve(result, obs=attrs.evolve(result.obs, images={"top": image}))
 
 
-class NeedsAllRows(SmallEnv):
-    """a row that was never reset"""
+class NeedsAllEnvs(SmallEnv):
+    """an env that was never reset"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         if any(scene.mark == 0.0 for scene in self.scenes):
-            raise ValueError("a row that was never reset")
+            raise ValueError("an env that was never reset")
         return super().chunk_step(actions, active, stop_at_end)
 
 
-class NeedsAnActiveRow(SmallEnv):
+class NeedsAnActiveEnv(SmallEnv):
     """ValueError"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
@@ -525,23 +525,23 @@ class UnknownTask(SmallEnv):
 class NoState(SmallEnv):
     """state: expected float32 [1, 3], got None"""
 
-    def observe(self, rows: Any) -> Observation:
-        return attrs.evolve(super().observe(rows), state=None)
+    def observe(self, env_ids: Any) -> Observation:
+        return attrs.evolve(super().observe(env_ids), state=None)
 
 
 class WideState(SmallEnv):
     """expected float32 [1, 3], got float64 [1, 3]"""
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         return attrs.evolve(obs, state=np.float64(obs.state))
 
 
 class FloatImage(SmallEnv):
     """expected uint8 [1, 8, 24, 3], got float64"""
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         return attrs.evolve(obs, images={"top": obs.images["top"] / 255})
 
 
@@ -562,7 +562,7 @@ class RewardForNothing(SmallEnv):
 
 
 class LimitForAll(SmallEnv):
-    """alone as with others|the same episode|the other rows untouched|equal observations"""
+    """alone as with others|the same episode|the other envs untouched|equal observations"""
 
     total = 0
 
@@ -580,7 +580,7 @@ BATCHES = tuple(
 )
 
 
-class ExpertOfTheFirstRow(SmallEnv):
+class ExpertOfTheFirstEnv(SmallEnv):
     """expert_chunk: expected success in 50% of train states"""
 
     def expert_chunk(self) -> Any:
@@ -608,4 +608,4 @@ class ExpertWithABug(SmallEnv):
         return len(None)  # type: ignore[arg-type]
 
 
-EXPERTS = (ExpertOfTheFirstRow, ExpertShape, ExpertType, ExpertWithABug)
+EXPERTS = (ExpertOfTheFirstEnv, ExpertShape, ExpertType, ExpertWithABug)

@@ -155,24 +155,24 @@ class RewardStays(Scene):
         return outcome._replace(reward=self.total)
 
 
-class ByRowNumber(Scene):
-    """the same episode in another row"""
+class ByEnvNumber(Scene):
+    """the same episode in another env"""
 
     def move(self, action: Any) -> None:
         super().move(action)
         self.place += 0.01 * self.number
 
 
-class ByRowNumberAtReset(Scene):
-    """the same episode in another row"""
+class ByEnvNumberAtReset(Scene):
+    """the same episode in another env"""
 
     def reset(self, state: int, seed: int) -> None:
         super().reset(state, seed)
         self.place += 0.01 * self.number
 
 
-class HiddenByRowNumber(Scene):
-    """the same episode in another row|the same end in another row"""
+class HiddenByEnvNumber(Scene):
+    """the same episode in another env|the same end in another env"""
 
     def solved(self) -> bool:
         return abs(self.place - self.mark) < 0.15 + 0.1 * self.number
@@ -511,7 +511,7 @@ class NoSteps(Scene):
 
 
 class ExpertMoves(Scene):
-    """expert_chunk: expected no effect on the rows"""
+    """expert_chunk: expected no effect on the envs"""
 
     def expert(self, length: int) -> Any:
         actions = super().expert(length)
@@ -520,7 +520,7 @@ class ExpertMoves(Scene):
 
 
 class ExpertPushes(Scene):
-    """expert_chunk: expected no effect on the rows"""
+    """expert_chunk: expected no effect on the envs"""
 
     def expert(self, length: int) -> Any:
         actions = super().expert(length)
@@ -529,7 +529,7 @@ class ExpertPushes(Scene):
 
 
 class ExpertCounts(Scene):
-    """expert_chunk: expected no effect on the rows"""
+    """expert_chunk: expected no effect on the envs"""
 
     def expert(self, length: int) -> Any:
         self.steps += 1
@@ -566,7 +566,7 @@ class NeverSuccessByRewardEither(Scene):
 
 EXPERTS = (ExpertMoves, ExpertPushes, ExpertCounts, ExpertOutside, ExpertLost, ExpertBreaks, NeverSuccessByRewardEither)
 BATCH_ONLY = (WrongImageSize, WrongStateSize, NoSteps)
-"""A row's own checks, or its place, say it in other words."""
+"""An env's own checks, or its place, say it in other words."""
 SCENES = tuple(
     kind
     for kind in vars().copy().values()

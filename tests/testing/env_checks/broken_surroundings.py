@@ -160,10 +160,10 @@ class LeavesAProcess(SmallEnv):
 
     server: Any = None
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         if self.server is None:
             self.server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
-        return super().reset(rows, state_ids, seed)
+        return super().reset(env_ids, state_ids, seed)
 
 
 class LeavesAThread(SmallEnv):
@@ -171,11 +171,11 @@ class LeavesAThread(SmallEnv):
 
     over: Any = None
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         if self.over is None:
             self.over = threading.Event()
             threading.Thread(target=self.over.wait, args=(20,), name="renderer", daemon=True).start()
-        return super().reset(rows, state_ids, seed)
+        return super().reset(env_ids, state_ids, seed)
 
 
 class Mosaic(Scene):
@@ -195,8 +195,8 @@ class CamerasShareABuffer(SmallEnv):
 
     scene_type = Mosaic
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         image = obs.images["top"]
         image[:, 4:] = 0
         return attrs.evolve(obs, images={"top": image, "side": image})
@@ -207,26 +207,26 @@ class CamerasSwap(SmallEnv):
 
     scene_type = Mosaic
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        obs = super().reset(rows, state_ids, seed)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        obs = super().reset(env_ids, state_ids, seed)
         return attrs.evolve(obs, images={"top": obs.images["side"], "side": obs.images["top"]})
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         side = 50 + obs.images["top"][:, ::-1] // 2
         return attrs.evolve(obs, images={"top": obs.images["top"], "side": side})
 
 
-class RewardsOfOtherRows(SmallEnv):
-    """another row|alone as with others|the same"""
+class RewardsOfOtherEnvs(SmallEnv):
+    """another env|alone as with others|the same"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
         return attrs.evolve(result, rewards=np.roll(result.rewards, 1, 0) * result.executed)
 
 
-class RewardsByRowNumber(SmallEnv):
-    """another row|alone as with others|the same"""
+class RewardsByEnvNumber(SmallEnv):
+    """another env|alone as with others|the same"""
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
@@ -241,8 +241,8 @@ class NegativeIds(SmallEnv):
         states = super().reset_states(split)
         return states if split == "eval" else tuple(attrs.evolve(s, id=s.id - 8) for s in states)
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        return super().reset(rows, np.where(state_ids < 0, state_ids + 8, state_ids), seed)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        return super().reset(env_ids, np.where(state_ids < 0, state_ids + 8, state_ids), seed)
 
 
 class LeavesAFolder(SmallEnv):

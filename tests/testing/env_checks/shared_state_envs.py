@@ -1,4 +1,4 @@
-"""Rows that play right only where each has a process of its own. Light: their processes import it."""
+"""Envs that play right only where each has a process of its own. Light: their processes import it."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class SharesAGenerator(SceneEnv):
             self.place += 0.05 * float(np.random.standard_normal())  # noqa: NPY002
 
 
-ROWS = (SharesAVariable, SharesAGenerator)
+ENVS = (SharesAVariable, SharesAGenerator)
 
 
 class StartsAServer(SceneEnv):
-    """Starts a program of its own, as rows of a game engine do, and has no chance to end it."""
+    """Starts a program of its own, as envs of a game engine do, and has no chance to end it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

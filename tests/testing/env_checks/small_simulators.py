@@ -1,4 +1,4 @@
-"""A small simulator that keeps to the contract, as a batch and as rows; tests break it in one place at a time.
+"""A small simulator that keeps to the contract, as a batch and as envs; tests break it in one place at a time.
 
 A dot with momentum on a line has to be brought to a mark; a second number of the action opens a gripper, which is shown
 and does nothing. The episode ends at the mark (success), beyond the edge (failure), or after `LIMIT` actions.
@@ -105,7 +105,7 @@ class Scene:
 
 
 class SceneEnv(SingleEnv):
-    """A `Scene` as a row."""
+    """A `Scene` as an env."""
 
     scene_type: type[Scene] = Scene
 
@@ -126,11 +126,11 @@ class SceneEnv(SingleEnv):
         return self.scene.expert(length)
 
 
-def small_rows(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> SubprocEnvs:
-    row_type = type("SmallEnv", (SceneEnv,), {"scene_type": scene_type})
+def small_envs(scene_type: type[Scene], num_envs: int = 2, chunk: int = 4, states: Any = small_states) -> SubprocEnvs:
+    env_type = type("SmallEnv", (SceneEnv,), {"scene_type": scene_type})
     context = Context(num_envs=num_envs, chunk=chunk)
     splits = {split: states(split) for split in ("train", "eval")}
-    return SubprocEnvs(scene_type.info, splits, row_type, context, Processes(apart=False))
+    return SubprocEnvs(scene_type.info, splits, env_type, context, Processes(apart=False))
 
 
 class SmallEnv(SimEnv):
@@ -146,22 +146,22 @@ class SmallEnv(SimEnv):
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return small_states(split)
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        for row, state, key in zip(rows, state_ids, seed, strict=True):
-            self.scenes[row].reset(int(state), int(key))
-        return self.observe(rows)
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        for env_id, state, key in zip(env_ids, state_ids, seed, strict=True):
+            self.scenes[env_id].reset(int(state), int(key))
+        return self.observe(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         succeeded, terminated, truncated, executed = np.zeros((4, *shape), bool)
         success = np.zeros(len(active), bool)
-        for row in np.flatnonzero(active):
+        for env_id in np.flatnonzero(active):
             for c in range(shape[1]):
-                outcome = self.scenes[row].step(actions[row, c])
-                rewards[row, c], succeeded[row, c], terminated[row, c], truncated[row, c] = outcome
-                executed[row, c] = True
-                success[row] = outcome.success
+                outcome = self.scenes[env_id].step(actions[env_id, c])
+                rewards[env_id, c], succeeded[env_id, c], terminated[env_id, c], truncated[env_id, c] = outcome
+                executed[env_id, c] = True
+                success[env_id] = outcome.success
                 if stop_at_end and (outcome.terminated or outcome.truncated):
                     break
         return ChunkResult(
@@ -177,8 +177,8 @@ class SmallEnv(SimEnv):
     def expert_chunk(self) -> Any:
         return np.stack([scene.expert(self.chunk) for scene in self.scenes])
 
-    def observe(self, rows: Any) -> Observation:
-        scenes = [self.scenes[row] for row in rows]
+    def observe(self, env_ids: Any) -> Observation:
+        scenes = [self.scenes[env_id] for env_id in env_ids]
         return Observation(
             images={name: np.stack([scene.image() for scene in scenes]) for name in self.info.cameras},
             instructions=tuple(scene.told() for scene in scenes),

@@ -60,20 +60,20 @@ def test_shared_states_are_found() -> None:
 
 def test_a_reset_of_everything_is_found() -> None:
     class Env(ScriptedEnv):
-        def reset(self, rows, state_ids, seed):
-            for row in set(range(3)) - set(rows.tolist()):
-                super().reset(np.array([row]), np.array([1]), np.array([0]))
-            return super().reset(rows, state_ids, seed)
+        def reset(self, env_ids, state_ids, seed):
+            for env_id in set(range(3)) - set(env_ids.tolist()):
+                super().reset(np.array([env_id]), np.array([1]), np.array([0]))
+            return super().reset(env_ids, state_ids, seed)
 
-    assert "expected the other rows untouched" in findings(env(Env))
+    assert "expected the other envs untouched" in findings(env(Env))
 
 
 def test_chance_that_is_not_keyed_is_found() -> None:
     class Env(ScriptedEnv):
         count = itertools.count()
 
-        def reset(self, rows, state_ids, seed):
-            obs = super().reset(rows, state_ids, seed)
+        def reset(self, env_ids, state_ids, seed):
+            obs = super().reset(env_ids, state_ids, seed)
             return attrs.evolve(obs, state=obs.state + np.float32(next(self.count)))
 
     text = findings(env(Env))
@@ -85,10 +85,10 @@ def test_buffers_that_are_written_again_are_found() -> None:
     class Env(ScriptedEnv):
         buffer = np.zeros((3, 8, 8, 3), np.uint8)
 
-        def _observe(self, rows):
-            obs = super()._observe(rows)
-            self.buffer[: len(rows)] = obs.images["main"]
-            return attrs.evolve(obs, images={"main": self.buffer[: len(rows)]})
+        def _observe(self, env_ids):
+            obs = super()._observe(env_ids)
+            self.buffer[: len(env_ids)] = obs.images["main"]
+            return attrs.evolve(obs, images={"main": self.buffer[: len(env_ids)]})
 
     assert "observations and results that stay as returned" in findings(env(Env))
 
@@ -111,10 +111,10 @@ def with_result(**changes):
         ({"success": lambda r, a: r.success[:, None]}, "success: expected bool [3], got bool [3, 1]"),
         ({"rewards": lambda r, a: r.rewards * np.float32(np.nan)}, "rewards: expected finite numbers"),
         ({"rewards": lambda r, a: r.rewards + np.float32(1)}, "expected 0 where nothing was executed"),
-        ({"executed": lambda r, a: r.executed | True}, "expected False in rows that are not active"),
-        ({"executed": lambda r, a: r.executed & False}, "expected True for the first action of active rows"),
+        ({"executed": lambda r, a: r.executed | True}, "expected False in envs that are not active"),
+        ({"executed": lambda r, a: r.executed & False}, "expected True for the first action of active envs"),
         ({"executed": lambda r, a: r.executed & (np.arange(4) != 1)}, "got a gap"),
-        ({"executed": lambda r, a: r.executed & (np.arange(4) < 3)}, "expected all actions of active rows, got fewer"),
+        ({"executed": lambda r, a: r.executed & (np.arange(4) < 3)}, "expected all actions of active envs, got fewer"),
         ({"terminated": lambda r, a: r.executed & (np.arange(4) == 1)}, "expected nothing after the end"),
     ],
 )
@@ -124,8 +124,8 @@ def test_wrong_results_are_found(changes, text: str) -> None:
 
 def with_observation(change):
     class Env(ScriptedEnv):
-        def _observe(self, rows):
-            return change(super()._observe(rows))
+        def _observe(self, env_ids):
+            return change(super()._observe(env_ids))
 
     return env(Env)
 
@@ -142,7 +142,7 @@ def renamed(obs: Observation) -> Observation:
             lambda o: attrs.evolve(o, images={"main": o.images["main"] / 255}),
             "expected uint8 [1, 8, 8, 3], got float64",
         ),
-        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 1 of 1 rows"),
+        (lambda o: attrs.evolve(o, state=o.state + np.float32(np.inf)), "NaN or inf in 1 of 1 envs"),
         (lambda o: attrs.evolve(o, state=None), "state: expected float32 [1, 2], got None; mind info.state_dim"),
         (lambda o: attrs.evolve(o, instructions=("go",) * len(o)), "that of the state's task"),
     ],
@@ -151,13 +151,13 @@ def test_wrong_observations_are_found(change, text: str) -> None:
     assert text in findings(with_observation(change))
 
 
-def test_rows_that_disturb_each_other_are_found() -> None:
+def test_envs_that_disturb_each_other_are_found() -> None:
     class Env(ScriptedEnv):
         def chunk_step(self, actions, active, stop_at_end):
             result = super().chunk_step(actions, active, stop_at_end)
             return attrs.evolve(result, obs=attrs.evolve(result.obs, state=result.obs.state + active.mean(dtype="f")))
 
-    assert "expected row 0 alone as with others" in findings(env(Env))
+    assert "expected env 0 alone as with others" in findings(env(Env))
 
 
 def test_a_bad_expert_is_found() -> None:
@@ -203,7 +203,7 @@ def test_everything_is_listed_at_once_and_exceptions_are_findings() -> None:
 
 def test_a_signature_that_does_not_fit_is_found() -> None:
     class Env(ScriptedEnv):
-        def reset(self, rows, state_id, seed):
-            return super().reset(rows, state_id, seed)
+        def reset(self, env_ids, state_id, seed):
+            return super().reset(env_ids, state_id, seed)
 
     assert "unknown argument 'state_id'; did you mean 'state_ids'?" in findings(env(Env))

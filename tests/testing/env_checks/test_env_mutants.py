@@ -23,8 +23,8 @@ from small_simulators import (
     SceneEnv,
     SmallEnv,
     small_batch,
+    small_envs,
     small_info,
-    small_rows,
     small_states,
 )
 
@@ -92,8 +92,8 @@ def test_a_broken_scene_is_found_without_an_expert(scene: type[Scene]) -> None:
     [s for s in broken_scenes.SCENES if s not in broken_scenes.BATCH_ONLY] + list(broken_scenes.EXPERTS),
     ids=lambda scene: scene.__name__,
 )
-def test_a_broken_row_is_found(scene: type[Scene]) -> None:
-    assert says_one_of(text := found(small_rows(scene), expert=True), scene), text
+def test_a_broken_env_is_found(scene: type[Scene]) -> None:
+    assert says_one_of(text := found(small_envs(scene), expert=True), scene), text
 
 
 @pytest.mark.parametrize(
@@ -108,12 +108,12 @@ def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
     assert says_one_of(text := found(batch(), expert=True), batch), text
 
 
-@pytest.mark.parametrize("row", shared_state_envs.ROWS, ids=lambda row: row.__name__)
-def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type[SceneEnv]) -> None:
+@pytest.mark.parametrize("env_type", shared_state_envs.ENVS, ids=lambda env_type: env_type.__name__)
+def test_envs_that_play_right_only_in_processes_of_their_own_are_found(env_type: type[SceneEnv]) -> None:
     with pytest.raises(CheckFailed) as failed:
-        check_env(independent_envs(row), num_envs=2, chunk=4, expert=False)
+        check_env(independent_envs(env_type), num_envs=2, chunk=4, expert=False)
     (text,) = failed.value.findings
-    assert "the same episodes in rows that share a process (processes: {envs_per_process: 2})" in text
+    assert "the same episodes in envs that share a process (processes: {envs_per_process: 2})" in text
 
 
 # ---------------------------------------------------------------------------------------------------- correct
@@ -122,7 +122,7 @@ def test_rows_that_play_right_only_in_processes_of_their_own_are_found(row: type
 @pytest.mark.parametrize("scene", [Scene, *unusual_scenes.SCENES], ids=lambda scene: scene.__name__)
 def test_an_unusual_scene_passes(scene: type[Scene]) -> None:
     check_env(small_batch(scene), chunk=4, expert=scene not in UNSOLVED)
-    check_env(small_rows(scene, num_envs=1), chunk=4, expert=False)
+    check_env(small_envs(scene, num_envs=1), chunk=4, expert=False)
 
 
 @pytest.mark.parametrize("scene", [Scene, unusual_scenes.NoisyEyes, unusual_scenes.Bandit])
@@ -136,26 +136,26 @@ def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
     check_env(batch(), chunk=4)
 
 
-def independent_envs(row: type[SceneEnv]) -> SubprocEnvs:
+def independent_envs(env_type: type[SceneEnv]) -> SubprocEnvs:
     splits = {split: small_states(split) for split in ("train", "eval")}
-    return SubprocEnvs(small_info(), splits, row, Context(num_envs=2, chunk=4), Processes(apart=True))
+    return SubprocEnvs(small_info(), splits, env_type, Context(num_envs=2, chunk=4), Processes(apart=True))
 
 
-def test_rows_in_processes_pass() -> None:
+def test_envs_in_processes_pass() -> None:
     check_env(independent_envs(SceneEnv), num_envs=2, chunk=4)
 
 
-def test_files_that_rows_leave_open_in_their_processes_are_found() -> None:
+def test_files_that_envs_leave_open_in_their_processes_are_found() -> None:
     with pytest.raises(CheckFailed, match="as many open files after each episode") as failed:
         check_env(independent_envs(shared_state_envs.LeavesFilesOpen), num_envs=2, chunk=4, expert=False)
     assert len(failed.value.findings) == 1
 
 
-def test_programs_that_rows_start_end_with_them() -> None:
+def test_programs_that_envs_start_end_with_them() -> None:
     check_env(independent_envs(shared_state_envs.StartsAServer), num_envs=2, chunk=4, expert=False)
 
 
-def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
+def test_envs_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
     env = independent_envs(NoExpertEnv)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
@@ -168,7 +168,7 @@ def test_rows_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
         env.close()
 
 
-def test_a_bug_in_the_expert_of_a_row_is_a_fault_of_that_row() -> None:
+def test_a_bug_in_the_expert_of_an_env_is_a_fault_of_that_env() -> None:
     env = independent_envs(BuggyExpertEnv)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
@@ -199,7 +199,7 @@ def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> No
 
 
 def test_an_error_that_comes_everywhere_is_told_once() -> None:
-    findings = examined(small_rows(broken_scenes.BreaksAlways))
+    findings = examined(small_envs(broken_scenes.BreaksAlways))
     texts = [text for section in findings.sections for text in section.findings]
     assert sum("Traceback" in text for text in texts) == 1
     assert all("the same error as in 'first reset'" in text for text in texts[1:])
@@ -207,7 +207,7 @@ def test_an_error_that_comes_everywhere_is_told_once() -> None:
 
 
 class CountsResets(broken_scenes.WidePictures):
-    """Counts how often rows are made and reset."""
+    """Counts how often envs are made and reset."""
 
     resets = made = 0
 
@@ -231,10 +231,10 @@ class BreaksOnEveryStep(Scene):
 
 
 def test_what_fails_alike_everywhere_ends_the_check_soon() -> None:
-    check = examined(small_rows(CountsResets))
-    assert CountsResets.resets <= 6 and CountsResets.made <= 2, "a fresh row would not mend it"
+    check = examined(small_envs(CountsResets))
+    assert CountsResets.resets <= 6 and CountsResets.made <= 2, "a fresh env would not mend it"
     texts = [text for section in check.sections for text in section.findings]
-    assert "row 1: its image 'top' is uint16 [8, 24, 3], expected uint8 [8, 24, 3]; correct `render`" in texts[0]
+    assert "env 1: its image 'top' is uint16 [8, 24, 3], expected uint8 [8, 24, 3]; correct `render`" in texts[0]
     assert len(texts) == 2
 
     check = examined(small_batch(BreaksOnEveryStep))
@@ -253,7 +253,7 @@ def test_sections_are_told_as_they_begin() -> None:
 
 def test_a_finding_says_what_was_played_and_where() -> None:
     text = found(broken_batches.FirstActionOnly(), expert=False)
-    assert "(row 0, state 0 with random actions)" in text
+    assert "(env 0, state 0 with random actions)" in text
     assert "apply every action of a chunk, in order" in text
 
 
@@ -277,6 +277,6 @@ def test_a_simulator_of_another_size_than_was_asked_for_is_found() -> None:
     def build(config: Any, context: Context) -> SimEnv:
         return SmallEnv(2, context.chunk)
 
-    plugin = Plugin(config=make_class("Config", []), build=build, summary="two rows, always")
+    plugin = Plugin(config=make_class("Config", []), build=build, summary="two envs, always")
     with pytest.raises(CheckFailed, match="num_envs: expected 3, got 2"):
         check_env(plugin)

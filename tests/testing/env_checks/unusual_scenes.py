@@ -342,7 +342,7 @@ class Bonus(Scene):
 
 
 class MovingExpert(Scene):
-    """An expert that varies what it advises, without effect on the row."""
+    """An expert that varies what it advises, without effect on the env."""
 
     count = itertools.count()
 
@@ -375,8 +375,8 @@ SCENES = tuple(
 class Tensors(SmallEnv):
     """Everything as torch tensors."""
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
-        return tensors(super().reset(rows, state_ids, seed))
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        return tensors(super().reset(env_ids, state_ids, seed))
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         result = super().chunk_step(actions, active, stop_at_end)
@@ -427,8 +427,8 @@ class TwoCameras(SmallEnv):
 
     scene_type = SecondCamera
 
-    def observe(self, rows: Any) -> Observation:
-        obs = super().observe(rows)
+    def observe(self, env_ids: Any) -> Observation:
+        obs = super().observe(env_ids)
         side = obs.images["top"].copy()
         side[:, 4:] = 0
         return attrs.evolve(obs, images={"top": obs.images["top"], "side": side})

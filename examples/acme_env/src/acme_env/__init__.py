@@ -34,12 +34,12 @@ class Beacons(SimEnv):
         first = {"train": 0, "eval": STATES}[split]
         return tuple(ResetState(id=i, task=list(COLOURS)[i % 2]) for i in range(first, first + STATES))
 
-    def reset(self, rows, state_ids, seed) -> Observation:
-        for row, state, key in zip(rows, state_ids, seed, strict=True):
-            self.spots[row] = generator(int(state), "beacons: scene").uniform(-0.9, 0.9, (3, 2))
-            self.task[row] = state % 2
-            self.draught[row] = generator(int(key), "beacons: draught").uniform(-1, 1) * self.config.draught
-        return self.observe(rows)
+    def reset(self, env_ids, state_ids, seed) -> Observation:
+        for env_id, state, key in zip(env_ids, state_ids, seed, strict=True):
+            self.spots[env_id] = generator(int(state), "beacons: scene").uniform(-0.9, 0.9, (3, 2))
+            self.task[env_id] = state % 2
+            self.draught[env_id] = generator(int(key), "beacons: draught").uniform(-1, 1) * self.config.draught
+        return self.observe(env_ids)
 
     def chunk_step(self, actions, active, stop_at_end) -> ChunkResult:
         running, shape = np.array(active), actions.shape[:2]
@@ -68,15 +68,15 @@ class Beacons(SimEnv):
     def way(self) -> np.ndarray:
         return self.spots[np.arange(self.num_envs), 1 + self.task] - self.spots[:, 0]
 
-    def observe(self, rows) -> Observation:
+    def observe(self, env_ids) -> Observation:
         side = self.config.pixels
-        image = np.full((len(rows), side, side, 3), 118, np.uint8)
+        image = np.full((len(env_ids), side, side, 3), 118, np.uint8)
         grid = np.linspace(-1, 1, side)
         for spot, colour, radius in ((1, COLOURS["red"], 0.2), (2, COLOURS["blue"], 0.2), (0, (245, 245, 245), 0.12)):
-            x, y = self.spots[rows, spot].T
+            x, y = self.spots[env_ids, spot].T
             image[np.hypot(grid - x[:, None, None], grid[:, None] - y[:, None, None]) < radius] = colour
-        told = tuple(self.info.tasks[i].instruction for i in self.task[rows])
-        return Observation(images={"top": image}, instructions=told, state=self.spots[rows].reshape(-1, 6))
+        told = tuple(self.info.tasks[i].instruction for i in self.task[env_ids])
+        return Observation(images={"top": image}, instructions=told, state=self.spots[env_ids].reshape(-1, 6))
 
 
 plugin = Plugin(config=BeaconsConfig, build=Beacons, summary="drive a puck to the named beacon (acme)")

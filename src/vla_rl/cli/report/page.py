@@ -50,7 +50,7 @@ def _head(run: ReportData, name: str) -> str:
     planned = run.section("train").get("steps", done)
     state = "" if results else " so far; the run has no results yet"
     line = (
-        f"{parts['model']} on {parts['env']} ({run.section('env').get('num_envs', '?')} rows) with "
+        f"{parts['model']} on {parts['env']} ({run.section('env').get('num_envs', '?')} envs) with "
         f"{parts['algorithm']}, {parts['placement']} placement, {done} of {planned} steps{state}"
     )
     tiles = "".join(_tile(*tile) for tile in _tiles(run))
@@ -79,7 +79,7 @@ def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     if seconds:
         yield "wall time", _clock(seconds), "" if results else "of training steps", ""
     if results.get("faults"):
-        yield "faults", str(results["faults"]), "simulator rows that broke", ""
+        yield "faults", str(results["faults"]), "envs that broke", ""
 
 
 def _success(run: ReportData) -> str:

@@ -16,7 +16,7 @@ from vla_rl.toolkit.waiting import PATIENCE_S, listening, summed, works_now
 EVERY_S = 30.0
 REDRAW_S = 0.2
 UNITS = {
-    "starting rows": "rows",
+    "starting envs": "envs",
     "loading the model": "MB",
     "starting workers": "workers",
     "eval": "episodes",
@@ -34,7 +34,7 @@ class StatusLine:
         self._shown = False
 
     def show(self, title: str, done: int, total: int) -> None:
-        """Show the progress of "starting rows", say, or of "starting rows: TASK". Prints nothing in the first
+        """Show the progress of "starting envs", say, or of "starting envs: TASK". Prints nothing in the first
         `PATIENCE_S` seconds.
         """
         now, live = monotonic(), sys.stderr.isatty()

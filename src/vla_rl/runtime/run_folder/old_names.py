@@ -16,6 +16,7 @@ SPEC_KEYS: Mapping[str, str] = {
     "placement.window": "placement.batching",
     "placement.batching.max_wait": "placement.batching.max_wait_s",
     "env.rows_apart": "env.independent_envs",
+    "world_model.rows": "world_model.num_envs",
     "env.processes.rows_per_process": "env.processes.envs_per_process",
     "imagination.fit_shut": "imagination.fit_updates_below_threshold",
     "imagination.measured": "imagination.evaluated_episodes",

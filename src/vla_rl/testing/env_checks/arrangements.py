@@ -1,4 +1,4 @@
-"""The same episodes in other arrangements: again, in other rows, alone, action by action, with resets beside them.
+"""The same episodes in other arrangements: again, in other envs, alone, action by action, with resets beside them.
 
 An episode is a function of its state, seed and actions; so every arrangement gives the one that was played first.
 """
@@ -31,13 +31,13 @@ NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
 DRIFT = 1e-2
 """Differences up to here that begin late are taken for rounding that grew."""
 KEYED = "derive everything random from state id and seed"
-NOTHING_SHARED = "let rows share nothing, random generators included, and let nothing hang on a row's number"
+NOTHING_SHARED = "let envs share nothing, random generators included, and let nothing hang on an env's number"
 RESET_ALL = f"reset all that an episode changes, and {KEYED}"
 
 
 @define(eq=False)
 class Reference:
-    """The first runs of the episodes, row by row."""
+    """The first runs of the episodes, env by env."""
 
     scripts: dict[int, Script] = field(factory=dict)
     traces: dict[int, EnvTrace] = field(factory=dict)
@@ -64,42 +64,42 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
     late = _drift(first, again, player)
     if late:
         player.notice(f"not compared: episodes after {late} actions; rounding makes them differ from there on")
-        scripts = {row: script.cut(late) for row, script in scripts.items()}
+        scripts = {env_id: script.cut(late) for env_id, script in scripts.items()}
         first, again = (player.play(scripts) for _ in range(2))
     elif length < limit:
         player.notice(f"not seen: whole episodes; compared {length} of up to {limit} actions, for want of time")
     if not compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
         return
     _tighten(player, first, again)
-    others = {row: evolve(s, actions=s.actions[::-1].copy()) for row, s in scripts.items()}
-    player.play({row: others[(row + 1) % len(others)] for row in others}, stop=False)
+    others = {env_id: evolve(s, actions=s.actions[::-1].copy()) for env_id, s in scripts.items()}
+    player.play({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
     once_more = player.play(scripts)
     told = "the same episode again after other ones"
     fine = compare(player, first, once_more, told, RESET_ALL)
     if earliest and not late:
-        as_at_first = player.play({row: trace.script for row, trace in earliest.items()})
+        as_at_first = player.play({env_id: trace.script for env_id, trace in earliest.items()})
         fine &= compare(player, earliest, as_at_first, told, RESET_ALL)
     if fine:
         reference.scripts, reference.traces = scripts, first
 
 
 def independent_envs(player: Player, reference: Reference) -> None:
-    """Check that a row's results depend neither on its number nor on the other rows."""
-    scripts, first, count = _of(reference), reference.traces, len(player.rows)
+    """Check that an env's results depend neither on its number nor on the other envs."""
+    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
     if count < 2:
-        raise LeftOut("there is one row only")
-    turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
-    for row, trace in first.items():
-        told = "the same episode in another row, and observations in the order of `rows`"
-        compare(player, {row: trace}, {row: turned[(row + 1) % count]}, told, NOTHING_SHARED)
+        raise LeftOut("there is one env only")
+    turned = player.play({(env_id + 1) % count: script for env_id, script in scripts.items()})
+    for env_id, trace in first.items():
+        told = "the same episode in another env, and observations in the order of `env_ids`"
+        compare(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, told, NOTHING_SHARED)
     same = player.play(dict.fromkeys(scripts, scripts[0]))
     for trace in same.values():
-        told = "the same episode in rows that play the same state, seed and actions"
+        told = "the same episode in envs that play the same state, seed and actions"
         compare(player, {0: first[0]}, {0: trace}, told, NOTHING_SHARED)
-    for row in (0, count - 1):
-        waiting = {other: script for other, script in scripts.items() if other != row}
-        alone = player.play({row: scripts[row]}, waiting=waiting)
-        compare(player, first, alone, f"row {row} alone as with others", NOTHING_SHARED)
+    for env_id in (0, count - 1):
+        waiting = {other: script for other, script in scripts.items() if other != env_id}
+        alone = player.play({env_id: scripts[env_id]}, waiting=waiting)
+        compare(player, first, alone, f"env {env_id} alone as with others", NOTHING_SHARED)
 
 
 def chunks(player: Player, reference: Reference) -> None:
@@ -107,8 +107,8 @@ def chunks(player: Player, reference: Reference) -> None:
     scripts, first = _of(reference), reference.traces
     length = len(scripts[0])
     count = min(length, player.chunk * max(1, player.affordable(0.06, 1, length) // player.chunk))
-    short = {row: script.cut(count) for row, script in scripts.items()}
-    cut = {row: _cut(trace, count) for row, trace in first.items()}
+    short = {env_id: script.cut(count) for env_id, script in scripts.items()}
+    cut = {env_id: _cut(trace, count) for env_id, trace in first.items()}
     remedy = "apply every action of a chunk, in order, and report what each led to"
     if player.chunk > 1:
         singly = player.play(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
@@ -119,37 +119,37 @@ def chunks(player: Player, reference: Reference) -> None:
         compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
     on = player.play(scripts, stop=False)
     remedy = "stop_at_end changes nothing before the end"
-    for row, trace in first.items():
+    for env_id, trace in first.items():
         told = "up to an end the same with stop_at_end=False"
-        compare(player, {row: trace}, {row: on[row]}, told, remedy, upto=_before(trace))
+        compare(player, {env_id: trace}, {env_id: on[env_id]}, told, remedy, upto=_before(trace))
 
 
 def beside(player: Player, reference: Reference) -> None:
-    """Resets of other rows, calls without an active row and questions to the expert change nothing."""
-    scripts, first, count = _of(reference), reference.traces, len(player.rows)
+    """Resets of other envs, calls without an active env and questions to the expert change nothing."""
+    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
     widths, middle = _in_parts(player, first)
-    for row in (0, count - 1) if count > 1 else ():
-        other = scripts[(row + 1) % count]
-        played = player.play(scripts, widths=widths, restart=(middle, row, other))
-        told = "the other rows untouched by the reset of a row"
-        rest = {r: played[r] for r in played if r != row}
-        compare(player, first, rest, told, "reset only the rows that are asked for", player.loose, where="reset")
-        told = "an episode that starts while other rows go on to be the same"
-        if played[row].script is other:
-            trace = {row: first[(row + 1) % count]}
-            compare(player, trace, {row: played[row]}, told, RESET_ALL, player.loose, cut_off=True)
+    for env_id in (0, count - 1) if count > 1 else ():
+        other = scripts[(env_id + 1) % count]
+        played = player.play(scripts, widths=widths, restart=(middle, env_id, other))
+        told = "the other envs untouched by the reset of an env"
+        rest = {r: played[r] for r in played if r != env_id}
+        compare(player, first, rest, told, "reset only the envs that are asked for", player.loose, where="reset")
+        told = "an episode that starts while other envs go on to be the same"
+        if played[env_id].script is other:
+            trace = {env_id: first[(env_id + 1) % count]}
+            compare(player, trace, {env_id: played[env_id]}, told, RESET_ALL, player.loose, cut_off=True)
     nobody = np.zeros(count, bool)
 
     def idle(index: int) -> None:
         for stop in (True, False):
             player.step(np.tile(player.high, (count, player.chunk, 1)), nobody, stop)
 
-    told = "no change by a call without active rows"
-    compare(player, first, player.play(scripts, between=idle), told, "skip rows that are not active", player.loose)
+    told = "no change by a call without active envs"
+    compare(player, first, player.play(scripts, between=idle), told, "skip envs that are not active", player.loose)
 
 
 def expert_beside(player: Player, reference: Reference) -> None:
-    """Asking the expert has no effect on the rows."""
+    """Asking the expert has no effect on the envs."""
     scripts = _of(reference)
 
     def ask(index: int) -> None:
@@ -159,7 +159,7 @@ def expert_beside(player: Player, reference: Reference) -> None:
             raise LeftOut(str(exc)) from exc
 
     asked = player.play(scripts, between=ask)
-    told, remedy = "no effect on the rows", "work it out on copies, and put back what it moves"
+    told, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
     compare(player, reference.traces, asked, told, remedy, player.loose, where="expert_chunk")
 
 
@@ -180,7 +180,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
         before = player.remembered()
-        player.play({row: evolve(s, seed=player.seed(row + 7)) for row, s in scripts.items()}, stop=False)
+        player.play({env_id: evolve(s, seed=player.seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False)
         if another is not None:
             player.env = another()
         player.env.restore(saved)
@@ -228,10 +228,10 @@ def compare(
 ) -> bool:
     """`cut_off`: that one of the two is shorter is no difference."""
     fine = True
-    for row, trace in played.items():
-        end = min(len(first[row]), len(trace)) if cut_off else upto
-        found = difference(first[row], trace, slack or player.slack, end)
-        got = f"{found} (row {trace.row}, {trace.script})"
+    for env_id, trace in played.items():
+        end = min(len(first[env_id]), len(trace)) if cut_off else upto
+        found = difference(first[env_id], trace, slack or player.slack, end)
+        got = f"{found} (env {trace.env_id}, {trace.script})"
         at = "reset" if found.startswith("after the reset") else where
         fine &= player.expect(not found, at, told, got, remedy)
     return fine
@@ -250,12 +250,12 @@ def _cut(trace: EnvTrace, length: int) -> EnvTrace:
 def _drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player: Player) -> int:
     """The number of actions up to which episodes are equal, where they drift apart later and slowly; else 0."""
     horizons: Sequence[int] = []
-    for row, trace in first.items():
-        if not difference(trace, again[row], player.slack):
+    for env_id, trace in first.items():
+        if not difference(trace, again[env_id], player.slack):
             continue
-        good = [t for t in sorted(trace.views) if not difference(trace, again[row], player.slack, t)]
+        good = [t for t in sorted(trace.views) if not difference(trace, again[env_id], player.slack, t)]
         reach = good[-1] if good else 0
-        if reach < 3 * player.chunk or difference(trace, again[row], Slack(PIXELS + 2, DRIFT), reach + player.chunk):
+        if reach < 3 * player.chunk or difference(trace, again[env_id], Slack(PIXELS + 2, DRIFT), reach + player.chunk):
             return 0
         horizons = [*horizons, reach]
     return min(horizons, default=0)
@@ -263,7 +263,7 @@ def _drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player:
 
 def _tighten(player: Player, first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace]) -> None:
     """Compare images more closely from here on where the renderer repeats itself."""
-    gaps = [_pixels(first[row], again[row]) for row in first]
+    gaps = [_pixels(first[env_id], again[env_id]) for env_id in first]
     if max(gaps) <= EXACT_PIXELS:
         if player.loose.pixels == player.slack.pixels:
             player.loose = evolve(player.loose, pixels=LOOSE_PIXELS)
@@ -281,10 +281,12 @@ def measure_chance(player: Player) -> None:
     pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
     known = pixels, numbers
     for key in (1, 2):
-        other = player.play({row: evolve(s, seed=player.seed(s.state + key + 10**6)) for row, s in scripts.items()})
-        for row, trace in other.items():
-            pixels = max(pixels, 2 * _pixels(first[row], trace))
-            numbers = max(numbers, 2 * _numbers(first[row], trace))
+        other = player.play(
+            {env_id: evolve(s, seed=player.seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
+        )
+        for env_id, trace in other.items():
+            pixels = max(pixels, 2 * _pixels(first[env_id], trace))
+            numbers = max(numbers, 2 * _numbers(first[env_id], trace))
         if (pixels, numbers) == known:
             break
     player.loose = Slack(pixels, numbers)
@@ -293,7 +295,7 @@ def measure_chance(player: Player) -> None:
 def _smallest_move(played: Mapping[int, EnvTrace]) -> float:
     """Return by how much a chunk changes the state number that it changes least; 0 if it changes none."""
     states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
-    moves = [np.abs(b - a) for of_row in states for a, b in pairwise(of_row) if a is not None and b is not None]
+    moves = [np.abs(b - a) for of_env in states for a, b in pairwise(of_env) if a is not None and b is not None]
     most = np.max(moves, axis=0) if moves else np.zeros(0)
     return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
 

@@ -1,4 +1,4 @@
-"""Checks at an end: the row stops there, wherever it falls in a chunk, and shows the episode that ended."""
+"""Checks at an end: the env stops there, wherever it falls in a chunk, and shows the episode that ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 400
 
 def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats: bool) -> None:
     """Play episodes that ended again: action by action, with other actions after the end, with the end at other places
-    of a chunk, running on, in other rows.
+    of a chunk, running on, in other envs.
 
     Args:
         repeats: whether the same episode comes twice.
@@ -48,8 +48,10 @@ def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
 
 
 def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
-    scripts = {row: _past(player, trace, row) for row, trace in first.items()}
-    others = {row: evolve(s, actions=_other_tail(player, s.actions, _end(first[row]))) for row, s in scripts.items()}
+    scripts = {env_id: _past(player, trace, env_id) for env_id, trace in first.items()}
+    others = {
+        env_id: evolve(s, actions=_other_tail(player, s.actions, _end(first[env_id]))) for env_id, s in scripts.items()
+    }
     near = min(_end(trace) for trace in first.values())
     by_chunks = (near - 1) // player.chunk
     widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)
@@ -58,22 +60,28 @@ def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChec
     _of_its_own_episode(player, singly, starts)
 
     on = player.play(others, stop=False)
-    for row, trace in first.items():
-        _compare(player, {row: trace}, {row: on[row]}, "stop_at_end=False to change nothing up to the end", _end(trace))
-    rows = list(first)
+    for env_id, trace in first.items():
+        _compare(
+            player,
+            {env_id: trace},
+            {env_id: on[env_id]},
+            "stop_at_end=False to change nothing up to the end",
+            _end(trace),
+        )
+    env_ids = list(first)
     for place in sorted({0, player.chunk - 1, player.chunk // 2})[: max(room - 2, 0)]:
-        row = rows[place % len(rows)]
-        widths = _to_place(player, _end(first[row]), place)
+        env_id = env_ids[place % len(env_ids)]
+        widths = _to_place(player, _end(first[env_id]), place)
         moved = player.play(others, widths=widths)
         _compare(player, first, moved, "the same end wherever it falls in a chunk, and whatever comes after it")
-    if room > 5 and len(player.rows) > 1:
-        count = len(player.rows)
-        turned = player.play({(row + 1) % count: script for row, script in scripts.items()})
+    if room > 5 and len(player.env_ids) > 1:
+        count = len(player.env_ids)
+        turned = player.play({(env_id + 1) % count: script for env_id, script in scripts.items()})
         _compare(
             player,
             first,
-            {row: turned[(row + 1) % count] for row in first},
-            "the same end in another row",
+            {env_id: turned[(env_id + 1) % count] for env_id in first},
+            "the same end in another env",
             None,
             NOTHING_SHARED,
         )
@@ -87,29 +95,29 @@ def _compare(
     upto: int | None = None,
     remedy: str = STOP,
 ) -> None:
-    """Up to the end, which is where rows stop."""
-    for row, trace in first.items():
+    """Up to the end, which is where envs stop."""
+    for env_id, trace in first.items():
         end = _end(trace)
-        found = difference(trace, played[row], player.loose, end if upto is None else upto)
-        if not found and upto is None and len(played[row]) != end:
-            found = f"after {len(played[row])} executed actions instead of {end}"
-        got = f"{found} (row {played[row].row}, {trace.script}, ended by action {end})"
+        found = difference(trace, played[env_id], player.loose, end if upto is None else upto)
+        if not found and upto is None and len(played[env_id]) != end:
+            found = f"after {len(played[env_id])} executed actions instead of {end}"
+        got = f"{found} (env {played[env_id].env_id}, {trace.script}, ended by action {end})"
         player.expect(not found, "chunk_step", told, got, remedy)
 
 
 def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
-    """Sets of one for each row that it was played in, until every kind of end that was seen is among them; the shorter
+    """Sets of one for each env that it was played in, until every kind of end that was seen is among them; the shorter
     ones first that are longer than a chunk."""
     known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
     kinds: set[tuple[bool, bool]] = set()
     sets: list[dict[int, EnvTrace]] = []
     while kinds < {_kind(trace) for trace in ended}:
         chosen: dict[int, EnvTrace] = {}
-        for row in (int(row) for row in player.rows):
-            own = [trace for trace in known if trace.row == row]
+        for env_id in (int(env_id) for env_id in player.env_ids):
+            own = [trace for trace in known if trace.env_id == env_id]
             missing = [trace for trace in own if _kind(trace) not in kinds]
             for trace in (missing or own)[:1]:
-                chosen[row] = trace
+                chosen[env_id] = trace
                 kinds.add(_kind(trace))
         sets.append(chosen)
     return sets
@@ -119,9 +127,9 @@ def _kind(trace: EnvTrace) -> tuple[bool, bool]:
     return trace.won, trace.truncated[_end(trace) - 1]
 
 
-def _past(player: Player, trace: EnvTrace, row: int) -> Script:
+def _past(player: Player, trace: EnvTrace, env_id: int) -> Script:
     """Return the trace's script up to the end, plus one chunk."""
-    more = player.script(trace.script.state, "random", player.chunk, key=row + 100).actions
+    more = player.script(trace.script.state, "random", player.chunk, key=env_id + 100).actions
     return evolve(trace.script, actions=np.concatenate([trace.script.actions[: _end(trace)], more]))
 
 
@@ -162,8 +170,8 @@ def _of_its_own_episode(player: Player, played: Mapping[int, EnvTrace], starts: 
         if before.mark in (final.mark, own.mark) or (found is None and not _leaps_back(player, final, before, starts)):
             continue
         got = "where an episode starts" if found is None else f"what state {found} starts with"
-        got += f" (row {trace.row}, {trace.script}, ended by action {end})"
-        remedy = "do not start the next episode by yourself: core resets rows"
+        got += f" (env {trace.env_id}, {trace.script}, ended by action {end})"
+        remedy = "do not start the next episode by yourself: core resets envs"
         player.expect(False, "chunk_step", "the final observation of the episode that ended", got, remedy)
 
 

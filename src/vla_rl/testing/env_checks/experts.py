@@ -13,23 +13,23 @@ from vla_rl.testing.env_checks.values import check_array
 
 
 def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:
-    """Run one episode of the expert in every row. Return the trace of each row, up to success or the end."""
+    """Run one episode of the expert in every env. Return the trace of each env, up to success or the end."""
     train = player.splits["train"]
-    chosen = [train[i] for i in np.linspace(0, len(train) - 1, len(player.rows)).round().astype(int)]
+    chosen = [train[i] for i in np.linspace(0, len(train) - 1, len(player.env_ids)).round().astype(int)]
     length = max(player.limit(state.id) for state in chosen)
-    empty = {row: player.script(state.id, "expert's", length) for row, state in enumerate(chosen)}
+    empty = {env_id: player.script(state.id, "expert's", length) for env_id, state in enumerate(chosen)}
     traces = player.begin(empty)
-    active = np.ones(len(player.rows), bool)
+    active = np.ones(len(player.env_ids), bool)
     while active.any():
         actions = _advice(player, active)
-        for row, trace in traces.items():
-            trace.script.actions[len(trace) : len(trace) + player.chunk] = actions[row, : length - len(trace)]
-        left = min(length - len(trace) for row, trace in traces.items() if active[row])
+        for env_id, trace in traces.items():
+            trace.script.actions[len(trace) : len(trace) + player.chunk] = actions[env_id, : length - len(trace)]
+        left = min(length - len(trace) for env_id, trace in traces.items() if active[env_id])
         player.advance(traces, active, min(player.chunk, left))
-        for row, state in enumerate(chosen):
-            trace = traces[row]
-            active[row] &= trace.end is None and not trace.won and len(trace) < player.limit(state.id)
-    lost = [state.id for row, state in enumerate(chosen) if not traces[row].won]
+        for env_id, state in enumerate(chosen):
+            trace = traces[env_id]
+            active[env_id] &= trace.end is None and not trace.won and len(trace) < player.limit(state.id)
+    lost = [state.id for env_id, state in enumerate(chosen) if not traces[env_id].won]
     share = 1 - len(lost) / len(chosen)
     got = f"{share:.0%} of {len(chosen)} (not solved: {lost})"
     player.expect(share >= wanted, "expert_chunk", f"success in {wanted:.0%} of train states", got, "fix the expert")

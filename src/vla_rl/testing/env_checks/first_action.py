@@ -1,4 +1,4 @@
-"""Comparison of observations after a reset and after the first action: units, colours, orientation, and row.
+"""Comparison of observations after a reset and after the first action: units, colours, orientation, order.
 
 A simulator often has two places that make observations, one for resets and one for steps. What the two show of nearly
 the same scene differs by no more than what later actions change.
@@ -42,12 +42,12 @@ def first_actions(player: Player) -> None:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
         return
     length = player.affordable(0.02, 2, most)
-    for index in range(-(-EPISODES // len(player.rows))):
-        chosen = [states[(index * len(player.rows) + int(row)) % len(states)].id for row in player.rows]
+    for index in range(-(-EPISODES // len(player.env_ids))):
+        chosen = [states[(index * len(player.env_ids) + int(env_id)) % len(states)].id for env_id in player.env_ids]
         kinds = ("random", "extreme")
         scripts = {
-            row: player.script(state, kinds[(row + index) % 2], length, key=50 + index)
-            for row, state in enumerate(chosen)
+            env_id: player.script(state, kinds[(env_id + index) % 2], length, key=50 + index)
+            for env_id, state in enumerate(chosen)
         }
         traces += player.play(scripts, widths=[1] * length).values()
         if index and player.slow:

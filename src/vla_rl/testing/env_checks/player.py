@@ -1,4 +1,4 @@
-"""Calls a simulator as core does, and looks at every answer: values, masks, buffers, rows that should stand still."""
+"""Calls a simulator as core does, and looks at every answer: values, masks, buffers, envs that should stand still."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Player:
         self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
     ) -> None:
         self.env, self.findings, self.chunk, self.seconds = env, findings, chunk, seconds
-        self.info, self.rows = env.info, np.arange(env.num_envs)
+        self.info, self.env_ids = env.info, np.arange(env.num_envs)
         bounds = (env.info.action_low, env.info.action_high)
         self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
         self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
@@ -148,11 +148,13 @@ class Player:
 
     # ----------------------------------------------------------------------------------------------- calls
 
-    def reset(self, rows: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]) -> list[EnvView]:
-        """Reset the rows. Return the view of each, in that order."""
+    def reset(
+        self, env_ids: Sequence[int] | Array, states: Sequence[int] | Array, seeds: Sequence[int]
+    ) -> list[EnvView]:
+        """Reset the envs. Return the view of each, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
-        given = [np.array(values, np.int64) for values in (rows, states, seeds)]
+        given = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
         kept = [values.copy() for values in given]
         began = perf_counter()
         try:
@@ -165,20 +167,20 @@ class Player:
             self.started_in = perf_counter() - began
         self._count("reset", began)
         self._broken("reset")
-        self._unwritten("reset", zip(("rows", "state_ids", "seed"), given, kept, strict=True))
-        fine = check_observation(self, self.info, obs, len(rows), "reset")
+        self._unwritten("reset", zip(("env_ids", "state_ids", "seed"), given, kept, strict=True))
+        fine = check_observation(self, self.info, obs, len(env_ids), "reset")
         self._keep("reset", _parts(obs))
         if not fine:
             raise Unfit
         shown = views(obs)
-        for row, state, view in zip(kept[0], kept[1], shown, strict=True):
-            self._views[row], self._told[int(row)], self._state[int(row)] = view, view.instruction, int(state)
-            self._wording(int(row), view, "reset")
+        for env_id, state, view in zip(kept[0], kept[1], shown, strict=True):
+            self._views[env_id], self._told[int(env_id)], self._state[int(env_id)] = view, view.instruction, int(state)
+            self._wording(int(env_id), view, "reset")
             self._look(view)
         return shown
 
     def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
-        """Step the rows. Return the result as NumPy arrays, and the view of each row."""
+        """Step the envs. Return the result as NumPy arrays, and the view of each env."""
         given = [np.array(actions, np.float32), np.array(active, bool)]
         kept = [values.copy() for values in given]
         began = perf_counter()
@@ -198,20 +200,20 @@ class Player:
         if not fine:
             raise Unfit
         shown = views(result.obs)
-        for row, view in enumerate(shown):
-            before = self._views[row]
+        for env_id, view in enumerate(shown):
+            before = self._views[env_id]
             if before is None:
                 continue
-            if kept[1][row]:
-                self._wording(row, view, "chunk_step")
+            if kept[1][env_id]:
+                self._wording(env_id, view, "chunk_step")
                 self._look(view, before)
-                ended = to_numpy(result.terminated)[row] | to_numpy(result.truncated)[row]
+                ended = to_numpy(result.terminated)[env_id] | to_numpy(result.truncated)[env_id]
                 if actions.shape[1] == 1 and not ended[0]:
                     self._stride(view, before)
             else:
                 got = gap(before, view, self.loose)
-                self.expect(not got, "chunk_step", "rows that are not active unchanged", got, "skip these rows")
-            self._views[row] = view
+                self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
+            self._views[env_id] = view
         self.seen.chunks += 1
         own = {name: np.array(to_numpy(array)) for name, array in flags.items()}
         held = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
@@ -233,17 +235,17 @@ class Player:
         """Play episodes side by side, until each has ended or its script is over.
 
         Args:
-            scripts: row -> what it plays.
-            waiting: rows that are reset and then left alone.
+            scripts: env -> what it plays.
+            waiting: envs that are reset and then left alone.
             widths: actions in the first chunks; those that follow have the usual number.
-            stop: `stop_at_end`; a row that ended is left alone from the next chunk on. False: rows run on.
+            stop: `stop_at_end`; an env that ended is left alone from the next chunk on. False: envs run on.
             keep: whether to keep the pictures after so many actions.
             between: called before each chunk with its number, counted from 0.
-            restart: (number of a chunk, row, script): before it the row starts anew with this script.
+            restart: (number of a chunk, env, script): before it the env starts anew with this script.
         """
         both = {**scripts, **(waiting or {})}
         traces = self.begin(both)
-        active = np.zeros(len(self.rows), bool)
+        active = np.zeros(len(self.env_ids), bool)
         active[list(scripts)] = True
         index = 0
         while active.any():
@@ -252,20 +254,22 @@ class Player:
                 active[restart[1]] = True
             between(index)
             width = widths[index] if index < len(widths) else self.chunk
-            width = min(width, *(len(trace.script) - len(trace) for row, trace in traces.items() if active[row]))
+            width = min(width, *(len(trace.script) - len(trace) for env_id, trace in traces.items() if active[env_id]))
             self.advance(traces, active, width, stop, keep)
-            for row in (int(row) for row in np.flatnonzero(active)):
-                trace = traces[row]
+            for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
+                trace = traces[env_id]
                 ended = stop and trace.end is not None
-                active[row] = not ended and len(trace) < len(trace.script)
+                active[env_id] = not ended and len(trace) < len(trace.script)
             index += 1
-        return {row: trace for row, trace in traces.items() if row in scripts}
+        return {env_id: trace for env_id, trace in traces.items() if env_id in scripts}
 
     def begin(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
-        """Reset rows to where their scripts start."""
-        rows = list(scripts)
-        shown = self.reset(rows, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
-        return {r: EnvTrace(script=scripts[r], row=r, views={0: view}) for r, view in zip(rows, shown, strict=True)}
+        """Reset envs to where their scripts start."""
+        env_ids = list(scripts)
+        shown = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
+        return {
+            r: EnvTrace(script=scripts[r], env_id=r, views={0: view}) for r, view in zip(env_ids, shown, strict=True)
+        }
 
     def advance(
         self,
@@ -275,19 +279,19 @@ class Player:
         stop: bool = True,
         keep: Callable[[int], bool] = lambda t: True,
     ) -> None:
-        """Play the next `width` actions of the scripts of active rows."""
+        """Play the next `width` actions of the scripts of active envs."""
         result, shown = self.step(self._chunk(traces, active, width), active, stop)
-        for row in (int(row) for row in np.flatnonzero(active)):
-            _record(traces[row], result, row, shown[row], keep)
-            self._note(traces[row], result, row, stop)
+        for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
+            _record(traces[env_id], result, env_id, shown[env_id], keep)
+            self._note(traces[env_id], result, env_id, stop)
 
     def remembered(self) -> tuple[Any, ...]:
-        """Return the records of the rows, for `remember` once the simulator is restored to this moment."""
+        """Return the records of the envs, for `remember` once the simulator is restored to this moment."""
         return list(self._views), dict(self._told), dict(self._state)
 
     def forget(self) -> None:
-        """Forget the rows: another simulator has replaced this one, and its rows have not been reset."""
-        self._views, self._told, self._state = [None] * len(self.rows), {}, {}
+        """Forget the envs: another simulator has replaced this one, and its envs have not been reset."""
+        self._views, self._told, self._state = [None] * len(self.env_ids), {}, {}
 
     def remember(self, known: tuple[Any, ...]) -> None:
         self._views, self._told, self._state = list(known[0]), dict(known[1]), dict(known[2])
@@ -295,11 +299,11 @@ class Player:
     # ----------------------------------------------------------------------------------------------- inside
 
     def _chunk(self, traces: Mapping[int, EnvTrace], active: Array, width: int) -> Array:
-        """The next actions; rows that are not active get large ones, which they must not take."""
-        actions = np.tile(self.high, (len(self.rows), width, 1))
-        for row in np.flatnonzero(active):
-            trace = traces[int(row)]
-            actions[row] = trace.script.actions[len(trace) : len(trace) + width]
+        """The next actions; envs that are not active get large ones, which they must not take."""
+        actions = np.tile(self.high, (len(self.env_ids), width, 1))
+        for env_id in np.flatnonzero(active):
+            trace = traces[int(env_id)]
+            actions[env_id] = trace.script.actions[len(trace) : len(trace) + width]
         return actions
 
     def _note_failure(self, call: str, error: str, began: float) -> None:
@@ -318,9 +322,9 @@ class Player:
         self.seconds_of[call][1] += 1
 
     def _broken(self, where: str) -> list[str]:
-        texts = [text for of_row in self.env.faults().values() for text in of_row]
+        texts = [text for of_env in self.env.faults().values() for text in of_env]
         for text in texts:
-            self.findings.raised(f"{where}: expected a row that works", text.strip(), "fix what breaks it")
+            self.findings.raised(f"{where}: expected an env that works", text.strip(), "fix what breaks it")
         return texts
 
     def _unwritten(self, where: str, arguments: Any) -> None:
@@ -338,11 +342,11 @@ class Player:
                 self.expect(same, name.partition(":")[0], told, got, REMEDY_COPIES)
         self._kept.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
 
-    def _wording(self, row: int, view: EnvView, where: str) -> None:
-        task = self.tasks.get(self._state[row])
+    def _wording(self, env_id: int, view: EnvView, where: str) -> None:
+        task = self.tasks.get(self._state[env_id])
         if task is None:
             return
-        want = self._told[row] if task.instruction_varies else task.instruction
+        want = self._told[env_id] if task.instruction_varies else task.instruction
         remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
         self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
 
@@ -371,13 +375,13 @@ class Player:
             move, known = np.abs(view.state - before.state), self.seen.stride
             self.seen.stride = move if known is None else np.maximum(known, move)
 
-    def _note(self, trace: EnvTrace, result: ChunkResult, row: int, stop: bool) -> None:
+    def _note(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""
-        seen, count = self.seen, int(result.executed[row].sum())
+        seen, count = self.seen, int(result.executed[env_id].sum())
         success = trace.success[len(trace)]
-        rewarded = result.rewards[row] != 0
+        rewarded = result.rewards[env_id] != 0
         seen.rewarded |= bool(rewarded.any())
-        seen.rewarded_between |= bool((rewarded & ~result.terminated[row] & ~result.truncated[row]).any())
+        seen.rewarded_between |= bool((rewarded & ~result.terminated[env_id] & ~result.truncated[env_id]).any())
         if stop:
             seen.longest = max(seen.longest, len(trace))
         seen.won |= success
@@ -410,12 +414,12 @@ def _parts(obs: Observation) -> list[tuple[str, Any]]:
     return images + ([] if obs.state is None else [("state", obs.state)])
 
 
-def _record(trace: EnvTrace, result: ChunkResult, row: int, view: EnvView, keep: Callable[[int], bool]) -> None:
-    count = int(result.executed[row].sum())
-    trace.rewards += result.rewards[row, :count].tolist()
-    trace.terminated += result.terminated[row, :count].tolist()
-    trace.truncated += result.truncated[row, :count].tolist()
+def _record(trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, keep: Callable[[int], bool]) -> None:
+    count = int(result.executed[env_id].sum())
+    trace.rewards += result.rewards[env_id, :count].tolist()
+    trace.terminated += result.terminated[env_id, :count].tolist()
+    trace.truncated += result.truncated[env_id, :count].tolist()
     held = result.succeeded
-    trace.succeeded += [None] * count if held is None else held[row, :count].tolist()
-    trace.success[len(trace)] = bool(result.success[row])
+    trace.succeeded += [None] * count if held is None else held[env_id, :count].tolist()
+    trace.success[len(trace)] = bool(result.success[env_id])
     trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)

@@ -23,7 +23,7 @@ def ranges_count(player: Player, states: Sequence[int], length: int, whole_range
     """Replace parts of the range of one number at a time, and look whether anything differs.
 
     Args:
-        states: what the rows start from.
+        states: what the envs start from.
         whole_range: parts of the range without effect are a finding.
     """
     low, high = (bound.astype(np.float64) for bound in (player.low, player.high))
@@ -60,17 +60,17 @@ class _Plays:
         steps = np.arange(length)
         shown = steps % width == width - 1  # the last action of a chunk is the one whose effect is surely seen
         self._scripts = {}
-        for row, state in enumerate(states):
+        for env_id, state in enumerate(states):
             script = player.script(state, "random", length)
             actions = script.actions.copy()
-            order = np.where(shown, steps // width, steps) + row
+            order = np.where(shown, steps // width, steps) + env_id
             actions[:, number] = low + np.array(LEVELS)[order % len(LEVELS)] * (high - low)
-            self._scripts[row] = evolve(script, actions=actions)
+            self._scripts[env_id] = evolve(script, actions=actions)
         self._first = player.play(self._scripts, widths=self._widths)
         self.shown = np.concatenate(
             [
-                self._scripts[row].actions[[t - 1 for t in sorted(trace.views) if t], number]
-                for row, trace in self._first.items()
+                self._scripts[env_id].actions[[t - 1 for t in sorted(trace.views) if t], number]
+                for env_id, trace in self._first.items()
             ]
         )
         """Values of the number after which something was seen."""
@@ -91,12 +91,12 @@ class _Plays:
 
     def _differ(self, change: Callable[[Array], Array]) -> list[bool]:
         scripts = {}
-        for row, script in self._scripts.items():
+        for env_id, script in self._scripts.items():
             actions = script.actions.copy()
             actions[:, self._number] = change(actions[:, self._number])
-            scripts[row] = evolve(script, actions=np.clip(actions, self._player.low, self._player.high))
+            scripts[env_id] = evolve(script, actions=np.clip(actions, self._player.low, self._player.high))
         played = self._player.play(scripts, widths=self._widths)
-        return [bool(difference(self._first[row], played[row], EXACT)) for row in played]
+        return [bool(difference(self._first[env_id], played[env_id], EXACT)) for env_id in played]
 
 
 def _look_at(plays: _Plays, low: float, high: float) -> str:

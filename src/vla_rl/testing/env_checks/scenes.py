@@ -52,8 +52,8 @@ class StartChecks:
 
 
 def first_contact(player: Player) -> None:
-    """Before any other call: one row is used, and the others have never been reset. With seeds as large as a run's."""
-    last, state = len(player.rows) - 1, player.splits["train"][0].id
+    """Before any other call: one env is used, and the others have never been reset. With seeds as large as a run's."""
+    last, state = len(player.env_ids) - 1, player.splits["train"][0].id
     try:
         player.reset([last], [state], [player.seed(state)])
     except Exception as exc:
@@ -71,20 +71,20 @@ def first_contact(player: Player) -> None:
         raise Unfit
 
 
-def _one_chunk(player: Player, row: int, state: int, stop: bool) -> bool:
-    """Step one row, while the others may never have been reset. Return whether the results are valid for comparison."""
-    script, every = player.script(state, "random", player.chunk), player.rows
+def _one_chunk(player: Player, env_id: int, state: int, stop: bool) -> bool:
+    """Step one env, while the others may never have been reset. Return whether the results are valid for comparison."""
+    script, every = player.script(state, "random", player.chunk), player.env_ids
     try:
-        player.play({row: script}, stop=stop)
+        player.play({env_id: script}, stop=stop)
     except Unfit:
         return False
     except Exception as exc:
         if len(every) == 1:
             raise
         player.reset(every, [state] * len(every), [player.seed(state)] * len(every))
-        player.play({row: script}, stop=stop)
-        told, got = "rows that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
-        player.expect(False, "chunk_step", told, got, "core leaves rows idle where it has fewer episodes than rows")
+        player.play({env_id: script}, stop=stop)
+        told, got = "envs that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
+        player.expect(False, "chunk_step", told, got, "core leaves envs idle where it has fewer episodes than envs")
     return True
 
 
@@ -97,7 +97,7 @@ def enter_states(player: Player) -> StartChecks:
         soon, late = (share * player.seconds for share in SHARES[split])
         entered: list[ResetState] = []
         failed: dict[int, str] = {}
-        for some in _spread(states, len(player.rows)):
+        for some in _spread(states, len(player.env_ids)):
             if player.hopeless:
                 break
             limit = soon if len(entered) >= FEW else late
@@ -118,10 +118,10 @@ def enter_states(player: Player) -> StartChecks:
 
 def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
     """Enter the states. Return the error of each state that cannot be entered."""
-    rows = np.roll(player.rows, shift)[: len(some)]
+    env_ids = np.roll(player.env_ids, shift)[: len(some)]
     ids = [state.id for state in some]
     try:
-        shown = player.reset(rows, ids, [player.seed(0)] * len(ids))
+        shown = player.reset(env_ids, ids, [player.seed(0)] * len(ids))
     except (Unfit, LeftOut):
         raise
     except Exception as exc:
@@ -139,9 +139,9 @@ def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[Reset
 
 
 def enter_again(player: Player, starts: StartChecks) -> None:
-    """States that were entered before, the other way round and in the last row, are the same scenes."""
+    """States that were entered before, the other way round and in the last env, are the same scenes."""
     for start in reversed([start for start in starts.every.values() if start.view is not None]):
-        (view,) = player.reset(player.rows[-1:], [start.state], [player.seed(0)])
+        (view,) = player.reset(player.env_ids[-1:], [start.state], [player.seed(0)])
         found = gap(start.view, view, player.slack) if start.view else ""
         got = f"{found} ({start.split} state {start.state})"
         told = "equal observations when a state is entered again with the same seed"
@@ -182,7 +182,7 @@ def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
 
 
 def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[EnvView]:
-    """One after the other in row 0, with one seed."""
+    """One after the other in env 0, with one seed."""
     return [player.reset([0], [state], [seed])[0] for state in ids]
 
 

@@ -1,4 +1,4 @@
-"""Checks of a simulator's effects on its process: generators, processes, threads, files, settings; and whether rows
+"""Checks of a simulator's effects on its process: generators, processes, threads, files, settings; and whether envs
 that share a process share anything else."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def generators_left_alone(player: Player) -> None:
     """Neither a reset nor a chunk seeds a generator that belongs to all: others would draw the same each time."""
     state = player.splits["train"][0].id
     script = player.script(state, "random", player.chunk)
-    active = np.arange(len(player.rows)) == 0
-    actions = np.tile(player.high, (len(player.rows), player.chunk, 1))
+    active = np.arange(len(player.env_ids)) == 0
+    actions = np.tile(player.high, (len(player.env_ids), player.chunk, 1))
     actions[0, : len(script)] = script.actions
 
     def reset() -> None:
@@ -263,29 +263,29 @@ def _own_temporary_folder() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------- rows of one process
+# ------------------------------------------------------------------------------------------- envs of one process
 
 
-def rows_of_one_process(player: Player, reference: Reference) -> None:
-    """Rows that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
+def envs_of_one_process(player: Player, reference: Reference) -> None:
+    """Envs that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
     env = unwrapped(player.env)
-    if not isinstance(env, SubprocEnvs) or not env.apart or len(player.rows) < 2:
-        raise LeftOut("rows do not live in processes of their own")
+    if not isinstance(env, SubprocEnvs) or not env.apart or len(player.env_ids) < 2:
+        raise LeftOut("envs do not live in processes of their own")
     if not reference.holds:
         raise LeftOut("it needs episodes that come twice alike; see determinism")
     if player.started_in > 0.1 * player.seconds:
-        player.notice(f"not seen: rows that share a process; they take {player.started_in:.0f} s to start")
+        player.notice(f"not seen: envs that share a process; they take {player.started_in:.0f} s to start")
         return
     kept, remembered = player.env, player.remembered()
     shared = env.in_one_process()
     try:
-        player.env = wrap("env", shared, "rows of one process")
+        player.env = wrap("env", shared, "envs of one process")
         player.forget()
         played = player.play(reference.scripts)
-        told = "the same episodes in rows that share a process (processes: {envs_per_process: 2})"
+        told = "the same episodes in envs that share a process (processes: {envs_per_process: 2})"
         compare(player, reference.traces, played, told, f"{NOTHING_SHARED}; module-level variables are shared too")
     except UserError as exc:
-        player.notice(f"not done: rows that share a process; {exc}")
+        player.notice(f"not done: envs that share a process; {exc}")
     finally:
         player.env = kept
         player.remember(remembered)

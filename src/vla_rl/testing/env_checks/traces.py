@@ -17,7 +17,7 @@ NUMBERS = 1e-4
 
 @frozen(eq=False)
 class EnvView:
-    """The observation of one row."""
+    """The observation of one env."""
 
     images: Mapping[str, Array]
     """Camera -> uint8 [H, W, 3]."""
@@ -41,7 +41,7 @@ class Slack:
 
 
 def views(obs: Observation) -> list[EnvView]:
-    """Copies of what each row showed."""
+    """Copies of what each env showed."""
     images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
     state = None if obs.state is None else np.array(to_numpy(obs.state))
     return [
@@ -98,10 +98,10 @@ class Script:
 
 @define(eq=False)
 class EnvTrace:
-    """The views and results of a row over a script, with `stop_at_end` or without."""
+    """The views and results of an env over a script, with `stop_at_end` or without."""
 
     script: Script
-    row: int
+    env_id: int
     views: dict[int, EnvView]
     """Number of actions -> view after them; 0: after the reset."""
     success: dict[int, bool] = field(factory=dict)

@@ -80,7 +80,7 @@ def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where
     for name in set(cameras) & set(obs.images):
         fine &= check_array(f, obs.images[name], (n, *info.cameras[name], 3), "uint8", f"{where}: image {name!r}")
     count = len(obs.instructions)
-    fine &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each row, as a tuple")
+    fine &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each env, as a tuple")
     if info.state_dim == 0 or obs.state is None:
         want = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
         consistent = (info.state_dim == 0) == (obs.state is None)
@@ -89,7 +89,7 @@ def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where
     if not check_array(f, obs.state, (n, info.state_dim), "float32", f"{where}: state"):
         return False
     bad = int((~np.isfinite(to_numpy(obs.state))).any(-1).sum())
-    got = f"NaN or inf in {bad} of {n} rows"
+    got = f"NaN or inf in {bad} of {n} envs"
     return f.expect(bad == 0, f"{where}: state", "finite numbers", got, "find the cause") and fine
 
 
@@ -117,13 +117,13 @@ def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, whe
     f.expect(gone, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
     f.expect(not ended[~executed].any(), f"{where}: ends", "only at executed actions", "others", "mask with executed")
     idle = not executed[~active].any()
-    fine &= f.expect(idle, f"{where}: executed", "False in rows that are not active", "True", "leave those rows alone")
+    fine &= f.expect(idle, f"{where}: executed", "False in envs that are not active", "True", "leave those envs alone")
     fine &= f.expect(
         bool(executed[active, 0].all()),
         f"{where}: executed",
-        "True for the first action of active rows",
+        "True for the first action of active envs",
         "False",
-        "every chunk of an active row does something",
+        "every chunk of an active env does something",
     )
     holes = bool((executed[:, 1:] & ~executed[:, :-1]).any())
     fine &= f.expect(
@@ -133,15 +133,15 @@ def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, whe
     if stop:
         late = bool((executed & before).any())
         fine &= f.expect(
-            not late, f"{where}: executed", "nothing after the end", "more actions", "stop the row at its end"
+            not late, f"{where}: executed", "nothing after the end", "more actions", "stop the env at its end"
         )
         early = bool((~executed & ~before)[active].any())
         fine &= f.expect(
-            not early, f"{where}: executed", "all up to the end", "fewer actions", "only an end stops a row"
+            not early, f"{where}: executed", "all up to the end", "fewer actions", "only an end stops an env"
         )
     else:
         all_of_it = bool(executed[active].all())
-        fine &= f.expect(all_of_it, f"{where}: executed", "all actions of active rows", "fewer", "run on after an end")
+        fine &= f.expect(all_of_it, f"{where}: executed", "all actions of active envs", "fewer", "run on after an end")
     if result.succeeded is not None and fine:
         last = np.maximum(executed.sum(1) - 1, 0)
         after = to_numpy(result.succeeded)[np.arange(len(active)), last]

@@ -14,7 +14,7 @@ from vla_rl.testing.env_checks.scenes import spread
 from vla_rl.testing.env_checks.traces import EnvTrace, Script, Slack, difference
 
 ROUNDS, FEWEST = 32, 12
-"""Episodes of every row: at most, and where ends and successes were seen."""
+"""Episodes of every env: at most, and where ends and successes were seen."""
 EXACT = Slack(0.0, 0.0)
 ENOUGH = 16
 """Actions after which something that never changed counts as standing still, where episodes are longer."""
@@ -28,16 +28,16 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
     splits = {split: spread(states) for split, states in player.splits.items() if states}
     for index in range(ROUNDS):
         states = splits.get("eval" if index % 4 == 3 else "train", splits["train"])
-        told = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.rows)
+        told = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.env_ids)
         limit = (0.15 if index < FEWEST else 0.04) * player.seconds
         if index > 1 and (perf_counter() - began > limit or (told and index >= FEWEST)):
             break
         scripts = {}
-        for row in (int(row) for row in player.rows):
-            number = row if player.slow else index * len(player.rows) + row
+        for env_id in (int(env_id) for env_id in player.env_ids):
+            number = env_id if player.slow else index * len(player.env_ids) + env_id
             state = states[number % len(states)].id
             length = min(player.limit(state), player.chunk * player.affordable(0.05, 1, player.limit(state)))
-            scripts[row] = player.script(state, KINDS[(index + row) % len(KINDS)], length, key=index)
+            scripts[env_id] = player.script(state, KINDS[(index + env_id) % len(KINDS)], length, key=index)
         traces = player.play(scripts, keep=lambda t: False)
         first = first or traces
         ended += [trace for trace in traces.values() if trace.end is not None]
@@ -46,7 +46,7 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
 
 def actions_count(player: Player, whole_range: bool) -> None:
     """Other actions lead to something else, be it seen, rewarded or an end. `whole_range`: over all of their range."""
-    states = [state.id for state in spread(player.splits["train"])[: len(player.rows)]]
+    states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
     whole = min(player.limit(state) for state in states)
     length = min(whole, player.chunk * player.affordable(0.06, 4, whole))
     played = [_play(player, states, kind, length) for kind in ("lowest", "highest", "random", "extreme")]
@@ -73,11 +73,11 @@ def _each_number_counts(player: Player, states: Sequence[int], length: int, whol
 
 
 def _play(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, EnvTrace]:
-    return player.play({row: player.script(state, kind, length) for row, state in enumerate(states)})
+    return player.play({env_id: player.script(state, kind, length) for env_id, state in enumerate(states)})
 
 
 def _all_equal(played: Sequence[dict[int, EnvTrace]]) -> bool:
-    return not any(difference(played[0][row], other[row], EXACT) for other in played[1:] for row in other)
+    return not any(difference(played[0][env_id], other[env_id], EXACT) for other in played[1:] for env_id in other)
 
 
 def success_is_told(player: Player) -> None:
@@ -159,7 +159,7 @@ def _opposite(ends: Sequence[End]) -> str:
 
 
 def what_is_shown_changes(player: Player) -> None:
-    """Check that what differs between scenes also changes while rows move, in the images or in the state."""
+    """Check that what differs between scenes also changes while envs move, in the images or in the state."""
     seen = player.seen
     told = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in seen.moved}
     still = [told[name] for name, moved in seen.moved.items() if not moved]
@@ -184,14 +184,14 @@ def what_is_shown_changes(player: Player) -> None:
 
 
 def chosen_scripts(player: Player, length: int) -> dict[int, Script]:
-    """One for each row, from states that differ where there are enough."""
+    """One for each env, from states that differ where there are enough."""
     states = spread(player.splits["train"])
-    rows = [int(row) for row in player.rows]
+    env_ids = [int(env_id) for env_id in player.env_ids]
     kinds = ("random", "extreme", "slowly changing")
-    return {r: player.script(states[r % len(states)].id, kinds[r % 3], length, key=r) for r in rows}
+    return {r: player.script(states[r % len(states)].id, kinds[r % 3], length, key=r) for r in env_ids}
 
 
 def shortest_limit(player: Player) -> int:
     """Return the shortest step limit among the states that `chosen_scripts` uses."""
-    states = spread(player.splits["train"])[: len(player.rows)]
+    states = spread(player.splits["train"])[: len(player.env_ids)]
     return int(np.min([player.limit(state.id) for state in states]))

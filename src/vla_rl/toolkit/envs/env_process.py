@@ -43,19 +43,19 @@ class _Served(gymnasium.Env[Any, Any]):
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
         self._make, self._first, self._chunk = make, first, chunk
-        self.rows: dict[int, SingleEnv] = {}
+        self.envs: dict[int, SingleEnv] = {}
 
     def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
         """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
-        for row in anew:
-            self._drop(row)
-        return {row: self._answer(method, row, given) for row, given in asked.items()}
+        for env_id in anew:
+            self._drop(env_id)
+        return {env_id: self._answer(method, env_id, given) for env_id, given in asked.items()}
 
-    def _answer(self, method: str, row: int, given: tuple[Any, ...]) -> Answer:
+    def _answer(self, method: str, env_id: int, given: tuple[Any, ...]) -> Answer:
         try:
-            if row not in self.rows:
-                self.rows[row] = _made(self._make, self._first + row)
-            return "answer", getattr(self, f"_{method}")(self.rows[row], *given)
+            if env_id not in self.envs:
+                self.envs[env_id] = _made(self._make, self._first + env_id)
+            return "answer", getattr(self, f"_{method}")(self.envs[env_id], *given)
         except NotOffered as exc:
             return "not offered", str(exc)
         except UserError as exc:
@@ -63,36 +63,36 @@ class _Served(gymnasium.Env[Any, Any]):
         except Exception:
             return "broken", traceback.format_exc()
 
-    def _reset(self, row: SingleEnv, state_id: int, seed: int) -> View:
-        row.reset(state_id, seed)
-        return _rendered(row)
+    def _reset(self, env: SingleEnv, state_id: int, seed: int) -> View:
+        env.reset(state_id, seed)
+        return _rendered(env)
 
-    def _play(self, row: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
+    def _play(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
         observation after it)."""
         rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
         for i, action in enumerate(actions):
-            outcome = row.step(action)
+            outcome = env.step(action)
             if not isinstance(outcome, Outcome):
-                raise PluginError(_wrong_type(row, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
+                raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
             rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
             if stop_at_end and (outcome.terminated or outcome.truncated):
                 break
-        return rewards, flags, _rendered(row)
+        return rewards, flags, _rendered(env)
 
-    def _expert_chunk(self, row: SingleEnv) -> Array:
-        return np.asarray(row.expert_chunk(self._chunk), np.float32)
+    def _expert_chunk(self, env: SingleEnv) -> Array:
+        return np.asarray(env.expert_chunk(self._chunk), np.float32)
 
-    def _drop(self, row: int) -> None:
+    def _drop(self, env_id: int) -> None:
         with suppress(Exception):  # it is broken
-            self.rows.pop(row).close()
+            self.envs.pop(env_id).close()
 
     def close(self) -> None:
         """Close all envs, also after one fails, and then raise the first exception."""
         first: Exception | None = None
-        while self.rows:
+        while self.envs:
             try:
-                self.rows.popitem()[1].close()
+                self.envs.popitem()[1].close()
             except Exception as exc:
                 first = first or exc
         if first is not None:
@@ -100,40 +100,40 @@ class _Served(gymnasium.Env[Any, Any]):
 
 
 def _made(make: MakeEnv, number: int) -> SingleEnv:
-    """Create the env of this number. Raise PluginError if it is no `SingleEnv`, or if its methods take other arguments."""
-    row = make(number)
-    if not isinstance(row, SingleEnv):
+    """Create the env of this number. Raise PluginError if it is no `SingleEnv`, or its methods take other arguments."""
+    env = make(number)
+    if not isinstance(env, SingleEnv):
         raise PluginError(
-            f"the rows of this simulator are made as {type(row).__name__} objects; "
+            f"the envs of this simulator are made as {type(env).__name__} objects; "
             "make objects of a subclass of vla_rl.toolkit.envs.single_env.SingleEnv"
         )
     for method, arguments in (("reset", ("state_id", "seed")), ("step", ("action",)), ("render", ())):
         try:
-            inspect.signature(getattr(row, method)).bind(*arguments)
+            inspect.signature(getattr(env, method)).bind(*arguments)
         except TypeError as exc:
             raise PluginError(
-                f"{_place(row, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
+                f"{_place(env, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
             ) from None
-    return row
+    return env
 
 
-def _rendered(row: SingleEnv) -> View:
-    view = row.render()
+def _rendered(env: SingleEnv) -> View:
+    view = env.render()
     if not isinstance(view, View):
-        raise PluginError(_wrong_type(row, "render", view, "View(images, state)"))
+        raise PluginError(_wrong_type(env, "render", view, "View(images, state)"))
     if not isinstance(view.images, Mapping):
         raise PluginError(
-            f"{_place(row, 'render')} returned a View whose images are {_told(view.images)}; "
+            f"{_place(env, 'render')} returned a View whose images are {_told(view.images)}; "
             "name them by camera: View({'main': image}, state)"
         )
     images = {name: np.asarray(image) for name, image in view.images.items()}
     return View(images, None if view.state is None else np.asarray(view.state), view.instruction)
 
 
-def _wrong_type(row: SingleEnv, method: str, got: object, wanted: str) -> str:
+def _wrong_type(env: SingleEnv, method: str, got: object, wanted: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
-        f"{_place(row, method)} returned {_told(got)}{gym}; "
+        f"{_place(env, method)} returned {_told(got)}{gym}; "
         f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
     )
 
@@ -144,11 +144,11 @@ def _told(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _place(row: SingleEnv, method: str) -> str:
+def _place(env: SingleEnv, method: str) -> str:
     """Format a method of the plugin's class with file and line."""
-    code = getattr(inspect.unwrap(getattr(type(row), method)), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(type(env), method)), "__code__", None)
     where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    return f"{type(row).__name__}.{method}{where}"
+    return f"{type(env).__name__}.{method}{where}"
 
 
 class _Home(Protocol):
@@ -174,9 +174,9 @@ class Inline:
         self._served = _Served(make, first, chunk)
 
     @property
-    def rows(self) -> Mapping[int, SingleEnv]:
+    def envs(self) -> Mapping[int, SingleEnv]:
         """Envs that have been called at least once."""
-        return self._served.rows
+        return self._served.envs
 
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
         self._asked = method, asked, anew
@@ -204,7 +204,7 @@ class Apart:
             if not call:
                 raise
             raise UserError(
-                f"the processes of rows import the script that starts them, and would start the run again: put the "
+                f"the processes of envs import the script that starts them, and would start the run again: put the "
                 f'call at {call} below `if __name__ == "__main__":`'
             ) from None
         self._process = self._vector.processes[0]
@@ -263,7 +263,7 @@ class _MakeServed:
 class EnvProcess:
     """Envs and the process they live in. The process is started when needed, and restarted after it broke."""
 
-    rows: range
+    env_ids: range
     """Numbers of the envs within the batch."""
     first: int
     """Run-wide number of the batch's first env."""
@@ -287,10 +287,10 @@ class EnvProcess:
         """Process id; 0: no process is running."""
         return 0 if self._there is None else self._there.pid
 
-    def here(self, row: int) -> SingleEnv:
+    def here(self, env_id: int) -> SingleEnv:
         """Return the env object. It must live in this process and have been reset."""
         assert isinstance(self._there, Inline)
-        return self._there.rows[row]
+        return self._there.envs[env_id]
 
     def start(self) -> None:
         self._there = self.home(self.make, self.first, self.chunk)
@@ -316,18 +316,18 @@ class EnvProcess:
         except ConnectionError as exc:
             return str(exc)
 
-    def was_reset(self, row: int) -> None:
+    def was_reset(self, env_id: int) -> None:
         self.episodes += 1
-        self.ready.add(row)
-        self._anew.discard(row)
+        self.ready.add(env_id)
+        self._anew.discard(env_id)
 
-    def mend(self, row: int) -> bool:
+    def mend(self, env_id: int) -> bool:
         """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
         is alone in its process, or was already recreated in vain."""
-        if len(self.rows) == 1 or row in self._anew:
+        if len(self.env_ids) == 1 or env_id in self._anew:
             return False
-        self.ready.discard(row)
-        self._anew.add(row)
+        self.ready.discard(env_id)
+        self._anew.add(env_id)
         return True
 
     def stale(self, limits: Processes) -> bool:
@@ -356,8 +356,8 @@ class EnvProcess:
             logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)
 
     def __str__(self) -> str:
-        numbers = [self.first + row for row in self.rows]
-        return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
+        numbers = [self.first + env_id for env_id in self.env_ids]
+        return f"env {numbers[0]}" if len(numbers) == 1 else f"envs {numbers[0]} to {numbers[-1]}"
 
 
 def start_all(processes: Sequence[EnvProcess]) -> None:

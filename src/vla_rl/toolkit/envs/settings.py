@@ -1,5 +1,6 @@
-"""Settings of simulator processes. Cheap to import: plugins offer them as settings, `toolkit/envs/subproc_envs.py` implements
-them."""
+"""Settings of simulator processes. Cheap to import: plugins offer them as settings,
+`toolkit/envs/subproc_envs.py` implements them.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +34,14 @@ class Processes:
     @recycle_mib.validator
     def _alone(self, attribute: Any, value: int | None) -> None:
         if value is not None and self.envs_per_process != 1:
-            raise ValueError("rows that share a process cannot get a fresh one; give envs_per_process: 1 beside it")
+            raise ValueError("envs that share a process cannot get a fresh one; give envs_per_process: 1 beside it")
 
-    def shares(self, rows: int) -> list[range]:
+    def shares(self, num_envs: int) -> list[range]:
         """Return the range of envs that live in each process, as even as possible."""
         each = self.envs_per_process
-        count = len(os.sched_getaffinity(0)) if each is None else math.ceil(rows / each)
-        count = min(count, rows)
-        return [range(rows * i // count, rows * (i + 1) // count) for i in range(count)]
+        count = len(os.sched_getaffinity(0)) if each is None else math.ceil(num_envs / each)
+        count = min(count, num_envs)
+        return [range(num_envs * i // count, num_envs * (i + 1) // count) for i in range(count)]
 
 
 @frozen(kw_only=True)

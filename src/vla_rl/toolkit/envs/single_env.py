@@ -1,5 +1,6 @@
-"""The interface of a simulator with one scene: a plugin writes a `SingleEnv` (one env), and `SubprocEnvs` (`subproc_envs.py`) makes N of
-them a `SimEnv`."""
+"""The interface of a simulator with one scene: a plugin writes a `SingleEnv`, and `SubprocEnvs`
+(`subproc_envs.py`) makes N of them a `SimEnv`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A vector env for simulators with one scene: a plugin writes a `SingleEnv` (one env), and `SubprocEnvs` makes N of them a
+"""A vector env for simulators with one scene: a plugin writes a `SingleEnv`, and `SubprocEnvs` makes N of them a
 `SimEnv`.
 
 Envs live in processes: one env in each, or several that take turns. A process is gymnasium's vector environment of size
@@ -53,9 +53,9 @@ class SubprocEnvs(SimEnv):
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
         self._homes = [
-            EnvProcess(rows=rows, first=first, make=make_env, home=home, chunk=self._chunk) for rows in shares
+            EnvProcess(env_ids=env_ids, first=first, make=make_env, home=home, chunk=self._chunk) for env_ids in shares
         ]
-        self._rows = [process for process in self._homes for _ in process.rows]
+        self._process_of = [process for process in self._homes for _ in process.env_ids]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
         blank = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
         self._views = [View(blank, np.zeros(info.state_dim, np.float32))] * self.num_envs
@@ -64,30 +64,30 @@ class SubprocEnvs(SimEnv):
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return self._states[split]
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         """Reset all these envs concurrently. An env that breaks is recreated and tried again, up to `RESET_TRIES`
         times."""
-        rows = [int(row) for row in to_numpy(rows)]
+        env_ids = [int(env_id) for env_id in to_numpy(env_ids)]
         wanted = {
-            row: (int(state), int(key))
-            for row, state, key in zip(rows, to_numpy(state_ids), to_numpy(seed), strict=True)
+            env_id: (int(state), int(key))
+            for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True)
         }
-        for row, (state, _) in wanted.items():
-            self._instructions[row] = self._told[state]
-            if self._rows[row].stale(self._processes):
-                self._rows[row].discard()
+        for env_id, (state, _) in wanted.items():
+            self._instructions[env_id] = self._told[state]
+            if self._process_of[env_id].stale(self._processes):
+                self._process_of[env_id].discard()
         missing = wanted
         for _ in range(RESET_TRIES):
             answers = self._ask("reset", missing, self._view_flaw)
-            for row, view in answers.items():
-                self._views[row] = view
-                self._rows[row].was_reset(row)
-            missing = {row: wanted[row] for row in missing.keys() - answers.keys()}
+            for env_id, view in answers.items():
+                self._views[env_id] = view
+                self._process_of[env_id].was_reset(env_id)
+            missing = {env_id: wanted[env_id] for env_id in missing.keys() - answers.keys()}
             if not missing:
-                return self._observation(rows)
-        row = min(missing)
-        texts = [text for row in missing for text in self._faults.get(row, ())]
-        raise UserError(f"row {self._number(row)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
+                return self._observation(env_ids)
+        env_id = min(missing)
+        texts = [text for env_id in missing for text in self._faults.get(env_id, ())]
+        raise UserError(f"env {self._number(env_id)} broke {RESET_TRIES} times in reset:\n{texts[-1]}")
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """Execute a chunk. An env that breaks, or whose process does, executes nothing, keeps its last observation, and
@@ -96,12 +96,12 @@ class SubprocEnvs(SimEnv):
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         flags = np.zeros((4, *shape), bool)
-        wanted = {int(row): (actions[row], bool(stop_at_end)) for row in np.flatnonzero(to_numpy(active))}
-        for row in [row for row in wanted if row not in self._rows[row].ready]:
-            del wanted[row]
-            self._faults.setdefault(row, [])  # the fault was reported when it happened
-        for row, played in self._ask("play", wanted, self._played_flaw).items():
-            rewards[row], flags[:, row], self._views[row] = played
+        wanted = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
+        for env_id in [env_id for env_id in wanted if env_id not in self._process_of[env_id].ready]:
+            del wanted[env_id]
+            self._faults.setdefault(env_id, [])  # the fault was reported when it happened
+        for env_id, played in self._ask("play", wanted, self._played_flaw).items():
+            rewards[env_id], flags[:, env_id], self._views[env_id] = played
         succeeded, terminated, truncated, executed = flags
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
@@ -116,9 +116,9 @@ class SubprocEnvs(SimEnv):
     def expert_chunk(self) -> Array:
         """Return the scripted expert's chunk. Raise NotOffered for a task without an expert. Broken envs get zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        answers = self._ask("expert_chunk", {row: () for process in self._homes for row in process.ready})
-        for row, chunk in answers.items():
-            chunks[row] = chunk
+        answers = self._ask("expert_chunk", {env_id: () for process in self._homes for env_id in process.ready})
+        for env_id, chunk in answers.items():
+            chunks[env_id] = chunk
         return chunks
 
     def faults(self) -> Mapping[int, Sequence[str]]:
@@ -132,7 +132,7 @@ class SubprocEnvs(SimEnv):
     @property
     def apart(self) -> bool:
         """Whether each env has its own process."""
-        return all(process.home is Apart and len(process.rows) == 1 for process in self._homes)
+        return all(process.home is Apart and len(process.env_ids) == 1 for process in self._homes)
 
     def in_one_process(self) -> SubprocEnvs:
         """Return another simulator with the same envs, which take turns in one process."""
@@ -142,11 +142,11 @@ class SubprocEnvs(SimEnv):
     @property
     def pids(self) -> list[int]:
         """Process id of each env; 0: none before its first reset."""
-        return [process.pid for process in self._rows]
+        return [process.pid for process in self._process_of]
 
-    def row(self, i: int) -> SingleEnv:
+    def env(self, i: int) -> SingleEnv:
         """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
-        return self._rows[i].here(i)
+        return self._process_of[i].here(i)
 
     # --------------------------------------------------------------------------------------------------- inside
 
@@ -155,12 +155,12 @@ class SubprocEnvs(SimEnv):
     ) -> dict[int, Any]:
         """Call `method` on envs, in all processes concurrently. Return their replies; faults are noted instead."""
         asked: dict[int, dict[int, tuple[Any, ...]]] = {}
-        for row, given in arguments.items():
-            asked.setdefault(self._rows[row].rows.start, {})[row] = given
-        processes = [(self._rows[start], of_rows) for start, of_rows in asked.items()]
+        for env_id, given in arguments.items():
+            asked.setdefault(self._process_of[env_id].env_ids.start, {})[env_id] = given
+        processes = [(self._process_of[start], requests) for start, requests in asked.items()]
         fresh = {id(process) for process, _ in processes if not process.runs}
-        rows = [row for process, of_rows in processes if id(process) in fresh for row in of_rows]
-        with waiting("starting rows", len(rows), self._tasks(rows)) as note:
+        env_ids = [env_id for process, requests in processes if id(process) in fresh for env_id in requests]
+        with waiting("starting envs", len(env_ids), self._tasks(env_ids)) as note:
             return self._asked(method, processes, flaw, fresh, note)
 
     def _asked(
@@ -174,63 +174,63 @@ class SubprocEnvs(SimEnv):
         """Do the work of `_ask`; `note` is called with the number of envs in `fresh` processes that have answered."""
         start_all([process for process, _ in processes])
         begun = time.monotonic()
-        for process, of_rows in processes:
-            process.send(method, of_rows)
+        for process, requests in processes:
+            process.send(method, requests)
         answers: dict[int, Any] = {}
         refused: list[Exception] = []
         started = 0
-        for process, of_rows in processes:
-            deadline = self._processes.deadline_s * len(of_rows)
+        for process, requests in processes:
+            deadline = self._processes.deadline_s * len(requests)
             got = process.receive(max(0.0, begun + deadline - time.monotonic()), deadline)
             if id(process) in fresh:
-                started += len(of_rows)
+                started += len(requests)
                 note(started)
             if isinstance(got, str):
-                self._note(min(of_rows), f"{process}: {got}")
-                self._end(process, of_rows)
+                self._note(min(requests), f"{process}: {got}")
+                self._end(process, requests)
                 continue
             fine: dict[int, Any] = {}
             mended = True
-            for row, (kind, answer) in got.items():
+            for env_id, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
                 elif kind == "answer" and method in ("reset", "play") and (odd := self._odd(answer)):
-                    place = f"row {self._number(row)}"
-                    refused.append(UserError(f"{place}: {odd}; correct `render` of the row, or `EnvInfo`"))
+                    place = f"env {self._number(env_id)}"
+                    refused.append(UserError(f"{place}: {odd}; correct `render` of the env, or `EnvInfo`"))
                 elif wrong := answer if kind == "broken" else flaw(answer):
-                    self._note(row, f"row {self._number(row)}: {wrong}")
-                    mended &= process.mend(row)
+                    self._note(env_id, f"env {self._number(env_id)}: {wrong}")
+                    mended &= process.mend(env_id)
                 else:
-                    fine[row] = answer
+                    fine[env_id] = answer
             if mended:
                 answers |= fine
             else:
-                self._end(process, of_rows)
+                self._end(process, requests)
         if refused:  # raised after every env has answered, so that the next call finds none busy
             raise refused[0]
         return answers
 
-    def _tasks(self, rows: Iterable[int]) -> str:
+    def _tasks(self, env_ids: Iterable[int]) -> str:
         """Describe the tasks of these envs briefly."""
-        first, *others = dict.fromkeys(self._instructions[row] for row in rows) or ("",)
+        first, *others = dict.fromkeys(self._instructions[env_id] for env_id in env_ids) or ("",)
         return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
 
     def _end(self, process: EnvProcess, asked: Iterable[int]) -> None:
         """End a process. All envs that break with it are listed in `faults`, where the cause is given once."""
-        for row in process.ready.union(asked):
-            self._faults.setdefault(row, [])
+        for env_id in process.ready.union(asked):
+            self._faults.setdefault(env_id, [])
         process.discard()
 
-    def _note(self, row: int, text: str) -> None:
-        self._faults.setdefault(row, []).append(text)
+    def _note(self, env_id: int, text: str) -> None:
+        self._faults.setdefault(env_id, []).append(text)
 
-    def _number(self, row: int) -> int:
+    def _number(self, env_id: int) -> int:
         """Return the run-wide number of an env."""
-        return self._rows[row].first + row
+        return self._process_of[env_id].first + env_id
 
-    def _observation(self, rows: Iterable[int]) -> Observation:
-        views = [self._views[row] for row in rows]
-        told = [self._instructions[row] for row in rows]
+    def _observation(self, env_ids: Iterable[int]) -> Observation:
+        views = [self._views[env_id] for env_id in env_ids]
+        told = [self._instructions[env_id] for env_id in env_ids]
         return Observation(
             images={name: np.stack([view.images[name] for view in views]) for name in self.info.cameras},
             instructions=tuple(view.instruction or text for view, text in zip(views, told, strict=True)),

@@ -41,12 +41,12 @@ def make(config: dict[str, Any], num_envs: int = 1, chunk: int = CHUNK) -> Any:
 
 
 def reset(env: Any, *states: int) -> Any:
-    rows = np.arange(len(states))
-    return env.reset(rows, np.array(states), rows)
+    env_ids = np.arange(len(states))
+    return env.reset(env_ids, np.array(states), env_ids)
 
 
 def step(env: Any, *targets: Any, active: Any = None, stop: bool = True) -> Any:
-    """The same targets, [C][14], in all rows."""
+    """The same targets, [C][14], in all envs."""
     actions = np.repeat(np.asarray(targets, np.float32)[None], env.num_envs, 0)
     return env.chunk_step(actions, np.ones(env.num_envs, bool) if active is None else active, stop)
 
@@ -55,10 +55,10 @@ def goal(seed: int) -> Any:
     return scene.goal(seed).astype(np.float32)
 
 
-def shows(obs: Any, seed: int, row: int = 0, robot: Any = HOME) -> bool:
+def shows(obs: Any, seed: int, env_id: int = 0, robot: Any = HOME) -> bool:
     """Whether the head camera shows this seed's scene."""
     numbers = np.concatenate([scene.goal(seed), robot])
-    return np.array_equal(obs.images["head"][row], scene.picture((240, 320), 10, numbers))
+    return np.array_equal(obs.images["head"][env_id], scene.picture((240, 320), 10, numbers))
 
 
 def write(folder: Path, name: str, seeds: Any) -> Path:

@@ -71,7 +71,7 @@ def test_an_alarm_of_somebody_else_goes_on():
         signal.setitimer(signal.ITIMER_REAL, *theirs)
 
 
-def test_rows_of_this_process_are_all_closed(caplog):
+def test_envs_of_this_process_are_all_closed(caplog):
     closed = []
 
     class Stuck(SingleEnv):
@@ -91,11 +91,11 @@ def test_rows_of_this_process_are_all_closed(caplog):
             closed.append(self.number)
             raise OSError(f"window {self.number} is gone")
 
-    process = EnvProcess(rows=range(2), first=4, make=Stuck, home=Inline, chunk=1)
+    process = EnvProcess(env_ids=range(2), first=4, make=Stuck, home=Inline, chunk=1)
     process.start()
     process.send("reset", {0: (0, 0), 1: (0, 0)})
     process.receive(1.0, 1.0)
     process.discard()
     assert sorted(closed) == [4, 5]
     assert not process.runs
-    assert re.search(r"rows 4 to 5: close failed \(.*test_closing.py:\d+\): window [45] is gone", caplog.text)
+    assert re.search(r"envs 4 to 5: close failed \(.*test_closing.py:\d+\): window [45] is gone", caplog.text)

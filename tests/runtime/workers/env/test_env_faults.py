@@ -1,4 +1,4 @@
-"""Rows in processes of their own: whatever breaks one costs time, never data."""
+"""Envs in processes of their own: whatever breaks one costs time, never data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vla_rl.toolkit.envs.settings import Processes
 
 PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
 TRAINING = 38
-"""A step of a row's life that lies in the first rollout; the evaluation before it takes 32."""
+"""A step of an env's life that lies in the first rollout; the evaluation before it takes 32."""
 FAULTS = ("kill", "stop", "slow", "raise", "nan", "reset")
 
 
@@ -83,6 +83,7 @@ def test_a_fault_in_a_rollout_of_fixed_length(train, tmp_path, auto_reset):
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
 def test_faults_with_ray(train, tmp_path, calm):
     spec = fragile_spec(tmp_path, "kill", env={"at_step": TRAINING})
     results, metrics = train(**spec, runtime={"backend": "ray"})
@@ -99,29 +100,29 @@ def test_demonstrations_survive_a_fault(train, tmp_path):
     assert metrics[0]["bc_warmup/loss"] == calm[0]["bc_warmup/loss"]
 
 
-def test_a_row_that_always_breaks_ends_the_run_with_its_own_words(train, tmp_path):
+def test_an_env_that_always_breaks_ends_the_run_with_its_own_words(train, tmp_path):
     with pytest.raises(EnvError, match=r"broke 4 times \(runtime.max_faults: 3\)(.|\n)*the gripper fell off"):
         train(**fragile_spec(tmp_path, "raise", env={"always": True}, runtime={"max_faults": 3}))
 
 
-def test_a_row_that_cannot_even_be_reset(tmp_path):
-    config = FragileConfig(fault="reset", always=True, row=0, told=str(tmp_path / "told"))
+def test_an_env_that_cannot_even_be_reset(tmp_path):
+    config = FragileConfig(fault="reset", always=True, env_id=0, told=str(tmp_path / "told"))
     env = fragile.build(config, Context(num_envs=1))
-    with pytest.raises(UserError, match=r"row 0 broke 3 times in reset:(.|\n)*the scene fell apart"):
+    with pytest.raises(UserError, match=r"env 0 broke 3 times in reset:(.|\n)*the scene fell apart"):
         env.reset(np.array([0]), np.array([0]), np.array([0]))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_contract(rows):
-    check_env(fragile.vla_rl_plugins["env"]["fragile"], FragileConfig(), num_envs=rows, expert_success=1.0)
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_contract(num_envs):
+    check_env(fragile.vla_rl_plugins["env"]["fragile"], FragileConfig(), num_envs=num_envs, expert_success=1.0)
 
 
 @pytest.mark.parametrize(("limit", "fresh"), [({"recycle_episodes": 2}, [2, 4]), ({"recycle_mib": 1}, [1, 2, 3, 4, 5])])
 def test_processes_are_recycled(limit, fresh):
     env = fragile.build(FragileConfig(processes=Processes(apart=True, **limit)), Context(num_envs=1))
-    row, pids = np.array([0]), []
+    env_id, pids = np.array([0]), []
     for _ in range(6):
-        env.reset(row, row, row)
+        env.reset(env_id, env_id, env_id)
         pids.append(env.pids[0])
     assert [i for i in range(1, 6) if pids[i] != pids[i - 1]] == fresh
     assert not any(psutil.pid_exists(pid) for pid in pids[:-1] if pid != pids[-1])
@@ -129,23 +130,23 @@ def test_processes_are_recycled(limit, fresh):
     env.close()
 
 
-def test_rows_start_and_reset_side_by_side():
+def test_envs_start_and_reset_side_by_side():
     """Not one after the other: all processes exist before the first has answered."""
     env = fragile.build(FragileConfig(fault="none"), Context(num_envs=4))
-    rows = np.arange(4)
-    env.reset(rows, rows, rows)
+    env_ids = np.arange(4)
+    env.reset(env_ids, env_ids, env_ids)
     children = {child.pid for child in psutil.Process(os.getpid()).children(recursive=True)}
     assert len(set(env.pids) & children) == 4
     env.close()
     assert sys.modules["fragile"] is fragile
 
 
-def test_signals_to_all_processes_of_a_job_reach_no_row():
+def test_signals_to_all_processes_of_a_job_reach_no_env():
     """Nor the fork server, which starts the next one."""
     fresh = Processes(recycle_episodes=1)  # another process for every episode
     env = fragile.build(FragileConfig(fault="none", processes=fresh), Context(num_envs=2))
-    rows = np.arange(2)
-    env.reset(rows, rows, rows)
+    env_ids = np.arange(2)
+    env.reset(env_ids, env_ids, env_ids)
     before = env.pids
     for number in (signal.SIGINT, signal.SIGTERM):
         for process in psutil.Process().children(recursive=True):
@@ -153,12 +154,12 @@ def test_signals_to_all_processes_of_a_job_reach_no_row():
     result = env.chunk_step(np.zeros((2, 1, 2), np.float32), np.ones(2, bool), True)
     assert env.faults() == {}
     assert result.executed.all()
-    env.reset(rows, rows, rows)
+    env.reset(env_ids, env_ids, env_ids)
     assert env.faults() == {} and not set(env.pids) & set(before)
     env.close()
 
 
-def test_a_process_ends_though_it_did_not_close_its_rows():
+def test_a_process_ends_though_it_did_not_close_its_envs():
     code = (
         "import fragile, numpy as np\n"
         "from vla_rl.core.types import Context\n"
@@ -178,8 +179,8 @@ SHARED = Processes(envs_per_process=2)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_process_that_rows_share_changes_no_number(train, tmp_path, calm, fault):
-    """What breaks with its process breaks all of its rows, and counts once."""
+def test_a_fault_in_a_process_that_envs_share_changes_no_number(train, tmp_path, calm, fault):
+    """What breaks with its process breaks all of its envs, and counts once."""
     shared = {"at_step": TRAINING, "processes": {"deadline_s": 1.0, "envs_per_process": 2}}
     results, metrics = train(**fragile_spec(tmp_path, fault, env=shared))
     assert (calm[0]["faults"], results["faults"]) == (0, 1)
@@ -187,13 +188,13 @@ def test_a_fault_in_a_process_that_rows_share_changes_no_number(train, tmp_path,
 
 
 @pytest.mark.parametrize(("fault", "with_it"), [("kill", [0, 1]), ("slow", [0, 1]), ("raise", [1]), ("nan", [1])])
-def test_who_breaks_with_a_row_that_shares_its_process(tmp_path, fault, with_it):
+def test_who_breaks_with_an_env_that_shares_its_process(tmp_path, fault, with_it):
     processes = Processes(envs_per_process=2, deadline_s=1.0)
     told = str(tmp_path / "told")
     config = FragileConfig(fault=fault, told=told, at_step=1, processes=processes)
     env = fragile.build(config, Context(num_envs=4, chunk=1))
-    rows = np.arange(4)
-    env.reset(rows, rows, rows)
+    env_ids = np.arange(4)
+    env.reset(env_ids, env_ids, env_ids)
     before = env.pids
     assert before[0] == before[1] != before[2] == before[3]
     played = env.chunk_step(np.ones((4, 1, 2), np.float32), np.ones(4, bool), True)
@@ -210,38 +211,38 @@ def test_who_breaks_with_a_row_that_shares_its_process(tmp_path, fault, with_it)
     env.close()
 
 
-def test_a_process_that_dies_while_some_of_its_rows_are_reset_takes_the_others_with_it():
+def test_a_process_that_dies_while_some_of_its_envs_are_reset_takes_the_others_with_it():
     env = fragile.build(FragileConfig(processes=SHARED), Context(num_envs=2, chunk=1))
-    rows = np.arange(2)
-    env.reset(rows, rows, rows)
+    env_ids = np.arange(2)
+    env.reset(env_ids, env_ids, env_ids)
     os.kill(env.pids[0], signal.SIGKILL)
-    env.reset(rows[:1], rows[:1], rows[:1])
-    assert {row: len(texts) for row, texts in env.faults().items()} == {0: 1, 1: 0}
+    env.reset(env_ids[:1], env_ids[:1], env_ids[:1])
+    assert {env_id: len(texts) for env_id, texts in env.faults().items()} == {0: 1, 1: 0}
     played = env.chunk_step(np.ones((2, 1, 2), np.float32), np.ones(2, bool), True)
     assert played.executed[:, 0].tolist() == [True, False] and env.faults() == {1: []}
     env.close()
 
 
-def test_a_row_that_is_made_anew_in_vain_gets_another_process(tmp_path):
-    config = FragileConfig(fault="reset", always=True, row=1, told=str(tmp_path / "told"), processes=SHARED)
+def test_an_env_that_is_made_anew_in_vain_gets_another_process(tmp_path):
+    config = FragileConfig(fault="reset", always=True, env_id=1, told=str(tmp_path / "told"), processes=SHARED)
     env = fragile.build(config, Context(num_envs=2))
-    rows = np.arange(2)
-    env.reset(rows[:1], rows[:1], rows[:1])
+    env_ids = np.arange(2)
+    env.reset(env_ids[:1], env_ids[:1], env_ids[:1])
     [before] = set(env.pids)
-    with pytest.raises(UserError, match=r"row 1 broke 3 times in reset:(.|\n)*the scene fell apart"):
-        env.reset(rows[1:], rows[1:], rows[1:])
+    with pytest.raises(UserError, match=r"env 1 broke 3 times in reset:(.|\n)*the scene fell apart"):
+        env.reset(env_ids[1:], env_ids[1:], env_ids[1:])
     assert before not in env.pids and sorted(env.faults()) == [0, 1]
     env.close()
 
 
-@pytest.mark.parametrize(("rows", "each", "expected"), [(5, 2, [1, 2, 2]), (4, 1, [1] * 4), (3, 8, [3])])
-def test_rows_are_spread_evenly(rows, each, expected):
-    shares = Processes(envs_per_process=each).shares(rows)
+@pytest.mark.parametrize(("num_envs", "each", "expected"), [(5, 2, [1, 2, 2]), (4, 1, [1] * 4), (3, 8, [3])])
+def test_envs_are_spread_evenly(num_envs, each, expected):
+    shares = Processes(envs_per_process=each).shares(num_envs)
     assert [len(share) for share in shares] == expected
-    assert [row for share in shares for row in share] == list(range(rows))
+    assert [env_id for share in shares for env_id in share] == list(range(num_envs))
 
 
-def test_rows_that_share_a_process_cannot_get_a_fresh_one():
+def test_envs_that_share_a_process_cannot_get_a_fresh_one():
     with pytest.raises(ValueError, match="give envs_per_process: 1 beside it"):
         Processes(envs_per_process=None, recycle_mib=4000)
     assert len(Processes(envs_per_process=None).shares(100)) == len(os.sched_getaffinity(0))

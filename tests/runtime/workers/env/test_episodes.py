@@ -18,18 +18,18 @@ OUTCOMES = ("success", "failure", "truncated", None)
 
 
 def play(env, chunk, *, count=None, actions=None, **options):
-    """As many tickets as there are rows (or `count`), ticket i from state i, and episode e of it from state i + e N.
+    """As many tickets as there are envs (or `count`), ticket i from state i, and episode e of it from state i + e N.
     -> the requests, and what came of the tickets by their numbers."""
-    states, rows = env.reset_states("train"), env.num_envs
+    states, num_envs = env.reset_states("train"), env.num_envs
 
     def start(number, episode=0):
-        return EpisodeRequest(state=states[(number + episode * rows) % len(states)], number=number, episode=episode)
+        return EpisodeRequest(state=states[(number + episode * num_envs) % len(states)], number=number, episode=episode)
 
     def draw(ticket, episode):
         return start(ticket.number, episode)
 
     episodes = Episodes(env, name="scripted", seed=7, chunk=chunk, draw=draw, **options)
-    request = episodes.step(None, [start(i) for i in range(rows if count is None else count)])
+    request = episodes.step(None, [start(i) for i in range(num_envs if count is None else count)])
     requests = [request]
     while not request.done:
         act = np.zeros((len(request.positions), chunk, 2), np.float32) if actions is None else actions
@@ -49,8 +49,8 @@ def test_valid_mask_mode_counts_up_to_and_including_the_end(chunk, limit, ends):
     env = ScriptedEnv(3, script, max_steps=limit, chunk=chunk)
     _, finished = play(env, chunk, auto_reset="off")
     lengths, terminated, truncated, success = [], [], [], []
-    for row in range(3):
-        step, outcome = script.get(row, (10**6, None))
+    for env_id in range(3):
+        step, outcome = script.get(env_id, (10**6, None))
         inside = step <= limit
         lengths.append(min(step, limit))
         terminated.append(inside and outcome in ("success", "failure"))
@@ -79,25 +79,25 @@ def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, end
     script = dict(enumerate(ends))
     env = ScriptedEnv(2, script, max_steps=6, chunk=chunk, num_states=6)
     requests, finished = play(env, chunk, auto_reset=mode, chunk_steps=5)
-    for row in range(2):
-        light = finished[row].light
+    for env_id in range(2):
+        light = finished[env_id].light
         assert light["valid"].shape == (5, chunk)
-        expected, index, left = [], 0, ends[row][0]
+        expected, index, left = [], 0, ends[env_id][0]
         for _ in range(5):
             valid = min(left, chunk)
             left -= valid
             expected.append(valid)
             if left == 0:
                 index += 1
-                left = ends[(row + 2 * index) % 6][0]
+                left = ends[(env_id + 2 * index) % 6][0]
         assert light["valid"].sum(-1).tolist() == expected
         assert (light["valid"].argmin(-1) * ~light["valid"].all(-1) == np.array(expected) % chunk).all()
     final = requests[-1]
     assert final.done and final.obs is None
-    for request in requests[1:-1]:  # a row that ended shows its new episode, at step 0
+    for request in requests[1:-1]:  # an env that ended shows its new episode, at step 0
         shown = seen(request.obs)
-        for position, row in enumerate(request.positions):
-            assert shown.row[position] == row
+        for position, env_id in enumerate(request.positions):
+            assert shown.env[position] == env_id
             assert shown.step[position] == request.chunks[position] * chunk or mode == "immediate"
             assert (shown.step[position] == 0) == (request.chunks[position] == 0)
 
@@ -137,14 +137,14 @@ def test_final_observation_is_the_one_before_the_reset():
     first = requests[1]
     assert first.final_numbers.tolist() == [0]
     shown = seen(first.final)
-    assert (shown.row[0], shown.episode[0], shown.step[0]) == (0, 0, 3)
+    assert (shown.env[0], shown.episode[0], shown.step[0]) == (0, 0, 3)
     assert first.final.steps.tolist() == [3]
     for request in requests[:-1]:
         assert request.obs.steps.dtype == np.int64
         assert request.obs.steps.tolist() == seen(request.obs).step.tolist()
     place = first.positions.tolist().index(0)
     assert (seen(first.obs).episode[place], seen(first.obs).step[place]) == (1, 0)
-    second = requests[2]  # row 1 ended by success: nothing to bootstrap
+    second = requests[2]  # env 1 ended by success: nothing to bootstrap
     assert 1 not in second.final_numbers.tolist()
     assert requests[3].done and 1 in requests[3].final_numbers.tolist()  # cut by the end of the rollout
 
@@ -168,7 +168,7 @@ def test_seeds_depend_on_run_seed_ticket_and_episode_only():
     assert len({derived_seed(s, "episode", r, e) for s in range(3) for r in range(3) for e in range(3)}) == 27
 
 
-def test_idle_rows_are_left_alone():
+def test_idle_envs_are_left_alone():
     env = ScriptedEnv(2, {}, max_steps=2, chunk=2)
     episodes = Episodes(env, name="scripted", seed=0, chunk=2)
     state = env.reset_states("eval")[0]
@@ -178,8 +178,8 @@ def test_idle_rows_are_left_alone():
     assert request.done and [(e.number, e.episode) for e in request.finished[0].episodes] == [(9, 1)]
 
 
-def test_a_row_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
-    """Lengths 2, 4, 6 and 8 on two rows: nobody waits for the slowest."""
+def test_an_env_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
+    """Lengths 2, 4, 6 and 8 on two envs: nobody waits for the slowest."""
     env = ScriptedEnv(2, {i: (2 * i + 2, "success") for i in range(4)}, max_steps=9, chunk=2)
     requests, finished = play(env, 2, count=4)
     assert [request.numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
@@ -190,12 +190,12 @@ def test_a_row_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
     assert [request.waiting for request in requests[:4]] == [2, 1, 0, 0]
 
 
-def test_what_a_ticket_is_does_not_depend_on_the_rows():
-    """The same tickets on 1, 2 and 5 rows."""
+def test_what_a_ticket_is_does_not_depend_on_the_envs():
+    """The same tickets on 1, 2 and 5 envs."""
     ends = {i: (1 + 3 * i % 5, "success" if i % 2 else "failure") for i in range(7)}
-    of_rows = {}
-    for rows in (1, 2, 5):
-        env = ScriptedEnv(rows, ends, max_steps=4, chunk=3)
+    of_envs = {}
+    for num_envs in (1, 2, 5):
+        env = ScriptedEnv(num_envs, ends, max_steps=4, chunk=3)
         states = env.reset_states("train")
         episodes = Episodes(env, name="scripted", seed=7, chunk=3)
         request = episodes.step(None, [EpisodeRequest(state=states[i], number=i) for i in range(7)])
@@ -204,11 +204,11 @@ def test_what_a_ticket_is_does_not_depend_on_the_rows():
             request = episodes.step(np.zeros((len(request.positions), 3, 2), np.float32))
             for ticket in request.finished:
                 found[ticket.number] = {key: array.tolist() for key, array in ticket.light.items()}, ticket.episodes
-        of_rows[rows] = found
-    assert sorted(of_rows[1]) == list(range(7)) and of_rows[1] == of_rows[2] == of_rows[5]
+        of_envs[num_envs] = found
+    assert sorted(of_envs[1]) == list(range(7)) and of_envs[1] == of_envs[2] == of_envs[5]
 
 
-def test_a_row_prefers_a_ticket_of_its_own_task():
+def test_an_env_prefers_a_ticket_of_its_own_task():
     env = ScriptedEnv(2, dict.fromkeys(range(8), (1, "success")), max_steps=9, chunk=1, num_tasks=2)
     episodes = Episodes(env, name="scripted", seed=7, chunk=1)
     states = env.reset_states("train")  # of tasks 0, 1, 0, 1, ...
@@ -221,7 +221,7 @@ def test_a_row_prefers_a_ticket_of_its_own_task():
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"), [("nan", "state that is not finite in row 0"), ("shape", r"shape .* expected \(1, 8, 8, 3\)")]
+    ("fault", "message"), [("nan", "state that is not finite in env 0"), ("shape", r"shape .* expected \(1, 8, 8, 3\)")]
 )
 def test_a_broken_observation_is_named(fault, message):
     env = ScriptedEnv(1, {}, max_steps=4, chunk=2, fault=fault)
@@ -232,16 +232,16 @@ def test_a_broken_observation_is_named(fault, message):
 class Turned(ScriptedEnv):
     """Returns views of its pictures, upside down and mirrored, and of its numbers."""
 
-    def _observe(self, rows):
-        obs = super()._observe(rows)
+    def _observe(self, env_ids):
+        obs = super()._observe(env_ids)
         return evolve(obs, images={"main": obs.images["main"][:, ::-1, ::-1]}, state=obs.state[:, ::-1])
 
 
 class TurnedTensors(ScriptedEnv):
     """Returns tensors whose dimensions were permuted."""
 
-    def _observe(self, rows):
-        obs = super()._observe(rows)
+    def _observe(self, env_ids):
+        obs = super()._observe(env_ids)
         image = torch.from_numpy(obs.images["main"]).permute(0, 2, 1, 3)
         return evolve(obs, images={"main": image}, state=torch.from_numpy(obs.state).T.contiguous().T)
 
@@ -284,7 +284,7 @@ def test_an_action_out_of_bounds_is_refused_with_its_place():
     env = ScriptedEnv(2, {}, max_steps=4, chunk=2)
     actions = np.zeros((2, 2, 2), np.float32)
     actions[1, 0, 1] = 1.7
-    with pytest.raises(EnvError, match=r"1\.7 in dimension 1 \(row 1, action 0.*bounds \[-1, 1\] of env 'scripted'"):
+    with pytest.raises(EnvError, match=r"1\.7 in dimension 1 \(env 1, action 0.*bounds \[-1, 1\] of env 'scripted'"):
         play(env, 2, actions=actions)
 
 
@@ -300,9 +300,9 @@ def test_a_chunk_of_the_wrong_size_is_refused():
 
 def test_a_lane_without_episodes_asks_for_nothing():
     class Picky(ScriptedEnv):
-        def reset(self, rows, state_ids, seed):
-            assert len(rows), "a simulator is never asked to reset no rows"
-            return super().reset(rows, state_ids, seed)
+        def reset(self, env_ids, state_ids, seed):
+            assert len(env_ids), "a simulator is never asked to reset no envs"
+            return super().reset(env_ids, state_ids, seed)
 
     episodes = Episodes(Picky(2, chunk=2), name="scripted", seed=7, chunk=2)
     assert episodes.step().done

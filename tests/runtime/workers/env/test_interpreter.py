@@ -44,7 +44,7 @@ def test_a_run_with_simulators_in_another_interpreter(train, tmp_path, second_py
     calm, calm_metrics = train("calm", **fragile_spec(tmp_path, "none"))
     env = {"python": str(second_python), "report_numpy": str(tmp_path / "numpy")}
     results, metrics = train("apart", **fragile_spec(tmp_path, "none", env=env), runtime={"backend": "ray"})
-    assert (tmp_path / "numpy").read_text() == NUMPY, "the rows ran elsewhere"
+    assert (tmp_path / "numpy").read_text() == NUMPY, "the envs ran elsewhere"
     assert results["success"] == calm["success"]
     assert without_faults(metrics) == without_faults(calm_metrics)
 

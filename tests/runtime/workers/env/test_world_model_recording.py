@@ -18,7 +18,7 @@ TICKETS = 9
 
 
 class Stumbling:
-    """A simulator one of whose rows breaks in its third chunk step."""
+    """A simulator one of whose envs breaks in its third chunk step."""
 
     def __init__(self, env) -> None:
         self.env, self.steps, self.told = env, 0, False
@@ -40,14 +40,14 @@ class Stumbling:
 def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, EnvTrajectory], dict[tuple[int, int], np.ndarray]]:
     """Tickets that are played by the disturbed expert: recordings, what came of them, and what was seen."""
     recordings: dict[int, RecordedEpisode] = {}
-    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, watch=WorldModelObserver(recordings))
+    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, observer=WorldModelObserver(recordings))
     states = env.reset_states("train")
     request = episodes.step(None, [EpisodeRequest(state=states[n], number=n) for n in range(TICKETS)])
     finished, seen = {}, {}
     while not request.done:
         pictures = request.obs.numpy().images["overhead"]
-        for row, (number, chunk) in enumerate(zip(request.numbers, request.chunks, strict=True)):
-            seen[int(number), int(chunk)] = np.array(pictures[row])
+        for env_id, (number, chunk) in enumerate(zip(request.numbers, request.chunks, strict=True)):
+            seen[int(number), int(chunk)] = np.array(pictures[env_id])
         noise = [
             generator(0, "disturbed", int(n), 0, int(c)).standard_normal((CHUNK, 3))
             for n, c in zip(request.numbers, request.chunks, strict=True)
@@ -81,7 +81,7 @@ def test_every_ticket_is_recorded_as_it_was_played(tmp_path) -> None:
     EpisodeStore(tmp_path, EpisodeShape.of(env.info, CHUNK), capacity=TICKETS, spare=0).add(recordings.values())
 
 
-def test_of_a_row_that_broke_only_the_episode_that_counts_is_recorded() -> None:
+def test_of_an_env_that_broke_only_the_episode_that_counts_is_recorded() -> None:
     whole, _, _ = played(tabletop(4))
     stumbling = Stumbling(tabletop(4))
     broken, _, _ = played(stumbling)

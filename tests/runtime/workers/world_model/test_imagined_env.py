@@ -15,8 +15,10 @@ from vla_rl.testing import check_env, check_world_model
 from vla_rl.toolkit.world_models.measures import measure, thresholds_met
 
 
-def oracle(rows: int = 8, history: int = STEPS + 1, chunk: int = CHUNK) -> WorldModel:
-    config = load("world_model", "oracle").config(env="tabletop", keys=("image_size=16",), history=history, rows=rows)
+def oracle(num_envs: int = 8, history: int = STEPS + 1, chunk: int = CHUNK) -> WorldModel:
+    config = load("world_model", "oracle").config(
+        env="tabletop", keys=("image_size=16",), history=history, num_envs=num_envs
+    )
     return build("world_model", "oracle", config, Context(chunk=chunk))
 
 
@@ -25,9 +27,9 @@ def recorded(tmp_path_factory):
     return recorder(tmp_path_factory.mktemp("recorded"), 48)
 
 
-def imagination(recorded, model: WorldModel, rows: int = 3, **settings: Any) -> ImaginedEnv:
+def imagination(recorded, model: WorldModel, num_envs: int = 3, **settings: Any) -> ImaginedEnv:
     info = tabletop(1).info
-    return ImaginedEnv(model, recorded, info, rows, **{"horizon": 4, **settings})
+    return ImaginedEnv(model, recorded, info, num_envs, **{"horizon": 4, **settings})
 
 
 def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
@@ -106,7 +108,7 @@ def begin(env: ImaginedEnv, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
     env.reset(np.arange(3), np.full(3, env.reset_states("train")[0].id), np.array(seeds))
 
 
-def test_a_row_is_truncated_at_the_horizon_and_then_stands_still(recorded) -> None:
+def test_an_env_is_truncated_at_the_horizon_and_then_stands_still(recorded) -> None:
     env = imagination(recorded, Scripted(GOES_ON), horizon=2)
     begin(env)
     first, second, third = (env.chunk_step(ACTIONS, np.ones(3, bool), False) for _ in range(3))
@@ -119,7 +121,7 @@ def test_a_row_is_truncated_at_the_horizon_and_then_stands_still(recorded) -> No
 
 
 @pytest.mark.parametrize(("outcome", "won", "last"), [(2, True, 1), (1 + CHUNK + 2, False, 2)])
-def test_an_outcome_ends_a_row_at_its_action(recorded, outcome: int, won: bool, last: int) -> None:
+def test_an_outcome_ends_an_env_at_its_action(recorded, outcome: int, won: bool, last: int) -> None:
     env = imagination(recorded, Scripted(np.eye(1 + 2 * CHUNK)[outcome].tolist()))
     begin(env)
     result = env.chunk_step(ACTIONS, np.array([True, True, False]), True)
@@ -134,14 +136,14 @@ def test_outcomes_are_drawn_by_the_seed_of_the_reset(recorded) -> None:
     for lap, turned in enumerate(((0, 1, 2), (2, 0, 1)) * 8):
         begin(env, tuple(seed + 3 * (lap // 2) for seed in turned))
         drawn.append(env.chunk_step(ACTIONS, np.ones(3, bool), True).success.tolist())
-    assert all(b == [a[2], a[0], a[1]] for a, b in zip(drawn[::2], drawn[1::2], strict=True)), "whatever the row"
+    assert all(b == [a[2], a[0], a[1]] for a, b in zip(drawn[::2], drawn[1::2], strict=True)), "whatever the env"
     assert 4 < sum(map(sum, drawn[::2])) < 20
     likely = imagination(recorded, Scripted([0.3, 0.4] + [0.3] + [0.0] * (2 * CHUNK - 2)), outcome="most likely")
     begin(likely)
     assert likely.chunk_step(ACTIONS, np.ones(3, bool), True).terminated[:, 0].all()
 
 
-def test_numbers_that_are_not_finite_are_a_fault_of_their_row(recorded) -> None:
+def test_numbers_that_are_not_finite_are_a_fault_of_their_env(recorded) -> None:
     class Broken(Scripted):
         def outcome(self, windows, actions, after):
             chances = super().outcome(windows, actions, after)
@@ -176,7 +178,7 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
     begin(env)
     with pytest.raises(UserError, match=r"not finite 3 times in one trajectory, .*lower learning rate"):
         env.chunk_step(ACTIONS, np.ones(3, bool), True)
-    assert [len(set(of_row)) for of_row in zip(*drawn, strict=True)] == [1, 3, 1], "the others are drawn as before"
+    assert [len(set(of_env)) for of_env in zip(*drawn, strict=True)] == [1, 3, 1], "the others are drawn as before"
     env.refresh()
     begin(env)
     env.chunk_step(ACTIONS, np.ones(3, bool), True)
@@ -203,7 +205,7 @@ def test_it_says_that_it_is_imagined(recorded) -> None:
     assert env.info == evolve(tabletop(1).info, notes=("imagined by a world model",))
 
 
-def test_a_fitted_model_plays_the_same_whatever_the_rows(recorded) -> None:
+def test_a_fitted_model_plays_the_same_whatever_the_envs(recorded) -> None:
     """`edm`, from recorded windows to imagined episodes."""
     plugin, info = load("world_model", "edm"), tabletop(1).info
     small = {"channels": (16, 16), "depths": (1, 1), "condition": 32, "heads": 16, "warm_up": 0}

@@ -112,7 +112,7 @@ def registered(name: str) -> None:
                 "  those of another package are registered when it is imported: name its module in imports"
             ) from exc
     if spec.entry_point is None:
-        raise UserError(f"{name} is registered as a batch of environments; rows need single ones")
+        raise UserError(f"{name} is registered as a batch of environments; envs need single ones")
 
 
 def facts(env: Environment, config: GymnasiumConfig) -> Facts:

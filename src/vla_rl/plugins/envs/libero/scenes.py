@@ -38,14 +38,14 @@ class SceneCache:
         self.seeds: dict[int, int] = {}
         """State id -> seed, for the train states drawn so far."""
 
-    def begin(self, row: int, task: LiberoTask) -> LiberoScene:
+    def begin(self, env_id: int, task: LiberoTask) -> LiberoScene:
         """Start an episode of this task in an env instance. Return its scene, in any state."""
-        self._played[row] = SceneEpisode(task)
-        return self.of(row)
+        self._played[env_id] = SceneEpisode(task)
+        return self.of(env_id)
 
-    def of(self, row: int) -> LiberoScene:
+    def of(self, env_id: int) -> LiberoScene:
         """Return the scene of an env instance, in the state in which the instance left it."""
-        episode = self._played[row]
+        episode = self._played[env_id]
         scene = self._built.pop(episode.task, None) or self._build(episode.task)
         self._built[episode.task] = scene
         before = self._there.get(episode.task)
@@ -57,10 +57,10 @@ class SceneCache:
             self._there[episode.task] = episode
         return scene
 
-    def leave(self, row: int) -> None:
+    def leave(self, env_id: int) -> None:
         """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
         it, the scene is closed and built again for the next use."""
-        episode = self._played.pop(row, None)
+        episode = self._played.pop(env_id, None)
         if episode is not None and self._there.get(episode.task) is episode:
             self._close(episode.task)
         if not self._played:

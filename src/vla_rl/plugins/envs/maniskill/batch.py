@@ -43,13 +43,13 @@ class BatchEnv(SimEnv):
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return self._states[split]
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         """Start episodes. A state id fixes the scene. Random numbers that a few tasks draw during an episode are shared
         by all instances, and depend on the `seed` of the instance that was reset last."""
-        rows = to_numpy(rows)
-        for row, state, key in zip(rows, to_numpy(state_ids), to_numpy(seed), strict=True):
-            self._scene.reset(int(row), int(state) % IDS_PER_TASK, int(key))
-        return self._look().take(rows)
+        env_ids = to_numpy(env_ids)
+        for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True):
+            self._scene.reset(int(env_id), int(state) % IDS_PER_TASK, int(key))
+        return self._look().take(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         device = self._scene.device
@@ -99,23 +99,23 @@ class BatchEnv(SimEnv):
         return Observation(images=scene.images(), instructions=tuple(words), state=scene.state())
 
 
-def _merged(old: SavedScene | None, new: SavedScene, rows: Tensor) -> SavedScene:
-    """Return the old state with these rows (bool [N]) replaced by those of the new one."""
+def _merged(old: SavedScene | None, new: SavedScene, chosen: Tensor) -> SavedScene:
+    """Return the old state with these envs (bool [N]) replaced by those of the new one."""
     return (
         new
         if old is None
         else SavedScene(
-            _merge(old.bodies, new.bodies, rows),
-            tuple(_merge(one, other, rows) for one, other in zip(old.kept, new.kept, strict=True)),
+            _merge(old.bodies, new.bodies, chosen),
+            tuple(_merge(one, other, chosen) for one, other in zip(old.kept, new.kept, strict=True)),
         )
     )
 
 
-def _merge(old: Mapping[str, Any], new: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any], chosen: Tensor) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name, tensor in new.items():
         if isinstance(tensor, Mapping):
-            merged[name] = _merge(old[name], tensor, rows)
+            merged[name] = _merge(old[name], tensor, chosen)
         else:
-            merged[name] = torch.where(rows.view(-1, *[1] * (tensor.ndim - 1)), tensor, old.get(name, tensor))
+            merged[name] = torch.where(chosen.view(-1, *[1] * (tensor.ndim - 1)), tensor, old.get(name, tensor))
     return merged

@@ -62,7 +62,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         )
     if config.fast_render:
         raise UserError(
-            "maniskill: fast_render is for scenes of one row, on processors; leave it out with backend: gpu"
+            "maniskill: fast_render is for scenes of one env, on processors; leave it out with backend: gpu"
         )
     info = evolve(info, deterministic=False)  # PhysX on a GPU sums in any order
     return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)

@@ -112,5 +112,5 @@ def _flat(offset: Tensor) -> Tensor:
     return result
 
 
-def _where(rows: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    return torch.where(rows[:, None], one, other)
+def _where(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    return torch.where(chosen[:, None], one, other)

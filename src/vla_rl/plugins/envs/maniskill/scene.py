@@ -98,8 +98,8 @@ class ManiSkillScene:
         spaces = [agent.single_action_space for agent in self.agents]
         return [float(x) for s in spaces for x in s.low], [float(x) for s in spaces for x in s.high]
 
-    def reset(self, row: int, number: int, seed: int) -> None:
-        """Start instance `row` again from ManiSkill's seed (or the placement) `number`, whatever happened before.
+    def reset(self, env_id: int, number: int, seed: int) -> None:
+        """Start instance `env_id` again from ManiSkill's seed (or the placement) `number`, whatever happened before.
         `seed` determines what the task draws in later steps, such as the noise of a camera.
 
         On a CPU the scene is built again: PhysX remembers contacts, so that an episode in a used scene differs now and
@@ -107,11 +107,11 @@ class ManiSkillScene:
         """
         options: dict[str, Any] = {"reconfigure": True}
         if self.device.type != "cpu":
-            options = {"env_idx": torch.tensor([row], device=self.device)}
+            options = {"env_idx": torch.tensor([env_id], device=self.device)}
         if self.recipe.placements:
             options["episode_id"] = torch.tensor([number], device=self.device)
         gymnasium.Env.reset(self.env, seed=number)  # ManiSkill leaves out this generator, which some tasks draw from
-        others = [i for i in range(self.num_envs) if i != row]
+        others = [i for i in range(self.num_envs) if i != env_id]
         kept = self._kept()
         # One instance at a time with one seed for all: ManiSkill draws for a batch from the seed of its first instance.
         self.env.reset(seed=[number] * self.num_envs, options=options)
@@ -150,11 +150,11 @@ class ManiSkillScene:
     def save(self) -> SavedScene:
         return SavedScene(_cloned(self.env.get_state_dict()), self._kept())
 
-    def restore(self, saved: SavedScene, rows: Sequence[int]) -> None:
-        """Put instances (`rows`) back into a saved state, which may come from another simulator of the same task."""
-        index = torch.tensor(list(rows), device=self.device)
-        self.env.set_state_dict(_rows_of(saved.bodies, index), index)
-        self._put_back(saved.kept, rows)
+    def restore(self, saved: SavedScene, env_ids: Sequence[int]) -> None:
+        """Put instances (`env_ids`) back into a saved state, which may come from another simulator of the same task."""
+        index = torch.tensor(list(env_ids), device=self.device)
+        self.env.set_state_dict(_envs_of(saved.bodies, index), index)
+        self._put_back(saved.kept, env_ids)
 
     def close(self) -> None:
         self.env.close()
@@ -176,18 +176,18 @@ class ManiSkillScene:
 
     def _kept(self) -> tuple[dict[str, Tensor], ...]:
         return tuple(
-            {name: tensor.clone() for name, tensor, _ in _row_tensors(keeper, self.num_envs)}
+            {name: tensor.clone() for name, tensor, _ in _env_tensors(keeper, self.num_envs)}
             for keeper in self._keepers()
         )
 
-    def _put_back(self, kept: Sequence[Mapping[str, Tensor]], rows: Sequence[int]) -> None:
-        if not rows:
+    def _put_back(self, kept: Sequence[Mapping[str, Tensor]], env_ids: Sequence[int]) -> None:
+        if not env_ids:
             return
         for saved, keeper in zip(kept, self._keepers(), strict=True):
-            for name, tensor, replace in list(_row_tensors(keeper, self.num_envs)):
+            for name, tensor, replace in list(_env_tensors(keeper, self.num_envs)):
                 if name in saved:
                     merged = tensor.clone()
-                    merged[list(rows)] = saved[name][list(rows)]
+                    merged[list(env_ids)] = saved[name][list(env_ids)]
                     replace(merged)
 
 
@@ -235,7 +235,7 @@ def _rewards(modes: Sequence[str], dense: bool) -> str:
     return "none" if "none" in modes else "sparse"
 
 
-def _row_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
+def _env_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Callable[[Tensor], None]]]:
     """Yield the tensors that an object keeps for each instance, in dictionaries and poses too: name, tensor, and a
     function that replaces it."""
     for name, value in vars(keeper).items():
@@ -254,5 +254,7 @@ def _cloned(nested: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _cloned(part) if isinstance(part, Mapping) else part.clone() for name, part in nested.items()}
 
 
-def _rows_of(nested: Mapping[str, Any], rows: Tensor) -> dict[str, Any]:
-    return {name: _rows_of(part, rows) if isinstance(part, Mapping) else part[rows] for name, part in nested.items()}
+def _envs_of(nested: Mapping[str, Any], env_ids: Tensor) -> dict[str, Any]:
+    return {
+        name: _envs_of(part, env_ids) if isinstance(part, Mapping) else part[env_ids] for name, part in nested.items()
+    }

@@ -62,7 +62,7 @@ def known_cameras(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> No
 
 def processes_apart(instance: Any, attribute: Any, processes: Processes) -> None:
     if processes.apart is False:
-        raise ValueError("apart: false does not work: RoboTwin changes the working directory of a row's process")
+        raise ValueError("apart: false does not work: RoboTwin changes the working directory of an env's process")
 
 
 def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

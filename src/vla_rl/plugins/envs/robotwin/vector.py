@@ -35,7 +35,7 @@ class VectorRobotwin(SimEnv):
 
     def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
         self.num_envs, self.info = context.num_envs, info
-        self._book, self._robotwin, self._first_row = book, robotwin, context.first_env
+        self._book, self._robotwin, self._first_env = book, robotwin, context.first_env
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
@@ -51,16 +51,16 @@ class VectorRobotwin(SimEnv):
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         return self._states[split]
 
-    def reset(self, rows: Any, state_ids: Any, seed: Any) -> Observation:
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
         """Start episodes, one instance after the other: RoboTwin sets up one scene at a time. The state id determines
         everything, the wording too; `seed` has no effect."""
-        rows = [int(row) for row in to_numpy(rows)]
+        env_ids = [int(env_id) for env_id in to_numpy(env_ids)]
         with quiet(), kept_randomness():
-            for row, state in zip(rows, to_numpy(state_ids), strict=True):
-                self._ready[row] = False
-                self._place(row, int(state))
-                self._ready[row] = True
-        return self._observation(rows)
+            for env_id, state in zip(env_ids, to_numpy(state_ids), strict=True):
+                self._ready[env_id] = False
+                self._place(env_id, int(state))
+                self._ready[env_id] = True
+        return self._observation(env_ids)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
         """Execute a chunk. After success the robot moves no more: RoboTwin ignores further actions."""
@@ -68,14 +68,14 @@ class VectorRobotwin(SimEnv):
         rewards = np.zeros(actions.shape[:2], np.float32)
         succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
         before = self._solved.copy()
-        for row, (success, cut) in self._play(np.flatnonzero(to_numpy(active)), actions).items():
-            executed[row] = True
-            if stop_at_end and before[row]:
-                executed[row, 1:] = False
-            succeeded[row] = before[row] & executed[row]
-            last = int(executed[row].sum()) - 1
-            succeeded[row, last] |= success
-            truncated[row, last] = cut and not success
+        for env_id, (success, cut) in self._play(np.flatnonzero(to_numpy(active)), actions).items():
+            executed[env_id] = True
+            if stop_at_end and before[env_id]:
+                executed[env_id, 1:] = False
+            succeeded[env_id] = before[env_id] & executed[env_id]
+            last = int(executed[env_id].sum()) - 1
+            succeeded[env_id, last] |= success
+            truncated[env_id, last] = cut and not success
         rewards[succeeded] = 1.0
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
@@ -100,47 +100,48 @@ class VectorRobotwin(SimEnv):
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _play(self, rows: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
+    def _play(self, env_ids: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
         """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
         outcomes: dict[int, tuple[bool, bool]] = {}
         with quiet(), kept_randomness():
             waiting = {}
-            for row in (int(row) for row in rows):
-                if self._ready[row]:
-                    venv = self._venvs[self._tasks[row]]
-                    waiting[row] = venv.env_thread_pool.submit(venv.envs[row].step, actions[row])
+            for env_id in (int(env_id) for env_id in env_ids):
+                if self._ready[env_id]:
+                    venv = self._venvs[self._tasks[env_id]]
+                    waiting[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
                 else:
-                    self._break(row, "it has not been reset since it broke")
-            for row, future in waiting.items():
+                    self._break(env_id, "it has not been reset since it broke")
+            for env_id, future in waiting.items():
                 try:
                     result = future.result(self._deadline_s)
-                    self._views[row] = self._view(result["obs"])
+                    self._views[env_id] = self._view(result["obs"])
                 except FutureTimeoutError as exc:
                     raise RuntimeError(
-                        f"row {self._first_row + row} ({self._tasks[row]}) gave no answer for {self._deadline_s:g} s "
+                        f"env {self._first_env + env_id} ({self._tasks[env_id]}) gave no answer for "
+                        f"{self._deadline_s:g} s "
                         "(processes.deadline_s); its thread cannot be stopped, so this process has to end"
                     ) from exc
                 except UserError:
                     raise
                 except Exception:
-                    self._break(row, traceback.format_exc())
+                    self._break(env_id, traceback.format_exc())
                     continue
-                outcomes[row] = bool(result["info"]["success"]), bool(result["truncated"][0])
-                self._solved[row] = outcomes[row][0]
+                outcomes[env_id] = bool(result["info"]["success"]), bool(result["truncated"][0])
+                self._solved[env_id] = outcomes[env_id][0]
         return outcomes
 
-    def _break(self, row: int, what: str) -> None:
-        self._ready[row] = False
-        self._faults.setdefault(row, []).append(f"row {self._first_row + row}: {what}")
+    def _break(self, env_id: int, what: str) -> None:
+        self._ready[env_id] = False
+        self._faults.setdefault(env_id, []).append(f"env {self._first_env + env_id}: {what}")
 
-    def _place(self, row: int, state_id: int) -> None:
+    def _place(self, env_id: int, state_id: int) -> None:
         """Set up a state's scene in an instance, with the first of its seeds that can be used."""
         task = self._book.task(state_id)
         seeds = self._book.candidates(state_id)
         venv = self._venv(task, seeds[0])
-        if self._tasks[row] != task and self._tasks[row] in self._venvs:
-            self._venvs[self._tasks[row]].envs[row].close(clear_cache=False)
-        self._tasks[row], sub = task, venv.envs[row]
+        if self._tasks[env_id] != task and self._tasks[env_id] in self._venvs:
+            self._venvs[self._tasks[env_id]].envs[env_id].close(clear_cache=False)
+        self._tasks[env_id], sub = task, venv.envs[env_id]
         check = self._book.checked(state_id, without_file=True)
         for seed in seeds:
             if not self._usable.get((task, seed), True):
@@ -152,7 +153,7 @@ class VectorRobotwin(SimEnv):
                 if not self._usable[task, seed]:
                     continue
             try:
-                venv.reset(env_idx=[row], env_seeds=[seed])
+                venv.reset(env_idx=[env_id], env_seeds=[seed])
             except RuntimeError as exc:  # any error but an unstable seed
                 raise UserError(f"RoboTwin cannot set up task {task} with seed {seed}: {exc}") from exc
             if sub.task.ep_num == seed:
@@ -166,8 +167,8 @@ class VectorRobotwin(SimEnv):
         key = derived_seed(0, "robotwin/instruction", state_id)
         sub.instruction = self._robotwin.instruction(task, sub.task.get_info(), key)
         sub.task.set_instruction(sub.instruction)
-        self._solved[row] = False
-        self._views[row] = self._view(sub.get_obs())
+        self._solved[env_id] = False
+        self._views[env_id] = self._view(sub.get_obs())
 
     def _venv(self, task: str, seed: int) -> Any:
         if task not in self._venvs:
@@ -201,8 +202,8 @@ class VectorRobotwin(SimEnv):
         images = {name: np.ascontiguousarray(seen[IMAGES[name]]) for name in self.info.cameras}
         return View(images, state, str(seen["instruction"]))
 
-    def _observation(self, rows: Iterable[int]) -> Observation:
-        views = [self._views[row] for row in rows]
+    def _observation(self, env_ids: Iterable[int]) -> Observation:
+        views = [self._views[env_id] for env_id in env_ids]
         return Observation(
             images={name: np.stack([view.images[name] for view in views]) for name in self.info.cameras},
             instructions=tuple(view.instruction or "" for view in views),

@@ -77,29 +77,29 @@ class Tabletop(SimEnv):
         every = ((first + i, i % len(TASKS)) for i in range(count))
         return tuple(ResetState(id=i, task=TASKS[task].name) for i, task in every if task in self._tasks)
 
-    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
+    def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         """Start episodes. Only the state id matters: `seed` is unused, since nothing is random during an episode."""
-        rows_ = torch.as_tensor(rows, dtype=torch.int64).cpu()
+        indices = torch.as_tensor(env_ids, dtype=torch.int64).cpu()
         ids = torch.as_tensor(state_ids, dtype=torch.int64).cpu().numpy()
-        if rows_.shape != ids.shape or rows_.ndim != 1:
-            raise ValueError(f"reset needs as many rows as state ids, got {tuple(rows_.shape)} and {ids.shape}")
+        if indices.shape != ids.shape or indices.ndim != 1:
+            raise ValueError(f"reset needs as many envs as state ids, got {tuple(indices.shape)} and {ids.shape}")
         for split, (first, count) in SPLITS.items():
             chosen = (ids >= first) & (ids < first + count)
             if chosen.any():
-                self.place(rows_[torch.from_numpy(chosen)], split_scenes(split), ids[chosen] - first)
+                self.place(indices[torch.from_numpy(chosen)], split_scenes(split), ids[chosen] - first)
             ids = np.where(chosen, -1, ids)
         if (ids >= 0).any():
             raise ValueError(f"tabletop has no state {int(ids[ids >= 0][0])}; see reset_states for those there are")
-        return self.observe(rows_)
+        return self.observe(indices)
 
-    def place(self, rows: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
-        """Put envs `rows` (int64 [R]) into the scenes `which` (int64 [R]) of a table of scenes."""
-        state, rows_ = self._state, rows.to(self.device)
+    def place(self, env_ids: torch.Tensor, scenes: TabletopScenes, which: Any) -> None:
+        """Put envs `env_ids` (int64 [R]) into the scenes `which` (int64 [R]) of a table of scenes."""
+        state, indices = self._state, env_ids.to(self.device)
 
         def put(name: str, values: Any) -> None:
-            state[name][rows_] = torch.as_tensor(values[which]).to(self.device)
+            state[name][indices] = torch.as_tensor(values[which]).to(self.device)
 
-        self._task[rows.numpy()] = scenes.task[which]
+        self._task[env_ids.numpy()] = scenes.task[which]
         put("gripper", scenes.gripper)
         put("position", scenes.position)
         put("colour", scenes.colour)
@@ -108,8 +108,8 @@ class Tabletop(SimEnv):
         put("puts", scenes.holding)
         put("closed", scenes.holding)
         put("held", np.where(scenes.holding, THINGS - 1, -1))
-        state["ended"][rows_] = False
-        state["rewarded"][rows_] = False
+        state["ended"][indices] = False
+        state["rewarded"][indices] = False
 
     def move_gripper(self, gripper: torch.Tensor, closed: torch.Tensor | None = None) -> None:
         """Move the grippers (float32 [N, 2]) with what they hold, and open or close them."""
@@ -118,14 +118,14 @@ class Tabletop(SimEnv):
             self._state["closed"] = closed.to(self.device)
         self._carry(torch.ones_like(self._state["closed"]))
 
-    def observe(self, rows: torch.Tensor | None = None) -> Observation:
+    def observe(self, env_ids: torch.Tensor | None = None) -> Observation:
         """Render all envs, or those numbered int64 [R]."""
         names = ("gripper", "closed", "position", "colour", "is_plate", "held")
-        index = slice(None) if rows is None else rows.to(self.device)
+        index = slice(None) if env_ids is None else env_ids.to(self.device)
         gripper, closed, position, colour, is_plate, held = (self._state[name][index] for name in names)
         overhead, wrist = self._render(gripper, closed, position, colour, is_plate)
         flags = torch.stack([closed, held >= 0], dim=1).to(torch.float32) * 2 - 1
-        task = self._task if rows is None else self._task[rows.numpy()]
+        task = self._task if env_ids is None else self._task[env_ids.numpy()]
         return Observation(
             images={"overhead": overhead, "wrist": wrist},
             instructions=tuple(TASKS[i].instruction for i in task),

@@ -26,7 +26,7 @@ NUMBERS = {
     "policy/entropy": "entropy",
 }
 UNITS = {"rollout": "chunk steps", "eval": "episodes", "bc_warmup": "epochs", "demonstrations": "episodes"}
-UNITS |= {"starting rows": "rows", "loading the model": "MB"}
+UNITS |= {"starting envs": "envs", "loading the model": "MB"}
 """Phase -> unit of its progress."""
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20

@@ -1,4 +1,7 @@
-"""`oracle`: the true simulator used as a world model. Settings only, light to import; see docs/reference/world-models.md."""
+"""`oracle`: the true simulator used as a world model. Settings only, light to import.
+
+See docs/reference/world-models.md.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class OracleConfig:
     history: int = field(default=16, validator=validators.ge(1))
     """Length of a window in chunks, 1 or more: at least the chunks of the longest episode, since all of them are
     replayed."""
-    rows: int = field(default=64, validator=validators.ge(1))
+    num_envs: int = field(default=64, validator=validators.ge(1))
     """Env instances of the simulator, 1 or more; more windows than that are processed in turns."""
 
 
@@ -30,7 +33,7 @@ def build(config: OracleConfig, context: Context) -> Any:
     from vla_rl.plugins.world_models.oracle.model import Oracle
 
     section = read_env(config.env, config.keys)
-    env = build_env("env", config.env, section.config, evolve(context, num_envs=config.rows, env=None))
+    env = build_env("env", config.env, section.config, evolve(context, num_envs=config.num_envs, env=None))
     return Oracle(env, config, context.env)
 
 

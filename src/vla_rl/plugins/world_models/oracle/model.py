@@ -74,17 +74,17 @@ class Oracle(WorldModel):
         return found
 
     def _play(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
-        rows = self.env.num_envs
-        here = np.minimum(np.arange(first, first + rows), len(actions) - 1)  # the last window pads the batch
-        self.env.reset(np.arange(rows), windows.states[here], windows.seeds[here])
+        num_envs = self.env.num_envs
+        here = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
+        self.env.reset(np.arange(num_envs), windows.states[here], windows.seeds[here])
         for asked, executed in zip(
             windows.actions[here].swapaxes(0, 1), windows.executed[here].swapaxes(0, 1), strict=True
         ):
             counts = executed.sum(1)
             for width in np.unique(counts[counts > 0]):
                 self.env.chunk_step(asked[:, :width], counts == width, True)
-        result = self.env.chunk_step(to_numpy(actions)[here], np.ones(rows, bool), True)
-        return min(rows, len(actions) - first), _kept(result)
+        result = self.env.chunk_step(to_numpy(actions)[here], np.ones(num_envs, bool), True)
+        return min(num_envs, len(actions) - first), _kept(result)
 
 
 def _kept(result: ChunkResult) -> ChunkResult:

@@ -16,7 +16,7 @@ BOUND_TOLERANCE = 1e-4
 def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> Observation:
     """Return the observation of `n` envs that `method` returned, contiguous in memory. Raises EnvError."""
     if len(obs) != n:
-        raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} rows")
+        raise EnvError(f"env {env!r}: {method} returned {len(obs)} instructions for {n} envs")
     for camera, (height, width) in info.cameras.items():
         if camera not in obs.images:
             raise EnvError(
@@ -28,40 +28,40 @@ def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, metho
         _check_array(env, obs.state, (n, info.state_dim), "float32", f"state of {method}")
         state = to_numpy(obs.state)
         if not np.isfinite(state).all():
-            row = int(np.argwhere(~np.isfinite(state))[0][0])
-            raise EnvError(f"env {env!r}: {method} returned a state that is not finite in row {row}")
+            env_id = int(np.argwhere(~np.isfinite(state))[0][0])
+            raise EnvError(f"env {env!r}: {method} returned a state that is not finite in env {env_id}")
     return obs.contiguous()
 
 
-def checked_result(env: str, info: EnvInfo, result: ChunkResult, rows: int, width: int) -> ChunkResult:
-    """Return the result of `width` actions in `rows` envs, with a contiguous observation. Raises EnvError."""
-    obs = checked_observation(env, info, result.obs, rows, "chunk_step")
-    _check_array(env, result.rewards, (rows, width), "float32", "rewards")
+def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, width: int) -> ChunkResult:
+    """Return the result of `width` actions in `num_envs` envs, with a contiguous observation. Raises EnvError."""
+    obs = checked_observation(env, info, result.obs, num_envs, "chunk_step")
+    _check_array(env, result.rewards, (num_envs, width), "float32", "rewards")
     for field in ("terminated", "truncated", "executed"):
-        _check_array(env, getattr(result, field), (rows, width), "bool", field)
-    _check_array(env, result.success, (rows,), "bool", "success")
+        _check_array(env, getattr(result, field), (num_envs, width), "bool", field)
+    _check_array(env, result.success, (num_envs,), "bool", "success")
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
-        row, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
-        raise EnvError(f"env {env!r} returned the reward {rewards[row, step]} in row {row}, action {step}")
+        env_id, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
+        raise EnvError(f"env {env!r} returned the reward {rewards[env_id, step]} in env {env_id}, action {step}")
     return evolve(result, obs=obs)
 
 
-def checked_actions(env: str, info: EnvInfo, actions: Any, rows: Array, chunk: int) -> Array:
+def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk: int) -> Array:
     """Return the actions as float32 [R, C, A], clipped to the bounds that they may exceed by rounding
     (`BOUND_TOLERANCE`). Raises EnvError.
     """
     actions = np.asarray(to_numpy(actions), np.float32)
     low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
-    want = (len(rows), chunk, len(low))
+    want = (len(env_ids), chunk, len(low))
     if actions.shape != want:
-        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {want} (rows, chunk, dims)")
+        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {want} (envs, chunk, dims)")
     outside = ~((actions >= low - BOUND_TOLERANCE) & (actions <= high + BOUND_TOLERANCE))
     if outside.any():
-        row, step, dim = (int(i) for i in np.argwhere(outside)[0])
+        index, step, dim = (int(i) for i in np.argwhere(outside)[0])
         raise EnvError(
-            f"the policy chose {actions[row, step, dim]:g} in dimension {dim} (row {int(rows[row])}, action {step} of "
-            f"the chunk), outside of the bounds [{low[dim]:g}, {high[dim]:g}] of env {env!r}; check that the "
+            f"the policy chose {actions[index, step, dim]:g} in dimension {dim} (env {int(env_ids[index])}, action "
+            f"{step} of the chunk), outside of the bounds [{low[dim]:g}, {high[dim]:g}] of env {env!r}; check that the "
             f"checkpoint's action statistics (unnorm_key) belong to this simulator"
         )
     clipped: Array = np.clip(actions, low, high)

@@ -73,7 +73,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             "seed": spec.seed,
             "on_fault": self.on_fault,
         }
-        self.spools = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
+        self.stores = {"rollout": RecordingStore(), "evaluation": RecordingStore()}
         first = next(iter(envs.values()))
         self.states = first.reset_states("train")
         self.train = {
@@ -88,13 +88,13 @@ class EnvWorker(EnvLanes, EnvInterface):
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
-                watch=None if recordings is None else recordings.tap(),
-                takes=self._takes(env, "rollout"),
+                observer=None if recordings is None else recordings.observer(),
+                recorder=self._recorder(env, "rollout"),
                 **shared,
             )
             for i, env in envs.items()
         }
-        self.eval = {i: Episodes(env, **shared, takes=self._takes(env, "evaluation")) for i, env in envs.items()}
+        self.eval = {i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation")) for i, env in envs.items()}
         self.running = dict(self.train)
         self.played = {"action": self.train, "evaluation": self.eval}
         if not self.states:
@@ -105,7 +105,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         before, self.envs = self.envs, envs
         for played in (self.train, self.eval):
             for lane, episodes in played.items():
-                episodes.env = envs.get(lane)  # type: ignore[assignment]
+                episodes.simulator.env = envs.get(lane)  # type: ignore[assignment]
         return before
 
     def eval_states(self) -> tuple[ResetState, ...]:
@@ -142,7 +142,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             request = episodes.step(None, starts)
             solved = np.zeros(own.num_envs, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
-            # Index in `steps` at which each row's last attempt begins: above 0 where the row broke and started again.
+            # Index in `steps` at which each env's last attempt begins: above 0 where the env broke and started again.
             first = np.zeros(own.num_envs, np.int64)
             while not request.done and request.obs is not None:
                 self.beat()
@@ -162,16 +162,16 @@ class EnvWorker(EnvLanes, EnvInterface):
             good, tried = good + int(solved.sum()), tried + own.num_envs
             self.solved[lane] = min(good, count)
             for i, (positions, chunks, obs, label) in enumerate(steps):
-                rows = np.flatnonzero(solved[positions] & (i >= first[positions]))
-                if len(rows):
-                    kept_obs.append(obs.take(rows))
-                    kept_actions.append(label[rows])
-                    found_at.append(np.stack([np.full(len(rows), round_index), chunks[rows], positions[rows]]))
+                env_ids = np.flatnonzero(solved[positions] & (i >= first[positions]))
+                if len(env_ids):
+                    kept_obs.append(obs.take(env_ids))
+                    kept_actions.append(label[env_ids])
+                    found_at.append(np.stack([np.full(len(env_ids), round_index), chunks[env_ids], positions[env_ids]]))
         if not kept_obs:
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
         order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
-        if np.any(np.diff(order) < 0):  # a row that broke ran later than the others
+        if np.any(np.diff(order) < 0):  # an env that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 
@@ -184,17 +184,17 @@ class EnvWorker(EnvLanes, EnvInterface):
                 "or clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
             ) from exc
 
-    def _takes(self, env: SimEnv, what: str) -> EpisodeRecorder:
-        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.spools[what])
+    def _recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:
+        return EpisodeRecorder(env.info, settings_in(self.spec.hooks) or RecordSettings(), self.stores[what])
 
     def recorded(self, what: str) -> list[RecordingKey]:
-        return self.spools[what].keys()
+        return self.stores[what].keys()
 
     def recording(self, what: str, key: RecordingKey) -> Recording:
-        return self.spools[what].get(key)
+        return self.stores[what].get(key)
 
     def forget_recordings(self, what: str, last: int | None) -> None:
-        self.spools[what].forget(last)
+        self.stores[what].forget(last)
 
     def close(self) -> list[str]:
         """Close all simulators. Return what went wrong, in words."""

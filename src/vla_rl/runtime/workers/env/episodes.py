@@ -23,35 +23,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, ChunkResult, Episode, Observation, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
-from vla_rl.runtime.workers.env.checked import (
-    checked_actions,
-    checked_observation,
-    checked_result,
-    not_deterministic,
-)
+from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
-from vla_rl.runtime.workers.env.one_by_one import one_by_one
-from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
-from vla_rl.runtime.workers.env.statistics import EpisodeStatistics
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
+from vla_rl.runtime.workers.env.simulator import LaneSimulator
+from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
+from vla_rl.runtime.workers.env.stream_replay import StreamReplay
+from vla_rl.runtime.workers.env.trajectories import RunningTrajectories
 from vla_rl.toolkit.data.recording import RecordSettings
 
-NO_ROWS = np.zeros(0, np.int64)
+NO_ENVS = np.zeros(0, np.int64)
 
 
 class Episodes:
     """Runs the envs of one lane: call `step` with tickets, then with the actions that each request asks for.
 
-    Comments call an env of the lane a row, as it is a row of the arrays here.
+    It decides which env runs which ticket and which episode. Its parts do the rest: `simulator` executes, `statistics`
+    derives masks and rewards, `trajectories` and the recorders keep the results, `streams` and `replay` continue
+    persistent env streams, `recovery` handles faults.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Episodes:
         reward_coef: float = 1.0,
         bootstrap: bool = False,
         camera: str | None = None,
-        watch: RolloutObserver | None = None,
+        observer: RolloutObserver | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
-        takes: EpisodeRecorder | None = None,
+        recorder: EpisodeRecorder | None = None,
     ):
         """Wrap a simulator.
 
@@ -82,57 +81,74 @@ class Episodes:
             chunk_steps: chunk steps of a ticket, with auto_reset.
             draw: (ticket, e) -> its episode e, from a reset state of its own, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
-            watch: observer of all that the envs see and do.
+            observer: observer of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
-            takes: recorder of episodes as data.
+            recorder: recorder of episodes as data.
         """
-        self.on_fault, self.watch = on_fault, watch
-        self.env, self.name, self.seed, self.chunk, self.first_env = env, name, seed, chunk, first_env
-        self.bootstrap, self.stop_at_end = bootstrap, auto_reset != "deferred" and not ignore_terminations
-        self.chunk_steps, self.draw = chunk_steps, draw
-        self.takes = takes or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
-        self.broke: dict[int, Sequence[str]] = {}  # rows that broke within the current chunk, and their faults
-        self.cameras = tuple(env.info.cameras) if camera is None else (camera,)
-        self.limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
-        self.low = np.asarray(env.info.action_low, np.float32)
-        self.high = np.asarray(env.info.action_high, np.float32)
-        self.rows = env.num_envs
-        self.accounts = EpisodeStatistics(
-            self.rows,
+        num_envs = env.num_envs
+        self.num_envs = num_envs
+        self.seed = seed
+        self.chunk = chunk
+        self.first_env = first_env
+        self.chunk_steps = chunk_steps
+        self.draw = draw
+        self.bootstrap = bootstrap
+        self.observer = observer
+        self.step_limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
+        self.recorder = recorder or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
+        self.frames = FrameRecorder(tuple(env.info.cameras) if camera is None else (camera,))
+        self.counts = StepCounts()
+        self.simulator = LaneSimulator(
+            env,
+            name=name,
+            chunk=chunk,
+            stop_at_end=auto_reset != "deferred" and not ignore_terminations,
+            recorder=self.recorder,
+            counts=self.counts,
+        )
+        self.statistics = EpisodeStatistics(
+            num_envs,
             name=name,
             chunk=chunk,
             ignore_terminations=ignore_terminations,
             reward=reward,
             reward_coef=reward_coef,
         )
-        n = self.rows
-        self.starts: list[EpisodeRequest | None] = [None] * n  # request of the running episode, or of the last one
-        self.identity = np.zeros((n, 4), np.int64)  # of that episode: number, key, episode and version
-        self.limit = np.zeros(n, np.int64)  # step limit of that episode
-        self.begun = np.zeros(n, np.int64)  # chunk step of the ticket in which that episode began, or was continued
-        self.since: list[list[Array]] = [[] for _ in range(n)]  # executed chunks of a stream's running episode
-        self.before = [0] * n  # how many of them were executed before the running ticket
-        self.paid = [0.0] * n  # sum of the rewards of those
-        self.going_on: dict[int, Observation] = {}  # observations of rows whose streams are in the middle of an episode
+        self.trajectories = RunningTrajectories(num_envs)
+        self.streams = StreamPositions(num_envs)
+        self.recovery = FaultRecovery(self.simulator, self.streams, self.trajectories, on_fault)
+        self.replay = StreamReplay(self.simulator, self.statistics, self.streams, self.recovery, self.counts)
+        self.requests: list[EpisodeRequest | None] = [None] * num_envs
+        """Request of each env's running episode, or of its last one."""
+        self.identity = np.zeros((num_envs, 4), np.int64)
+        """Number, key, episode and version of these requests."""
         self.clear()
 
-    # ---------------------------------------------------------------------------------------------- protocol
+    @property
+    def low(self) -> Array:
+        """Lower bounds of the actions, float32 [A]."""
+        return self.simulator.low
+
+    @property
+    def high(self) -> Array:
+        """Upper bounds of the actions, float32 [A]."""
+        return self.simulator.high
 
     def clear(self) -> None:
         """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
         self.waiting: deque[EpisodeRequest] = deque()
-        self.takes.clear()
-        self.active = np.zeros(self.rows, bool)
-        # Of each row's running ticket: one record a chunk step; the arrays of a record are of all rows, [N, ...].
-        self.records: list[list[dict[str, Array]]] = [[] for _ in range(self.rows)]
-        self.ended: list[list[Episode]] = [[] for _ in range(self.rows)]  # episodes of the running ticket that ended
-        self.frames: dict[int, list[dict[str, Array]]] = {}
-        self.recorded: dict[int, dict[str, Array]] = {}
-        self.obs_rows = NO_ROWS
+        """Tickets that no env has started."""
+        self.active = np.zeros(self.num_envs, bool)
+        """Envs that run a ticket."""
+        self.obs_env_ids = NO_ENVS
+        """Envs of the observations `obs`, in their order."""
+        self.recorder.clear()
+        self.frames.clear()
+        self.trajectories.clear()
 
     def leave(self) -> None:
         """Forget the positions of streams, because something else will run on the simulator."""
-        self.going_on.clear()
+        self.streams.leave()
 
     def step(self, actions: Array | None = None, tickets: Sequence[EpisodeRequest] = ()) -> StepRequest:
         """Execute actions, start tickets in free envs, and ask for the next chunks.
@@ -142,240 +158,195 @@ class Episodes:
             tickets: further tickets; those without a free env wait in the lane.
         """
         self.waiting.extend(tickets)
-        self.seconds, self.env_steps, self.replayed, self.restarted = 0.0, 0, 0, 0
+        self.counts.reset()
         if not self.active.any():
-            self._renew(self._fill())
+            self._renew(self._start_tickets())
             return self._request()
         assert actions is not None
-        rows, remaining = np.flatnonzero(self.active), self._remaining(self.active)
-        chosen = np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
-        chosen[rows] = checked_actions(self.name, self.env.info, actions, rows, self.chunk)
-        result = self._chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
-        broken = self._broken(self.active)
-        record, ends, executed = self.accounts.add(self.active, remaining, result, broken)
-        self.env_steps += executed
-        for row in rows:
-            self.records[row].append(record)
-            if self._start(row).env_id is not None:
-                self.since[row].append(chosen[row])
-        moved = np.setdiff1d(rows, broken) if len(broken) else rows
-        if self.watch is not None:
-            self.watch.moved(moved, chosen, record, self.accounts.at_end, result.obs)
-        retaken = [self._take_back(int(row)) for row in broken]
-        self.takes.add(moved, chosen, result, record["valid"])
+        env_ids = np.flatnonzero(self.active)
+        chosen = self.simulator.all_actions(actions, env_ids)
+        remaining = self.statistics.remaining(self.active)
+        result = self.simulator.chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
+        broken = self.recovery.broken(self.active)
+        record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
+        self.counts.env_steps += executed
+        again = self._record(env_ids, broken, chosen, record, result)
 
-        last = ends if self.chunk_steps is None else np.array([len(r) == self.chunk_steps for r in self.records])
-        self._keep_frames(rows, result.obs)
+        last = ends if self.chunk_steps is None else self.trajectories.have_length(self.chunk_steps)
         cut = record["truncated"].any(1) | (last & ~ends)
         cut[broken] = False
-        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ROWS
-        valued_of = [self._start(row) for row in valued]
-        final = self._counted(result.obs.take(valued), valued) if len(valued) else None
-        for row in np.flatnonzero(ends):
-            self._finish(int(row), record)
-            if self.chunk_steps is not None:
-                self._follow(int(row))
-        over = np.flatnonzero(ends & ~last)
-        finished = [self._hand_over(int(row), result.obs) for row in np.flatnonzero(last & self.active)]
-        self.obs, self.obs_rows = result.obs, np.arange(self.rows)
-        self._renew(np.concatenate([over, broken, self._fill()]))
-        return self._request(valued_of, final, finished, retaken)
+        valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ENVS
+        valued_requests = [self._request_of(env_id) for env_id in valued.tolist()]
+        final = self._with_steps(result.obs.take(valued), valued) if len(valued) else None
 
-    def _fill(self) -> Array:
+        for env_id in np.flatnonzero(ends).tolist():
+            self._end_episode(env_id, truncated=bool(record["truncated"][env_id].any()))
+        continued = np.flatnonzero(ends & ~last)
+        finished = [self._end_ticket(env_id, result.obs) for env_id in np.flatnonzero(last & self.active).tolist()]
+        self.obs = result.obs
+        self.obs_env_ids = np.arange(self.num_envs)
+        self._renew(np.concatenate([continued, broken, self._start_tickets()]))
+        return self._request(valued_requests, final, finished, again)
+
+    def _record(
+        self, env_ids: Array, broken: Array, chosen: Array, record: dict[str, Array], result: ChunkResult
+    ) -> list[tuple[int, int]]:
+        """Record a chunk step of these envs. Return `StepRequest.again` for those that broke."""
+        self.trajectories.add(env_ids, record)
+        for env_id in env_ids.tolist():
+            if self._request_of(env_id).env_id is not None:
+                self.streams.chunks[env_id].append(chosen[env_id])
+        moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
+        if self.observer is not None:
+            self.observer.moved(moved, chosen, record, self.statistics.at_end, result.obs)
+        again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
+        self.recorder.add(moved, chosen, result, record["valid"])
+        self.frames.add(env_ids, result.obs)
+        return again
+
+    # ------------------------------------------------------------------------------------- tickets and episodes
+
+    def _start_tickets(self) -> Array:
         """Start waiting tickets in free envs. Return these envs, int64."""
-        filled = []
-        for row in np.flatnonzero(~self.active):
-            ticket = self._next_of(row)
+        started = []
+        for env_id in np.flatnonzero(~self.active).tolist():
+            ticket = self._next_ticket(env_id)
             if ticket is None:
                 continue
             self.waiting.remove(ticket)
-            before, self.active[row] = self.starts[row], True
-            self._play(row, ticket)
-            self.records[row], self.ended[row], self.begun[row] = [], [], 0
-            if before is None or before.number != ticket.follows:
-                self.going_on.pop(int(row), None)
-            self.since[row] = [] if ticket.actions is None else list(ticket.actions)
-            self.before[row], self.paid[row] = len(self.since[row]), ticket.paid
-            if ticket.env_id is not None and not self.since[row]:
-                self._draw(row, ticket.episode)  # drawn with the task weights of this ticket
-            filled.append(row)
-        return np.array(filled, np.int64)
+            previous = self.requests[env_id]
+            self.active[env_id] = True
+            self._assign(env_id, ticket)
+            self.trajectories.begin_ticket(env_id)
+            continues = previous is not None and previous.number == ticket.follows
+            self.streams.begin_ticket(env_id, ticket, continues)
+            if ticket.env_id is not None and not self.streams.chunks[env_id]:
+                self._draw(env_id, ticket.episode)  # drawn with the task weights of this ticket
+            started.append(env_id)
+        return np.array(started, np.int64)
 
-    def _next_of(self, row: Any) -> EpisodeRequest | None:
+    def _next_ticket(self, env_id: int) -> EpisodeRequest | None:
         """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
-        before, own = self.starts[row], [t for t in self.waiting if t.env_id in (None, self.first_env + row)]
-        like = (t for t in own if before is not None and t.state.task == before.state.task)
-        return next(like, own[0] if own else None)
+        previous = self.requests[env_id]
+        fitting = [ticket for ticket in self.waiting if ticket.env_id in (None, self.first_env + env_id)]
+        if previous is not None:
+            for ticket in fitting:
+                if ticket.state.task == previous.state.task:
+                    return ticket
+        return fitting[0] if fitting else None
 
-    def _follow(self, row: int) -> None:
+    def _next_episode(self, env_id: int) -> None:
         """Continue the env's ticket, or its stream, with another episode."""
-        self._draw(row, self._start(row).episode + 1)
-        self.since[row], self.before[row], self.paid[row] = [], 0, 0.0
+        self._draw(env_id, self._request_of(env_id).episode + 1)
+        self.streams.begin_episode(env_id)
 
-    def _draw(self, row: Any, episode: int) -> None:
+    def _draw(self, env_id: int, episode: int) -> None:
         assert self.draw is not None
-        self._play(row, self.draw(self._start(row), episode))
+        self._assign(env_id, self.draw(self._request_of(env_id), episode))
 
-    def _play(self, row: Any, start: EpisodeRequest) -> None:
-        self.starts[row], self.limit[row] = start, self.limits[start.state.task]
-        self.identity[row] = start.number, start.key, start.episode, start.version
+    def _assign(self, env_id: int, request: EpisodeRequest) -> None:
+        self.requests[env_id] = request
+        self.identity[env_id] = request.number, request.key, request.episode, request.version
+        self.statistics.limit[env_id] = self.step_limits[request.state.task]
 
-    def _hand_over(self, row: int, obs: Observation) -> EnvTrajectory:
-        """Return the finished ticket of an env, which is free then. `obs`: observations of all envs."""
-        start, records, self.active[row] = self._start(row), self.records[row], False
-        after, since = None, self.since[row]
-        if start.env_id is not None:
-            actions = np.stack(since) if since else np.zeros((0, self.chunk, len(self.low)), np.float32)
-            after = evolve(start, actions=actions, paid=float(self.accounts.total[row]) if since else 0.0)
-        if since:
-            self.going_on[row] = obs.take(np.array([row]))
-        return EnvTrajectory(
-            number=start.number,
-            light={key: np.stack([record[key][row] for record in records]) for key in records[0]},
-            episodes=tuple(self.ended[row]),
-            frames=self.recorded.pop(row, None),
-            after=after,
-            world=start.world,
-        )
+    def _end_episode(self, env_id: int, truncated: bool) -> None:
+        """Keep the results of an episode that ended, and choose the next one of the ticket with auto_reset."""
+        episode = self.statistics.close(env_id, self._request_of(env_id), truncated)
+        self.trajectories.episodes[env_id].append(episode)
+        self.recorder.end(env_id, episode)
+        self.frames.end(env_id)
+        if self.chunk_steps is not None:
+            self._next_episode(env_id)
 
-    # --------------------------------------------------------------------------------------------- simulator
+    def _end_ticket(self, env_id: int, obs: Observation) -> EnvTrajectory:
+        """Return the trajectory of an env's finished ticket; the env is free then. `obs`: observations of all envs."""
+        self.active[env_id] = False
+        request = self._request_of(env_id)
+        cursor = None
+        if request.env_id is not None:
+            no_chunks = self.simulator.no_actions()[:0]
+            cursor = self.streams.cursor(env_id, request, no_chunks, float(self.statistics.total[env_id]))
+        self.streams.keep_observation(env_id, obs)
+        return self.trajectories.trajectory(env_id, request, frames=self.frames.take(env_id), cursor=cursor)
 
-    def _reset(self, rows: Array) -> Observation:
-        """Reset envs to the beginning of their episodes. Return their observations."""
-        starts = [self._start(row) for row in rows]
-        ids = np.array([s.state.id for s in starts], np.int64)
-        seeds = np.array([derived_seed(self.seed, "episode", s.key, s.episode) for s in starts], np.int64)
-        before = perf_counter()
-        obs = self.env.reset(rows, ids, seeds)
-        self._broken(self.active)  # they are repaired already: these faults are only counted
-        self.seconds += perf_counter() - before
-        obs = checked_observation(self.name, self.env.info, obs, len(rows), "reset")
-        if self.watch is not None:
-            self.watch.began(rows, starts, seeds, obs)
-        for position, (row, start) in enumerate(zip(rows, starts, strict=True)):
-            self.accounts.open(row)
-            self.begun[row] = len(self.records[row])
-            self.takes.begin(int(row), start, obs, position)
-            if start.record:
-                self.frames[int(row)] = [{name: to_numpy(obs.images[name][position]) for name in self.cameras}]
-        return obs
+    def _request_of(self, env_id: int) -> EpisodeRequest:
+        request = self.requests[env_id]
+        assert request is not None
+        return request
 
-    def _chunk_step(self, actions: Array, active: Array) -> ChunkResult:
-        """Execute actions float32 [N, C', A] in the active envs, bool [N]; both are of all envs."""
-        before = perf_counter()
-        if self.takes.wants_steps(active):
-            result, self.broke = one_by_one(self.env, actions, active, self.stop_at_end, self.takes.see)
-        else:
-            result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
-        self.seconds += perf_counter() - before
-        return checked_result(self.name, self.env.info, result, self.rows, actions.shape[1])
+    # ---------------------------------------------------------------------------------------------- observations
 
-    def _replay(self, rows: Array) -> Observation:
-        """Reset to where running episodes are: execute their actions again after the envs' resets. Return their
-        observations.
-        """
-        done = dict.fromkeys(rows.tolist(), 0)
-        arrived: dict[int, Observation] = {}
-        while left := [row for row in done if row not in arrived]:
-            active, actions = np.zeros(self.rows, bool), np.zeros((self.rows, self.chunk, len(self.low)), np.float32)
-            active[left] = True
-            for row in left:
-                actions[row] = self.since[row][done[row]]
-            result = self._chunk_step(actions, active)
-            broken = self._broken(active)
-            _, ends, executed = self.accounts.add(active, self._remaining(active), result, broken)
-            self.replayed += executed
-            for row in set(left) - set(broken.tolist()):
-                done[row] += 1
-                last = done[row] == len(self.since[row])
-                if ends[row] or (last and not np.isclose(self.accounts.total[row], self.paid[row])):
-                    chunks = f"chunk {done[row]} of {len(self.since[row])}"
-                    paid = f"{self.accounts.total[row]:g} in all instead of {self.paid[row]:g}"
-                    raise not_deterministic(self.name, self._start(row), chunks, paid)
-                if last:
-                    arrived[row] = result.obs.take(np.array([row]))
-            if len(broken):
-                self._reset(broken)
-                done.update(dict.fromkeys(broken.tolist(), 0))
-        return Observation.concat([arrived[row] for row in rows.tolist()])
-
-    # -------------------------------------------------------------------------------------------- accounting
-
-    def _remaining(self, active: Array) -> Array:
-        """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
-        return np.where(active, self.limit - self.accounts.steps, 0)
-
-    def _finish(self, row: int, record: dict[str, Array]) -> None:
-        self.ended[row].append(self.accounts.close(row, self._start(row), bool(record["truncated"][row].any())))
-        self.takes.end(row, self.ended[row][-1])
-        if row in self.frames:
-            frames = self.frames.pop(row)
-            self.recorded[row] = {c: np.stack([f[c] for f in frames]) for c in frames[0]}
-
-    def _keep_frames(self, rows: Array, obs: Observation) -> None:
-        for row in self.frames.keys() & rows.tolist():
-            self.frames[row].append({name: to_numpy(obs.images[name][row]) for name in self.cameras})
-
-    def _renew(self, rows: Array) -> None:
+    def _renew(self, env_ids: Array) -> None:
         """Continue envs where their stream is, or else from a reset, and replace their observations by the ones from
         there.
         """
-        if not len(rows):
+        if not len(env_ids):
             return
-        rows = np.unique(rows)
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.rows), rows))
-        found = [(kept, self.obs.take(kept))] if len(kept) else []
-        found += [(np.array([row]), self.going_on.pop(row)) for row in rows.tolist() if row in self.going_on]
-        found += self._set_up(np.setdiff1d(rows, [row for on, _ in found for row in on]))
-        self.obs = Observation.concat([obs for _, obs in found])
-        self.obs_rows = np.concatenate([of for of, _ in found])
+        env_ids = np.unique(env_ids)
+        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.num_envs), env_ids))
+        parts = [(kept, self.obs.take(kept))] if len(kept) else []
+        parts += self.streams.take_observations(env_ids)
+        parts += self._set_up(np.setdiff1d(env_ids, [env_id for part, _ in parts for env_id in part]))
+        self.obs = Observation.concat([obs for _, obs in parts])
+        self.obs_env_ids = np.concatenate([part for part, _ in parts])
 
-    def _set_up(self, rows: Array) -> list[tuple[Array, Observation]]:
+    def _set_up(self, env_ids: Array) -> list[tuple[Array, Observation]]:
         """Reset envs, and replay the episodes that had begun before."""
-        if not len(rows):
+        if not len(env_ids):
             return []
-        for row in rows:
-            if self.since[row] and not self.env.info.deterministic:
-                self._follow(row)
-                self.restarted += 1
-        begun = np.array([bool(self.since[row]) for row in rows])
-        obs = self._reset(rows)
-        if not begun.any():
-            return [(rows, obs)]
-        return [(rows[~begun], obs.take(np.flatnonzero(~begun))), (rows[begun], self._replay(rows[begun]))]
+        for env_id in env_ids.tolist():
+            if self.streams.chunks[env_id] and not self.simulator.info.deterministic:
+                self._next_episode(env_id)
+                self.counts.restarted += 1
+        has_begun = np.array([bool(self.streams.chunks[env_id]) for env_id in env_ids])
+        obs = self._reset(env_ids)
+        if not has_begun.any():
+            return [(env_ids, obs)]
+        replayed = env_ids[has_begun]
+        return [
+            (env_ids[~has_begun], obs.take(np.flatnonzero(~has_begun))),
+            (replayed, self.replay.run(replayed, self._reset, self._request_of)),
+        ]
 
-    def _broken(self, active: Array) -> Array:
-        """Return those of the active envs that broke since the last call, int64, ascending; report their faults."""
-        faults, self.broke = {**self.broke, **self.env.faults()}, {}
-        for row, texts in faults.items():
-            self.going_on.pop(row, None)
-            for text in texts:
-                self.on_fault(text)
-        return np.array(sorted(row for row in faults if active[row]), np.int64)
+    def _reset(self, env_ids: Array) -> Observation:
+        """Reset envs to the beginning of their episodes. Return their observations."""
+        requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
+        state_ids = np.array([request.state.id for request in requests], np.int64)
+        seeds = np.array([derived_seed(self.seed, "episode", r.key, r.episode) for r in requests], np.int64)
+        obs = self.simulator.reset(env_ids, state_ids, seeds)
+        self.recovery.broken(self.active)  # they are repaired already: these faults are only counted
+        if self.observer is not None:
+            self.observer.began(env_ids, requests, seeds, obs)
+        for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
+            self.statistics.open(env_id)
+            self.trajectories.begin_episode(env_id)
+            self.recorder.begin(env_id, request, obs, position)
+            self.frames.begin(env_id, request, obs, position)
+        return obs
 
-    def _take_back(self, row: int) -> tuple[int, int]:
-        """Drop the ticket's records of the running episode. Return (ticket, number of its chunk steps that remain
-        valid).
-        """
-        del self.records[row][self.begun[row] :], self.since[row][self.before[row] :]
-        return self._start(row).number, int(self.begun[row])
+    def _with_steps(self, obs: Observation, env_ids: Array) -> Observation:
+        """Return the observation of these envs with the step counts of their episodes."""
+        return evolve(obs, steps=self.statistics.steps[env_ids])
 
-    def _ending(self, rows: Array, played: Sequence[int]) -> int:
+    # --------------------------------------------------------------------------------------------------- request
+
+    def _ending(self, env_ids: Array, lengths: Sequence[int]) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
         one.
         """
         if self.chunk_steps is not None:
-            return sum(count + 1 == self.chunk_steps for count in played)
-        return int(np.count_nonzero(self.limit[rows] - self.accounts.steps[rows] <= self.chunk))
+            return sum(length + 1 == self.chunk_steps for length in lengths)
+        remaining = self.statistics.limit[env_ids] - self.statistics.steps[env_ids]
+        return int(np.count_nonzero(remaining <= self.chunk))
 
-    def _start(self, row: Any) -> EpisodeRequest:
-        start: EpisodeRequest | None = self.starts[row]
-        assert start is not None
-        return start
-
-    def _counted(self, obs: Observation, rows: Array) -> Observation:
-        """Return the observation of these envs with the step counts of their episodes."""
-        return evolve(obs, steps=self.accounts.steps[rows])
+    def _asking_obs(self, positions: Array) -> Observation | None:
+        """Return the observations of the envs that need a chunk."""
+        if not len(positions):
+            return None
+        if np.array_equal(positions, self.obs_env_ids):
+            return self._with_steps(self.obs, positions)
+        order = (positions[:, None] == self.obs_env_ids).argmax(1)
+        return self._with_steps(self.obs.take(order), positions)
 
     def _request(
         self,
@@ -386,26 +357,22 @@ class Episodes:
     ) -> StepRequest:
         positions = np.flatnonzero(self.active)
         asking = np.empty((6, len(positions)), np.int64)
-        asking[0], asking[[1, 2, 3, 5]] = positions, self.identity[positions].T
-        asking[4] = self.accounts.chunks[positions]
-        played = [len(self.records[row]) for row in positions.tolist()]
-        obs = None
-        if len(positions):
-            whole = np.array_equal(positions, self.obs_rows)
-            of = self.obs if whole else self.obs.take((positions[:, None] == self.obs_rows).argmax(1))
-            obs = self._counted(of, positions)
+        asking[0] = positions
+        asking[[1, 2, 3, 5]] = self.identity[positions].T
+        asking[4] = self.statistics.chunks[positions]
+        lengths = self.trajectories.lengths(positions)
         return StepRequest(
             asking=asking,
-            obs=obs,
+            obs=self._asking_obs(positions),
             ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),
             final=final,
             finished=tuple(finished),
             again=tuple(again),
-            steps=sum(played),
-            ending=self._ending(positions, played),
+            steps=sum(lengths),
+            ending=self._ending(positions, lengths),
             waiting=len(self.waiting),
-            seconds=self.seconds,
-            env_steps=self.env_steps,
-            replayed=self.replayed,
-            restarted=self.restarted,
+            seconds=self.counts.seconds,
+            env_steps=self.counts.env_steps,
+            replayed=self.counts.replayed,
+            restarted=self.counts.restarted,
         )

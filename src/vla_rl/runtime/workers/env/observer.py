@@ -12,12 +12,14 @@ from vla_rl.runtime.messages.requests import EpisodeRequest
 class RolloutObserver(Protocol):
     """Observer of all episodes of a lane; `world_model_recording.py` records them through it."""
 
-    def began(self, rows: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
+    def began(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
         """Take note that these envs (int64 [R]) were reset with these seeds (int64 [R]); `obs` has their R
         observations.
         """
 
-    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
+    def moved(
+        self, env_ids: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
+    ) -> None:
         """Take note that these envs (int64 [R]) executed a chunk.
 
         Args:

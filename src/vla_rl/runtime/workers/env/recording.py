@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -56,7 +57,7 @@ class RecordingStore:
 
 
 @define(kw_only=True)
-class _Take:
+class _RunningRecording:
     """Recording of a running episode."""
 
     images: dict[str, list[bytes]]
@@ -70,74 +71,114 @@ class _Take:
 class EpisodeRecorder:
     """Recorder of the running episodes of one lane."""
 
-    def __init__(self, info: EnvInfo, settings: RecordSettings, spool: RecordingStore) -> None:
-        self.info, self.settings, self.spool = info, settings, spool
+    def __init__(self, info: EnvInfo, settings: RecordSettings, store: RecordingStore) -> None:
+        self.info = info
+        self.settings = settings
+        self.store = store
         self.by_step = settings.rows == "steps"
-        self._takes: dict[int, _Take] = {}
+        self._running: dict[int, _RunningRecording] = {}
 
     def clear(self) -> None:
         """Drop the recordings of running episodes."""
-        self._takes.clear()
+        self._running.clear()
 
     def wants_steps(self, active: Array) -> bool:
         """Return whether one of the active envs (bool [N]) records every environment step."""
-        return self.by_step and any(active[row] for row in self._takes)
+        return self.by_step and any(active[env_id] for env_id in self._running)
 
-    def begin(self, row: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
+    def begin(self, env_id: int, start: EpisodeRequest, obs: Observation, position: int) -> None:
         """Begin to record the episode of an env, if its request asks for it. `position`: the env's index in `obs`."""
-        self._takes.pop(row, None)
+        self._running.pop(env_id, None)
         if start.recorded:
             images: dict[str, list[bytes]] = {camera: [] for camera in self.info.cameras}
-            self._takes[row] = _Take(images=images, instruction=obs.instructions[position])
-            self._see(row, obs, position)
+            self._running[env_id] = _RunningRecording(images=images, instruction=obs.instructions[position])
+            self._see(env_id, obs, position)
 
-    def see(self, rows: Array, obs: Observation) -> None:
+    def see(self, env_ids: Array, obs: Observation) -> None:
         """Record what these envs (int64) observe before their next action, or chunk; `obs` is of all envs."""
-        for row in rows.tolist():
-            if row in self._takes:
-                self._see(row, obs, row)
+        for env_id in env_ids.tolist():
+            if env_id in self._running:
+                self._see(env_id, obs, env_id)
 
-    def _see(self, row: int, obs: Observation, position: int) -> None:
-        take = self._takes[row]
-        for camera, images in take.images.items():
+    def _see(self, env_id: int, obs: Observation, position: int) -> None:
+        running = self._running[env_id]
+        for camera, images in running.images.items():
             images.append(png(to_numpy(obs.images[camera][position])))
         state = np.zeros(0, np.float32) if obs.state is None else to_numpy(obs.state[position])
-        take.states.append(np.array(state, np.float32))
+        running.states.append(np.array(state, np.float32))
 
-    def add(self, rows: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
+    def add(self, env_ids: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
         """Record what these envs (int64) did: actions float32 [N, C, A] of all envs, and which of them count, bool [N,
         C].
         """
         rewards = to_numpy(result.rewards)
-        for row in [row for row in rows.tolist() if row in self._takes]:
-            take, count = self._takes[row], int(valid[row].sum())
+        for env_id in [env_id for env_id in env_ids.tolist() if env_id in self._running]:
+            running = self._running[env_id]
+            count = int(valid[env_id].sum())
             if self.by_step:
-                take.actions += list(chosen[row, :count])
-                take.rewards += rewards[row, :count].tolist()
+                running.actions += list(chosen[env_id, :count])
+                running.rewards += rewards[env_id, :count].tolist()
             else:
-                take.actions.append(chosen[row])
-                take.rewards.append(float(rewards[row, :count].sum()))
-                take.executed.append(count)
-                self._see(row, result.obs, row)
+                running.actions.append(chosen[env_id])
+                running.rewards.append(float(rewards[env_id, :count].sum()))
+                running.executed.append(count)
+                self._see(env_id, result.obs, env_id)
 
-    def end(self, row: int, episode: Episode) -> None:
+    def end(self, env_id: int, episode: Episode) -> None:
         """Put the recording of an env's finished episode into the store, if the settings keep it."""
-        take = self._takes.pop(row, None)
-        if take is None or not self.settings.keeps(episode.success_once):
+        running = self._running.pop(env_id, None)
+        if running is None or not self.settings.keeps(episode.success_once):
             return
-        n = len(take.actions)
-        self.spool.put(
+        n = len(running.actions)
+        self.store.put(
             (episode.number, episode.episode),
             Recording(
-                images={camera: tuple(images[:n]) for camera, images in take.images.items()},
+                images={camera: tuple(images[:n]) for camera, images in running.images.items()},
                 sizes=dict(self.info.cameras),
-                state=np.stack(take.states[:n]),
-                actions=np.stack(take.actions).astype(np.float32),
-                instruction=take.instruction,
+                state=np.stack(running.states[:n]),
+                actions=np.stack(running.actions).astype(np.float32),
+                instruction=running.instruction,
                 task=episode.task,
                 success=episode.success_once,
-                rewards=np.array(take.rewards, np.float32),
-                executed=None if self.by_step else np.array(take.executed, np.int64),
+                rewards=np.array(running.rewards, np.float32),
+                executed=None if self.by_step else np.array(running.executed, np.int64),
                 identity=f"state {episode.state}",
             ),
         )
+
+
+class FrameRecorder:
+    """Recorder of the frames of episodes that keep frames, for algorithms that embed them."""
+
+    def __init__(self, cameras: Sequence[str]) -> None:
+        """Create a recorder of the frames of these cameras."""
+        self.cameras = tuple(cameras)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all frames."""
+        self._running: dict[int, list[dict[str, Array]]] = {}
+        self._finished: dict[int, dict[str, Array]] = {}
+
+    def begin(self, env_id: int, request: EpisodeRequest, obs: Observation, position: int) -> None:
+        """Begin an episode, if its request asks for frames. `position`: the env's index in `obs`."""
+        if request.record:
+            self._running[env_id] = [self._frame(obs, position)]
+
+    def add(self, env_ids: Array, obs: Observation) -> None:
+        """Add a frame for each of these envs; `obs` is of all envs."""
+        for env_id in self._running.keys() & env_ids.tolist():
+            self._running[env_id].append(self._frame(obs, env_id))
+
+    def end(self, env_id: int) -> None:
+        """End the env's episode."""
+        if env_id in self._running:
+            frames = self._running.pop(env_id)
+            self._finished[env_id] = {camera: np.stack([frame[camera] for frame in frames]) for camera in frames[0]}
+
+    def take(self, env_id: int) -> dict[str, Array] | None:
+        """Return the frames of the env's last episode that kept frames, and forget them; None: there is none."""
+        return self._finished.pop(env_id, None)
+
+    def _frame(self, obs: Observation, position: int) -> dict[str, Array]:
+        return {camera: to_numpy(obs.images[camera][position]) for camera in self.cameras}

@@ -5,9 +5,30 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from attrs import define
 
 from vla_rl.core.types import Array, ChunkResult, Episode, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
+
+
+@define
+class StepCounts:
+    """What the calls of a lane's simulator cost since its last request."""
+
+    seconds: float = 0.0
+    """Seconds that the simulator took."""
+    env_steps: int = 0
+    """Number of actions that it executed for tickets."""
+    replayed: int = 0
+    """Number of actions that it executed again, to bring streams back to where they were."""
+    restarted: int = 0
+    """Number of streams that could not be brought back and started a new episode."""
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+        self.env_steps = 0
+        self.replayed = 0
+        self.restarted = 0
 
 
 class EpisodeStatistics:
@@ -15,7 +36,7 @@ class EpisodeStatistics:
 
     def __init__(
         self,
-        rows: int,
+        num_envs: int,
         *,
         name: str,
         chunk: int,
@@ -23,19 +44,32 @@ class EpisodeStatistics:
         reward: Literal["raw", "relative"],
         reward_coef: float,
     ):
-        self.rows, self.name, self.chunk = rows, name, chunk
-        self.ignore_terminations, self.reward, self.reward_coef = ignore_terminations, reward, reward_coef
-        self.steps = np.zeros(rows, np.int64)  # only valid ones count
-        self.chunks = np.zeros(rows, np.int64)
-        self.total = np.zeros(rows, np.float64)
-        self.last_reward = np.zeros(rows, np.float32)
-        self.once = np.zeros(rows, bool)
-        self.at_end = np.zeros(rows, bool)
+        self.num_envs = num_envs
+        self.name = name
+        self.chunk = chunk
+        self.ignore_terminations = ignore_terminations
+        self.reward = reward
+        self.reward_coef = reward_coef
+        self.limit = np.zeros(num_envs, np.int64)
+        """Step limit of each episode."""
+        self.steps = np.zeros(num_envs, np.int64)  # only valid ones count
+        self.chunks = np.zeros(num_envs, np.int64)
+        self.total = np.zeros(num_envs, np.float64)
+        self.last_reward = np.zeros(num_envs, np.float32)
+        self.once = np.zeros(num_envs, bool)
+        self.at_end = np.zeros(num_envs, bool)
 
-    def open(self, row: Any) -> None:
+    def open(self, env_id: Any) -> None:
         """Reset the statistics of an env whose episode begins."""
-        self.steps[row] = self.chunks[row] = 0
-        self.total[row], self.last_reward[row], self.once[row] = 0.0, 0.0, False
+        self.steps[env_id] = 0
+        self.chunks[env_id] = 0
+        self.total[env_id] = 0.0
+        self.last_reward[env_id] = 0.0
+        self.once[env_id] = False
+
+    def remaining(self, active: Array) -> Array:
+        """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
+        return np.where(active, self.limit - self.steps, 0)
 
     def add(
         self, active: Array, remaining: Array, result: ChunkResult, broken: Array
@@ -57,8 +91,8 @@ class EpisodeStatistics:
         idle = active & ~executed.any(1)
         idle[broken] = False
         if idle.any():
-            rows = np.flatnonzero(idle).tolist()
-            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active rows {rows}")
+            num_envs = np.flatnonzero(idle).tolist()
+            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active envs {num_envs}")
         if self.ignore_terminations:
             terminated = np.zeros_like(terminated)
         limit = active[:, None] & (remaining[:, None] == np.arange(1, width + 1))
@@ -80,7 +114,7 @@ class EpisodeStatistics:
         self.at_end = success
         if result.succeeded is not None:
             last_valid = np.maximum(valid.shape[1] - 1 - valid[:, ::-1].argmax(1), 0)
-            self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(self.rows), last_valid]
+            self.at_end = to_numpy(result.succeeded).astype(bool)[np.arange(self.num_envs), last_valid]
         self.steps += valid.sum(1)
         self.chunks += active
         self.total += rewards.sum(1)
@@ -90,16 +124,16 @@ class EpisodeStatistics:
             record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
         return record, (terminated | truncated).any(1), int(executed.sum())
 
-    def close(self, row: int, start: EpisodeRequest, truncated: bool) -> Episode:
+    def close(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
         """Return the result of an env's finished episode."""
         return Episode(
-            number=start.key,
-            episode=start.episode,
-            task=start.state.task,
-            state=start.state.id,
-            steps=int(self.steps[row]),
-            total_reward=float(self.total[row]),
-            success_once=bool(self.once[row]),
-            success_at_end=bool(self.at_end[row]),
+            number=request.key,
+            episode=request.episode,
+            task=request.state.task,
+            state=request.state.id,
+            steps=int(self.steps[env_id]),
+            total_reward=float(self.total[env_id]),
+            success_once=bool(self.once[env_id]),
+            success_at_end=bool(self.at_end[env_id]),
             truncated=truncated,
         )

@@ -34,22 +34,24 @@ class WorldModelObserver:
         self.recordings = recordings
         self._running: dict[int, _Running] = {}
 
-    def began(self, rows: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
-        for place, (row, start) in enumerate(zip(rows.tolist(), starts, strict=True)):
-            self._running[row] = _Running(start, int(seeds[place]), [_copy(obs, place)])
+    def began(self, env_ids: Array, starts: Sequence[EpisodeRequest], seeds: Array, obs: Observation) -> None:
+        for place, (env_id, start) in enumerate(zip(env_ids.tolist(), starts, strict=True)):
+            self._running[env_id] = _Running(start, int(seeds[place]), [_copy(obs, place)])
 
-    def moved(self, rows: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation) -> None:
+    def moved(
+        self, env_ids: Array, actions: Array, record: Mapping[str, Array], success: Array, obs: Observation
+    ) -> None:
         ended = record["terminated"] | record["truncated"]
-        for row in rows.tolist():
-            running, width = self._running[row], actions.shape[1]
-            running.frames.append(_copy(obs, row))
-            running.actions.append(actions[row].copy())
-            running.executed.append(record["valid"][row].copy())
-            at = int(record["terminated"][row].argmax())
-            outcome = 1 + at if success[row] else 1 + width + at
-            running.outcomes.append(outcome if record["terminated"][row].any() else 0)
-            if ended[row].any():
-                self.recordings[running.start.number] = _recording(self._running.pop(row))
+        for env_id in env_ids.tolist():
+            running, width = self._running[env_id], actions.shape[1]
+            running.frames.append(_copy(obs, env_id))
+            running.actions.append(actions[env_id].copy())
+            running.executed.append(record["valid"][env_id].copy())
+            at = int(record["terminated"][env_id].argmax())
+            outcome = 1 + at if success[env_id] else 1 + width + at
+            running.outcomes.append(outcome if record["terminated"][env_id].any() else 0)
+            if ended[env_id].any():
+                self.recordings[running.start.number] = _recording(self._running.pop(env_id))
 
 
 class WorldModelRecordings(WorldModelRecordingInterface):
@@ -61,7 +63,7 @@ class WorldModelRecordings(WorldModelRecordingInterface):
         them.
         """
 
-    def tap(self) -> WorldModelObserver:
+    def observer(self) -> WorldModelObserver:
         """Return an observer for the episodes of a lane."""
         return WorldModelObserver(self.ended)
 
@@ -69,9 +71,9 @@ class WorldModelRecordings(WorldModelRecordingInterface):
         return [self.ended.pop(number) for number in sorted(self.ended.copy()) if number <= last]
 
 
-def _copy(obs: Observation, row: int) -> Observation:
+def _copy(obs: Observation, env_id: int) -> Observation:
     """Return the observation of one env in memory of its own, because a simulator may write into what it returned."""
-    taken = obs.take(np.array([row])).numpy()
+    taken = obs.take(np.array([env_id])).numpy()
     images = {camera: np.array(frames) for camera, frames in taken.images.items()}
     state = None if taken.state is None else np.array(taken.state, np.float32)
     return Observation(images=images, instructions=taken.instructions, state=state)

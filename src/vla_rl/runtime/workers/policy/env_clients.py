@@ -58,10 +58,10 @@ class EnvClients:
         served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
         at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
         return [
-            Lane(slice=lane, sim=self._rows_of(role, lane.index, home)) for lane, home in zip(served, at, strict=True)
+            Lane(slice=lane, sim=self._call_of(role, lane.index, home)) for lane, home in zip(served, at, strict=True)
         ]
 
-    def _rows_of(self, role: str, lane: int, home: int) -> Call:
+    def _call_of(self, role: str, lane: int, home: int) -> Call:
         if home == self.assignment.index:
             reader = self._readers[lane]
             direct = self.direct(role)

@@ -1,0 +1,78 @@
+"""The simulator of a lane, whose calls are checked and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation
+from vla_rl.runtime.workers.env.checked import checked_actions, checked_observation, checked_result
+from vla_rl.runtime.workers.env.one_by_one import one_by_one
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder
+from vla_rl.runtime.workers.env.statistics import StepCounts
+
+
+class LaneSimulator:
+    """The simulator of a lane of N envs. Seconds of its calls are added to `counts`."""
+
+    def __init__(
+        self, env: SimEnv, *, name: str, chunk: int, stop_at_end: bool, recorder: EpisodeRecorder, counts: StepCounts
+    ) -> None:
+        """Wrap a simulator.
+
+        Args:
+            name: name of the simulator, for errors.
+            stop_at_end: whether the rest of a chunk is dropped after an end.
+            recorder: recorder that may ask for the observation after every action.
+        """
+        self.env = env
+        self.name = name
+        self.chunk = chunk
+        self.stop_at_end = stop_at_end
+        self.recorder = recorder
+        self.counts = counts
+        self.num_envs = env.num_envs
+        self.low = np.asarray(env.info.action_low, np.float32)
+        self.high = np.asarray(env.info.action_high, np.float32)
+        self._faults: Mapping[int, Sequence[str]] = {}
+        """Faults of the last chunk that `env.faults` no longer reports."""
+
+    @property
+    def info(self) -> EnvInfo:
+        return self.env.info
+
+    def no_actions(self) -> Array:
+        """Return a chunk of zeros for each env, float32 [N, C, A]."""
+        return np.zeros((self.num_envs, self.chunk, len(self.low)), np.float32)
+
+    def all_actions(self, actions: Array, env_ids: Array) -> Array:
+        """Return the actions of these envs, as [N, C, A] with zeros for the others. Raises EnvError."""
+        of_all = self.no_actions()
+        of_all[env_ids] = checked_actions(self.name, self.info, actions, env_ids, self.chunk)
+        return of_all
+
+    def reset(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
+        """Reset envs; arrays are int64 [R]. Return their observations. Raises EnvError."""
+        before = perf_counter()
+        obs = self.env.reset(env_ids, state_ids, seeds)
+        self.counts.seconds += perf_counter() - before
+        return checked_observation(self.name, self.info, obs, len(env_ids), "reset")
+
+    def chunk_step(self, actions: Array, active: Array) -> ChunkResult:
+        """Execute actions float32 [N, C', A] in the active envs, bool [N]. Raises EnvError."""
+        before = perf_counter()
+        if self.recorder.wants_steps(active):
+            result, self._faults = one_by_one(self.env, actions, active, self.stop_at_end, self.recorder.see)
+        else:
+            result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
+        self.counts.seconds += perf_counter() - before
+        return checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
+
+    def faults(self) -> dict[int, Sequence[str]]:
+        """Return the envs that broke since the last call, with the texts of their faults."""
+        faults = {**self._faults, **self.env.faults()}
+        self._faults = {}
+        return faults
