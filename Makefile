@@ -2,7 +2,7 @@
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
 # make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs GL beside the packages
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
-# make check       style and types
+# make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
 PYTHON ?= python3
 VENV := .venv
@@ -38,6 +38,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

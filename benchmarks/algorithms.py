@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
@@ -78,7 +78,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
         learner.algorithm = Timed()
         shares, times, flow = [], [], flow_of(spec, State())
         for step in range(steps + 1):
-            rollout, kept_columns, _ = collect(runtime, flow, step + 1)
+            rollout, kept_columns, _ = collect_rollout(runtime, flow, step + 1)
             keep = kept_columns.nonzero().flatten().numpy()
             kept = runtime.prepare(take_columns(rollout, keep), keep)
             before = perf_counter()

@@ -44,11 +44,11 @@ from attrs import define, frozen
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
-from vla_rl.runtime.planning.forecast import expected
+from vla_rl.runtime.planning.forecast import forecast_spec
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 from vla_rl.runtime.start import start
@@ -159,7 +159,7 @@ class LaneCase(Case):
             message=0.0,
         )
         plan = plan_for(self.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
-        return TICKETS * ENVS * SHORT / expected(plan, self.spec(), profile).iteration
+        return TICKETS * ENVS * SHORT / forecast_spec(plan, self.spec(), profile).iteration
 
 
 SIGMA = math.sqrt(math.log(1 + ENV_CV**2))
@@ -209,14 +209,14 @@ class Running:
         """Some training steps, of which the last are measured; then what is played ahead, so that others have the
         machine."""
         played = [self.step() for _ in range(max(WARM_UP, self.case.max_lag + 1) + steps)]
-        while playing := self.flow.playing:
-            for number in self.runtime.finished(playing):
+        while playing := self.flow.running:
+            for number in self.runtime.wait_for_tickets(playing):
                 self.flow.add(number)
         return played[-steps:]
 
     def step(self) -> Step:
         runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
-        rollout, _, played = collect(runtime, self.flow, step)
+        rollout, _, played = collect_rollout(runtime, self.flow, step)
         prepared = runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
         metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
         runtime.finish(trained=True)
@@ -248,7 +248,7 @@ def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> 
     lengths = tuple(int(length) for step in turn for length in step.lengths)
     profile = Profile(chunk_steps=lengths, sim=half, policy=half, learner=Cost(seconds=update), message=0.0)
     plan = plan_for(case.spec(), Cluster(cpus=float(os.cpu_count() or 1), gpus=0, memory=2**33))
-    return expected(plan, case.spec(), profile).iteration
+    return forecast_spec(plan, case.spec(), profile).iteration
 
 
 def figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:

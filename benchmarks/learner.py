@@ -38,7 +38,7 @@ from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.smolvla import SmolVLAConfig
 from vla_rl.plugins.models.smolvla import plugin as smolvla
-from vla_rl.runtime.workers.learner.optimizer import built
+from vla_rl.runtime.workers.learner.optimizer import build_optimizer
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
 
@@ -66,14 +66,14 @@ class Learner:
         self.policy = self.build(preset, place, **config)
         self.prepare()
         trained = [p for p in self.policy.module.parameters() if p.requires_grad]
-        self.optimiser = built(trained, [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
+        self.optimiser = build_optimizer(trained, [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
         self.record(rows)
 
     def build(self, preset: str, place: Context, **config: Any) -> Any:
         return openvla_oft.build(OpenVLAOFTConfig(preset=preset, **config), place)
 
     def prepare(self) -> None:
-        """Ours is ready as it is built."""
+        """Ours is ready as it is build_optimizer."""
 
     @property
     def probe(self) -> nn.Parameter:

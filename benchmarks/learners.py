@@ -154,7 +154,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
         world=world,
         info=info,
         acting=False,
-        beat=lambda: None,
+        heartbeat=lambda: None,
     )
     role.join(address, rank)
     parts = tuple(np.arange(i, i + MICRO_BATCH) for i in range(0, rows, MICRO_BATCH))
@@ -166,7 +166,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
         seconds.append(perf_counter() - before)
     before = perf_counter()
     for indices in parts:
-        role.collate(heavy, light, indices, step)
+        role.policy_update.batches.build(heavy, light, indices, step, role.version)
     collating = perf_counter() - before
     if world > 1:
         torch.distributed.destroy_process_group()

@@ -28,7 +28,7 @@ from vla_rl.core import catalogue as plugins
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
@@ -103,7 +103,7 @@ def baseline_rollout(model: VLAModel, bddl_file: str, instruction: str, num_envs
 def iteration(runtime: Driver, flow: Flow) -> tuple[float, float]:
     """Seconds of the iteration and of its update."""
     before = perf_counter()
-    rollout, kept_columns, _ = collect(runtime, flow, flow.step + 1)
+    rollout, kept_columns, _ = collect_rollout(runtime, flow, flow.step + 1)
     keep = np.flatnonzero(kept_columns.numpy())
     middle = perf_counter()
     kept = runtime.prepare(take_columns(rollout, keep), keep)

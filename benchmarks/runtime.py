@@ -26,7 +26,7 @@ from attrs import frozen
 
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
@@ -135,7 +135,7 @@ SECTIONS = {
 def play(runtime: Driver, flow: Flow) -> float:
     """Seconds of a rollout, which is not trained on."""
     before = perf_counter()
-    collect(runtime, flow, flow.step + 1)
+    collect_rollout(runtime, flow, flow.step + 1)
     seconds = perf_counter() - before
     runtime.finish(trained=False)
     flow.finish("discarded")

@@ -1,4 +1,4 @@
-"""docs/hooks.md says what the contracts do. `python tests/test_docs.py` writes the generated part of hooks.md."""
+"""docs/reference/hooks.md says what the contracts do. `python tests/test_docs.py` writes the generated part of hooks.md."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def code_blocks(page: str, language: str) -> list[str]:
 
 
 def test_hooks_are_documented_with_their_signatures() -> None:
-    page = (DOCS / "hooks.md").read_text()
+    page = (DOCS / "reference" / "hooks.md").read_text()
     assert page[page.index(FIRST_SECTION) :] == hook_sections(), "run: python tests/test_docs.py"
 
 
 def test_the_lifecycle_names_every_hook() -> None:
-    head = (DOCS / "hooks.md").read_text().partition(FIRST_SECTION)[0]
+    head = (DOCS / "reference" / "hooks.md").read_text().partition(FIRST_SECTION)[0]
     rare = {"encode_actions", "decode_actions", "snapshot", "restore"}
     for kind in KINDS.values():
         missing = [n for n in hook_names(kind.base) if n not in rare and not re.search(rf"\b{n}\b", head)]
         assert not missing, f"hooks of {kind.name} that the lifecycle lacks: {missing}"
     known = {name for kind in KINDS.values() for name in hook_names(kind.base)}
-    drawn = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", code_blocks("hooks.md", "text")[0]))
+    drawn = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", code_blocks("reference/hooks.md", "text")[0]))
     assert drawn <= known, f"no such hooks: {drawn - known}"
 
 
@@ -59,6 +59,6 @@ def test_nothing_is_documented_twice() -> None:
 
 
 if __name__ == "__main__":
-    file = DOCS / "hooks.md"
+    file = DOCS / "reference" / "hooks.md"
     hand_written = file.read_text().partition(FIRST_SECTION)[0]
     file.write_text(hand_written + hook_sections())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 
 from vla_rl.core.catalogue import KINDS
 
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+TESTS = ROOT / "tests"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
 HEAVY = (
     "torch",
@@ -174,6 +177,16 @@ def test_no_import_circles(room):
 def test_no_module_hides_another():
     """A file and a folder of one name: Python takes the folder."""
     assert not [file for file in FILES if file.with_suffix("").is_dir()]
+
+
+def test_tests_mirror_the_package():
+    """Every folder of tests is one of the package, of `examples/` or of `tools/`; and pytest knows a file by its name alone."""
+    own = {"whole_runs", "reference", "robotwin_double"}  # runs of all of it, numbers of others, a mock
+    folders = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")}
+    missing = [f for f in folders if f.name not in own and not any((r / f).is_dir() for r in (SOURCE / "vla_rl", ROOT))]
+    assert not missing, f"no folder of the package is called {sorted(map(str, missing))}"
+    names = Counter(f.name for f in TESTS.rglob("*.py") if f.name != "conftest.py" and not own & set(f.parts))
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_array_is_defined_in_core_types_alone():

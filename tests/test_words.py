@@ -1,12 +1,14 @@
-"""The language of the code: what a docstring opens with, and that a class has a name of its own."""
+"""The language of the code: what a docstring opens with, that a class has a name of its own, and what names are made of."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
 DANGLING = {"Of", "That", "Those", "As", "Its", "These", "They", "So", "Whose", "Which"}
 """First words that leave out what they are about; a docstring opens with a verb or with the thing itself."""
@@ -40,3 +42,207 @@ def test_a_public_class_name_is_used_once():
                 places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     twice = {name: files for name, files in places.items() if len(files) > 1}
     assert not twice
+
+
+GLOSSARY = next((ROOT / "docs").rglob("glossary.md"))
+TERMS = ROOT / "tests" / "field_terms.txt"
+"""Words of the field and plain English that names are made of, grouped by where they come from."""
+
+PRIVATE = {
+    "accounts": "statistics",
+    "beat": "heartbeat",
+    "beside": "concurrent",
+    "blank": "dummy",
+    "dealt": "shard, round_robin",
+    "doings": "activity",
+    "door": "socket, concurrency group",
+    "feed": "streaming update",
+    "feeding": "streaming update",
+    "filler": "dummy",
+    "films": "videos",
+    "fresh": "recomputed",
+    "gates": "thresholds",
+    "heavy": "model inputs",
+    "holding": "parallel strategy",
+    "home": "run store",
+    "imagining": "training in imagination",
+    "inbox": "shared-memory reader",
+    "inflation": "over-estimation",
+    "introduce": "connect",
+    "judge": "score groups",
+    "judged": "scored",
+    "lap": "epoch",
+    "light": "trajectory record",
+    "meet": "connect",
+    "meeting": "rendezvous",
+    "outbox": "shared-memory writer",
+    "paid": "reward, return so far",
+    "pays": "reward",
+    "places": "sample ids",
+    "play": "collect, roll out",
+    "played": "collected",
+    "plays": "collects",
+    "practice": "training in imagination",
+    "practise": "train in imagination",
+    "practises": "trains in imagination",
+    "practising": "training in imagination",
+    "regularised": "add_entropy_and_kl",
+    "said": "formatted",
+    "shut": "not met",
+    "standing": "cursor",
+    "standings": "stream cursors",
+    "strip": "comparison image",
+    "strips": "comparison images",
+    "supply": "sample router",
+    "tally": "metric accumulator",
+    "tap": "observer",
+    "told": "formatted, progress",
+    "undivided": "gradient accumulator",
+    "void": "discarded",
+    "wire": "shared memory",
+    "worded": "formatted",
+}
+"""Private word -> the field's. No identifier contains the first: no name of a module, class, function, parameter or variable."""
+
+PRIVATE_IN_PUBLIC_NAMES = {
+    "apart": "in its own process",
+    "place": "sample id",
+    "row": "env",
+    "rows": "envs",
+}
+"""Words that mean something else inside a function (a row of an array) and not in the name of a class, module or key."""
+
+FIELD_NAMES = {"feed_forward", "_feed_forward"}
+"""Identifiers that contain a word of `PRIVATE` in the field's sense."""
+
+PENDING: set[str] = {
+    "accounts",
+    "apart",
+    "beat",
+    "beside",
+    "blank",
+    "door",
+    "feed",
+    "feeding",
+    "filler",
+    "films",
+    "fresh",
+    "gates",
+    "heavy",
+    "holding",
+    "home",
+    "imagining",
+    "inbox",
+    "inflation",
+    "judge",
+    "judged",
+    "lap",
+    "light",
+    "outbox",
+    "paid",
+    "place",
+    "places",
+    "play",
+    "played",
+    "plays",
+    "practice",
+    "practise",
+    "practises",
+    "row",
+    "rows",
+    "said",
+    "shut",
+    "standing",
+    "standings",
+    "strip",
+    "strips",
+    "supply",
+    "tally",
+    "tap",
+    "told",
+}
+"""Words of `PRIVATE` and `PRIVATE_IN_PUBLIC_NAMES` that are still being renamed. A word that is gone leaves this list; none
+comes in."""
+
+
+def words_of(name: str) -> list[str]:
+    """Split `SharedMemoryReader` or `max_lag` into words in lower case; numbers are none."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)]
+
+
+def public_names(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and name of the module, of its public classes, and of the keys of its settings."""
+    module = file.parent.name if file.stem == "__init__" else file.stem
+    if not module.startswith("_"):
+        yield 1, module
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.lineno, node.name
+            if node.name.endswith(("Spec", "Config", "Settings")):
+                fields = [f for f in node.body if isinstance(f, ast.AnnAssign) and isinstance(f.target, ast.Name)]
+                yield from ((field.lineno, ast.unparse(field.target)) for field in fields)
+
+
+def identifiers(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and name of what a file defines: functions, classes, parameters, variables, attributes, itself."""
+    yield 1, file.parent.name if file.stem == "__init__" else file.stem
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def private_words() -> dict[str, list[str]]:
+    """Return the private words that occur, and where: `file:line: name`."""
+    occurrences: dict[str, list[str]] = {}
+    for words, names in ((PRIVATE, identifiers), (PRIVATE_IN_PUBLIC_NAMES, public_names)):
+        for file in FILES:
+            for line, name in names(file):
+                for word in words.keys() & set(words_of(name)) if name not in FIELD_NAMES else ():
+                    occurrences.setdefault(word, []).append(f"{file.relative_to(SOURCE)}:{line}: {name}")
+    return occurrences
+
+
+def test_public_names_are_made_of_the_fields_words():
+    """A name is in the glossary, or each of its words is a term there or one of `field_terms.txt`."""
+    glossary = GLOSSARY.read_text("utf-8")
+    names = {name for code in re.findall(r"`([^`\n]+)`", glossary) for name in re.findall(r"\w+", code)}
+    headings = re.findall(r"^#+ (.+)$", glossary, flags=re.MULTILINE)
+    known = {word for heading in headings for word in words_of(heading)}
+    known |= {line for line in TERMS.read_text("utf-8").splitlines() if not line.startswith("#")}
+    wrong = [
+        f"{file.relative_to(SOURCE)}:{line}: {name}: {' '.join(unknown)}"
+        for file in FILES
+        for line, name in public_names(file)
+        if name not in names and (unknown := [w for w in words_of(name) if w not in known | PENDING])
+    ]
+    advice = f"\nuse the field's word; or add it to {GLOSSARY.relative_to(ROOT)} or {TERMS.relative_to(ROOT)}"
+    assert not wrong, "\n".join(wrong) + advice
+
+
+def test_field_terms_are_sorted_and_not_private():
+    lines = TERMS.read_text("utf-8").splitlines()
+    groups = [group.split() for group in re.split(r"^#.*$", "\n".join(lines), flags=re.MULTILINE)]
+    assert all(group == sorted(group) for group in groups)
+    words = [word for group in groups for word in group]
+    assert len(words) == len(set(words))
+    assert not set(words) & {*PRIVATE, *PRIVATE_IN_PUBLIC_NAMES}
+
+
+def test_private_words_are_not_used():
+    wrong = [
+        f"{where}: write {(PRIVATE | PRIVATE_IN_PUBLIC_NAMES)[word]!r} for {word!r}"
+        for word, occurrences in sorted(private_words().items())
+        if word not in PENDING
+        for where in occurrences
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pending_words_still_occur():
+    assert not PENDING - private_words().keys(), "take them out of PENDING"

@@ -1,4 +1,5 @@
-"""The project of docs/write-a-plugin.md works as it stands on the page, and imports the public names only."""
+"""The project of docs/how-to/write-a-plugin.md and the pages that it links works as it stands there, and imports the
+public names only."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import torch
 from vla_rl import load_spec, run
 from vla_rl.cli.new_plugin import new_plugin
 
-PAGE = (Path(__file__).parents[1] / "docs" / "write-a-plugin.md").read_text()
+HOW_TO = Path(__file__).parents[1] / "docs" / "how-to"
+NAMES = ("add-a-simulator", "add-an-algorithm", "add-a-model", "add-a-hook", "write-a-plugin", "publish-a-plugin")
+PAGE = "\n".join((HOW_TO / f"{name}.md").read_text() for name in NAMES)
 BLOCKS = re.findall(r"```(python|yaml)\n(.*?)```", PAGE, flags=re.DOTALL)
 FILES = {name[1]: text for _, text in BLOCKS if (name := re.match(r"# (\w+\.\w+)\n", text))}
 PYTHON = [text for language, text in BLOCKS if language == "python"]

@@ -50,8 +50,8 @@ class Update:
             light = {n: None if a is None else a[own.samples][samples] for n, a in self.light.items()}
             heavy = self.heavy.take(own.samples[samples]) if len(samples) else None
             indices = [np.searchsorted(samples, of_batch) for of_batch in micro_batches]
-            learner.feed(heavy, light, indices, max(len(of_rank[i]) for of_rank in of_ranks), i == 0)
-        return learner.update(step, None, {}, [attrs.evolve(whole, micro_batches=(), passes=0, fed=True)])
+            learner.forward_backward(heavy, light, indices, max(len(of_rank[i]) for of_rank in of_ranks), i == 0)
+        return learner.update(step, None, {}, [attrs.evolve(whole, micro_batches=(), passes=0, accumulated=True)])
 
 
 def update_of(

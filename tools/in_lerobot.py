@@ -3,9 +3,9 @@
     PYTHON tools/in_lerobot.py dataset FOLDER ROWS.npz               every row as lerobot's LeRobotDataset gives it
     PYTHON tools/in_lerobot.py policy FOLDER SEEN.npz ACTIONS.npz    what lerobot's policy does with our checkpoint
 
-`tests/test_lerobot_itself.py` compares both with ours, where VLA_RL_LEROBOT_PYTHON names such an interpreter. Networks
-that are not of public sizes, which lerobot's config.json cannot describe, are given the sizes of our architecture.json;
-tokenizers, which lerobot takes from the hub, are the folder's own. All else is lerobot's own code.
+`tests/tools/test_in_lerobot.py` compares both with ours, where VLA_RL_LEROBOT_PYTHON names such an interpreter.
+Networks that are not of public sizes, which lerobot's config.json cannot describe, are given the sizes of our
+architecture.json; tokenizers, which lerobot takes from the hub, are the folder's own. All else is lerobot's own code.
 """
 
 from __future__ import annotations

@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from vla_rl.core.catalogue import build, load
     from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError, did_you_mean
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
-    from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+    from vla_rl.core.hookspecs import (
+        ActingModel,
+        Algorithm,
+        Demonstrations,
+        Placement,
+        RunEvents,
+        SimEnv,
+        VLAModel,
+    )
     from vla_rl.core.manager import broadcast, hookimpl, wrap
     from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot
     from vla_rl.core.randomness import Noise, derived_seed, generator
@@ -58,6 +66,7 @@ if TYPE_CHECKING:
         Scores,
         Statistic,
         TaskInfo,
+        UnexecutedActions,
         at_last_action,
         to_numpy,
     )
@@ -66,6 +75,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "ActingModel",
     "AdvantageScope",
     "Advantages",
     "Algorithm",
@@ -110,6 +120,7 @@ __all__ = [
     "SpecError",
     "Statistic",
     "TaskInfo",
+    "UnexecutedActions",
     "UserError",
     "VLAModel",
     "Windows",
@@ -169,7 +180,7 @@ _MODULES = {
     "core.catalogue": ("build", "load"),
     "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError", "did_you_mean"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
-    "core.hookspecs": ("Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
+    "core.hookspecs": ("ActingModel", "Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
     "core.manager": ("broadcast", "hookimpl", "wrap"),
     "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Batching"),
     "core.randomness": ("Noise", "derived_seed", "generator"),
@@ -193,6 +204,7 @@ _MODULES = {
         "Scores",
         "Statistic",
         "TaskInfo",
+        "UnexecutedActions",
         "at_last_action",
         "to_numpy",
     ),

@@ -136,6 +136,21 @@ def test_a_component_of_another_kind_is_refused(offer):
         build("placement", "one", load("placement", "one").config(), Context())
 
 
+def test_a_model_that_only_acts_is_declared(tmp_path):
+    file = tmp_path / "pointer.py"
+    file.write_text(
+        "import attrs\nfrom vla_rl import ActingModel, Plugin\n"
+        "@attrs.frozen(kw_only=True)\nclass Config: pass\n"
+        "class Pointer(ActingModel):\n    def sample_chunk(self, obs): return None\n"
+        "plugin = Plugin(config=Config, build=lambda config, context: Pointer(), summary='points')\n"
+        "declared = attrs.evolve(plugin, acts_only=True)\n"
+        "vla_rl_plugins = {'model': {'pointer': plugin, 'declared': declared}}\n"
+    )
+    with pytest.raises(PluginError, match=r"Pointer, which is no VLAModel; declare Plugin\(acts_only=True\), or"):
+        build("model", "pointer", None, Context(), [str(file)])
+    assert type(build("model", "declared", None, Context(), [str(file)])).__name__ == "Pointer"
+
+
 def test_a_module_adds_plugins_without_being_installed(tmp_path):
     file = tmp_path / "toy.py"
     file.write_text(GOOD + "\nvla_rl_plugins = {'placement': {'toy': plugin}}\n")

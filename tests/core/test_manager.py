@@ -11,9 +11,9 @@ import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
 from vla_rl.core.errors import HookFailed, NotOffered, PluginError
-from vla_rl.core.hookspecs import Algorithm, RunEvents, SimEnv, VLAModel, hookspec
+from vla_rl.core.hookspecs import ActingModel, Algorithm, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
-from vla_rl.core.manager import broadcast, check_module, hookimpl, wrap
+from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, offers, unwrapped, wrap
 from vla_rl.core.types import Requirements
 
 
@@ -299,6 +299,7 @@ def test_what_a_contract_leaves_to_the_author_is_not_offered():
     assert wrapped.critic is None
     calls = {
         "no action tokens": lambda: wrapped.encode_actions(None),
+        "cannot continue a chunk": lambda: wrapped.continue_chunk(None, None, None, None),
         "no value head": lambda: wrapped.values(None),
         "no reference policy": lambda: wrapped.reference_log_probs(None, None),
         "no scripted expert": lambda: wrap("env", Still(), "still").expert_chunk(),
@@ -307,6 +308,49 @@ def test_what_a_contract_leaves_to_the_author_is_not_offered():
     for text, call in calls.items():
         with pytest.raises(NotOffered, match=text):
             call()
+
+
+class Pointer(ActingModel):
+    def sample_chunk(self, obs):
+        return f"chunk for {obs}"
+
+
+def test_a_model_that_only_acts_has_its_own_hooks_alone():
+    @hookimpl(wraps="model")
+    def sample_chunk():
+        return f"wrapped {(yield)}"
+
+    @hookimpl(wraps="model")
+    def imitation_loss():
+        raise AssertionError("a model that only acts is not trained")
+        yield
+
+    hooks = module(sample_chunk=sample_chunk, imitation_loss=imitation_loss)
+    wrapped = wrap("model", Pointer(), "pointer", {"hooks": hooks})
+    assert wrapped.sample_chunk("obs", None, True) == "wrapped chunk for obs"
+    assert unwrapped(wrapped).sample_chunk("obs") == "chunk for obs"
+    with pytest.raises(AttributeError, match="imitation_loss"):
+        wrapped.imitation_loss(None, None)
+
+
+def test_hooks_of_a_contract_include_inherited_ones():
+    assert hook_names(ActingModel) == ("sample_chunk", "continue_chunk")
+    assert hook_names(VLAModel)[:2] == hook_names(ActingModel)
+    assert {"imitation_loss", "save"} <= set(hook_names(VLAModel))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_component_offers(wrapped):
+    class Continuing(Pointer):
+        def continue_chunk(self, obs, noise, greedy, previous):
+            return "actions"
+
+    def of(model):
+        return wrap("model", model, "m") if wrapped else model
+
+    assert offers(of(Continuing()), "continue_chunk") and not offers(of(Pointer()), "continue_chunk")
+    again = type("Again", (Continuing,), {"continue_chunk": ActingModel.continue_chunk})
+    assert not offers(of(again()), "continue_chunk")
 
 
 def test_trace_prints_every_call(monkeypatch, capsys):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
@@ -81,7 +81,7 @@ def play(runtime, step: int):
     """Play the tickets of a step. -> (rollout, metrics)."""
     if not hasattr(runtime, "flow"):
         runtime.flow = flow_of(runtime.spec, State())
-    rollout, _, metrics = collect(runtime, runtime.flow, step)
+    rollout, _, metrics = collect_rollout(runtime, runtime.flow, step)
     return rollout, metrics
 
 
@@ -108,9 +108,9 @@ def prepared(runtime, rollout):
 
 def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
-    places = runtime.gathered.places[rollout.samples.numpy()]
+    places = runtime.rollouts.batch.places[rollout.samples.numpy()]
     part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(places)))
-    return part.heavy.take(np.argsort(np.argsort(places)))
+    return part.inputs.take(np.argsort(np.argsort(places)))
 
 
 def assert_no_heavy_rows(runtime):

@@ -86,5 +86,5 @@ def test_what_is_no_rest_of_a_chunk_is_refused(policy, change, message):
 def test_models_that_do_not_denoise_say_so(plain):
     policy = vla_rl.open_policy(plain)
     assert policy.about()["real_time_chunking"] is False
-    with pytest.raises(vla_rl.BadObservation, match="model 'linear' cannot go on with previous actions"):
+    with pytest.raises(vla_rl.BadObservation, match="model 'linear' cannot continue previous actions"):
         policy.act(**sight(policy, 0), previous=np.zeros((2, 3)))

@@ -1,4 +1,4 @@
-"""Mistakes in the Gaussian policy of docs/write-a-plugin.md, one each, all of which `check_model` finds as the policy's
+"""Mistakes in the Gaussian policy of docs/how-to/add-a-model.md, one each, all of which `check_model` finds as the policy's
 plugin is checked; and changes that are right, which pass."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_model
 from vla_rl.testing.synthetic import env_info
 
-PAGE = (Path(__file__).parents[2] / "docs" / "write-a-plugin.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "add-a-model.md").read_text()
 (SOURCE,) = (text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if text.startswith("# gauss"))
 page = types.ModuleType("gaussian")
 exec(SOURCE, page.__dict__)

@@ -63,7 +63,7 @@ def test_it_does_what_a_learner_does(name):
         world=1,
         info=INFO,
         acting=True,
-        beat=lambda: None,
+        heartbeat=lambda: None,
     )
     result = update.train(learner)
     assert metrics["loss/total"] == pytest.approx(result["sums"]["loss/total"], abs=1e-6)

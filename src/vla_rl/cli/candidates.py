@@ -13,7 +13,7 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.runtime.planning.forecast import Forecast, Overlap, apart, expected, overlap
+from vla_rl.runtime.planning.forecast import Forecast, Overlap, forecast_spec, has_dedicated_learners, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.waiting import waiting
@@ -49,13 +49,13 @@ def _candidate(
     note()
     try:
         plan = plan_for(there, cluster, lambda spec, cluster: profile)
-        if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not apart(plan):
+        if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
             key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
             raise DoesNotFit(
                 f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
                 f"it out, or choose disaggregated"
             )
-        forecast = expected(plan, there, profile)
+        forecast = forecast_spec(plan, there, profile)
     except (DoesNotFit, UserError) as exc:
         return Candidate(name=name, own=own, placement=placement, reason=str(exc))
     return Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast)
@@ -63,7 +63,9 @@ def _candidate(
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
     """Forecast the gain from running ahead, under the spec's placement or else the fastest with dedicated learners."""
-    able = [candidate for candidate in candidates if candidate.plan is not None and apart(candidate.plan)]
+    able = [
+        candidate for candidate in candidates if candidate.plan is not None and has_dedicated_learners(candidate.plan)
+    ]
     chosen = next((candidate for candidate in able if candidate.own), None) or best(able)
     if chosen is None or chosen.plan is None:
         return None

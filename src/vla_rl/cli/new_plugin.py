@@ -18,7 +18,7 @@ IN_A_SPEC = {
     "algorithm": "algorithm: {type: $name}",
     "placement": "placement: {type: $name}",
     "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
-    "world_model": "world_model: {type: $name}\nimagination: {}     # its keys: docs/world-models.md",
+    "world_model": "world_model: {type: $name}\nimagination: {}     # its keys: docs/reference/world-models.md",
     "hook": "hooks: [{type: console}, {type: $name}]",
 }
 

@@ -147,7 +147,7 @@ def _print(
         if cost.fixed in (0.0, 1.0) and not cost.each
     ]
     if assumed:
-        console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/plan.md)[/]")
+        console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/how-to/plan-a-run.md)[/]")
 
 
 def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waiting: Mapping[int, float]) -> None:

@@ -30,10 +30,10 @@ def check_name(name: str) -> str:
 def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
     """Raise UserError where the plugin's class or config would have a name that its own files import."""
     trees = [node for source in sources for node in ast.walk(ast.parse(source))]
-    froms = [node for node in trees if isinstance(node, ast.ImportFrom)]
+    from_imports = [node for node in trees if isinstance(node, ast.ImportFrom)]
     imported = {
         (alias.asname or alias.name): node.module
-        for node in froms
+        for node in from_imports
         if not (node.module or "").startswith(name)
         for alias in node.names
     }

@@ -74,7 +74,8 @@ def main(
                 f"warning: whoever reaches {url_of(host, port)} can use this policy; see --api-key-file", err=True
             )
         where = f"{url_of(host, port)} ({dialect})"
-        typer.echo(f"{policy.spec.model.type} of step {policy.step} on {policy.device}: {where}")
+        name = policy.spec.model.type if policy.step is None else f"{policy.spec.model.type} of step {policy.step}"
+        typer.echo(f"{name} on {policy.device}: {where}")
 
     server = serve_policy(policy, settings, listening)
     typer.echo(

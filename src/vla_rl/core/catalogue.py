@@ -30,7 +30,7 @@ import attrs
 from attrs import field, frozen
 
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+from vla_rl.core.hookspecs import ActingModel, Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
 from vla_rl.core.paths import expanded, resolved, shown, why
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
@@ -47,6 +47,11 @@ class Kind:
     name: str
     group: str
     base: type
+    """Contract with all hooks of the kind."""
+
+    def contract_of(self, plugin: Plugin) -> type:
+        """Return the contract that this plugin's components implement: a part of `base` for models that only act."""
+        return ActingModel if plugin.acts_only else self.base
 
 
 KINDS = {
@@ -116,9 +121,11 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
         raise
     except BaseException as exc:
         raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
-    base = KINDS[kind].base
+    base = KINDS[kind].contract_of(plugin)
     if kind != "hook" and not isinstance(component, base):
-        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
+        only_acts = isinstance(component, ActingModel)
+        remedy = "declare Plugin(acts_only=True), or subclass it" if only_acts else "subclass it"
+        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; {remedy}")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component

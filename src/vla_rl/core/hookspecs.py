@@ -42,13 +42,42 @@ if TYPE_CHECKING:
         ResetState,
         Rollout,
         Scores,
+        UnexecutedActions,
     )
 
 hookspec = pluggy.HookspecMarker("vla_rl")
 
 
-class VLAModel(ABC):
-    """A policy over action chunks; owns an `nn.Module`. Entry-point group `vla_rl.models`."""
+class ActingModel(ABC):
+    """A policy that only acts: it can be evaluated and served, and nothing trains it. Its plugin declares
+    `Plugin(acts_only=True)`. Entry-point group `vla_rl.models`."""
+
+    cameras_read: tuple[str, ...] | None = None
+    """Cameras that the model reads; None: all cameras of the simulator."""
+    statistics_name: str | None = None
+    """Name of the checkpoint's normalisation statistics that the spec chose; None: it chose none. Servers report it."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        """Choose an action chunk for each observation, without gradient. `noise` provides keyed uniform and normal
+        numbers per sample (tokens are drawn by inverse CDF). `greedy` takes the mode, or the model's equivalent.
+        `log_probs` are those of the distribution that was sampled; only an `ActingModel` may leave them out."""
+
+    @hookspec(firstresult=True)
+    def continue_chunk(
+        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
+    ) -> torch.Tensor:
+        """Return actions float32 [B, C, A] that continue the `previous` chunk of each sample (real-time chunking). They
+        begin at the observation, so the first `delay` of them repeat actions that are executed meanwhile. Optional;
+        called by `vla-rl serve` for clients that send the actions they have left. Default: not offered, and servers
+        tell such clients so."""
+        raise NotOffered(f"{type(self).__name__} cannot continue a chunk")
+
+
+class VLAModel(ActingModel):
+    """A policy over action chunks that is trained; owns an `nn.Module`. It is an `ActingModel`, whose members come
+    first. Entry-point group `vla_rl.models`."""
 
     module: torch.nn.Module
     """All parameters; those with `requires_grad` are trained."""
@@ -56,8 +85,6 @@ class VLAModel(ABC):
     """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
     tokens_per_action: int
     """M, log-probs per action: its action tokens, or 1."""
-    cameras_read: tuple[str, ...] | None = None
-    """Cameras that the model reads; None: all cameras of the simulator."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:
@@ -70,13 +97,6 @@ class VLAModel(ABC):
         """Return the actions of tokens int64 [B, C, M] as float32 [B, C, A], un-normalised with the checkpoint's
         statistics. Optional, for models with action tokens."""
         raise NotOffered(f"{type(self).__name__} has no action tokens")
-
-    @abstractmethod
-    @hookspec(firstresult=True)
-    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        """Choose an action chunk for each observation, without gradient. `noise` provides keyed uniform and normal
-        numbers per sample (tokens are drawn by inverse CDF). `greedy` takes the mode, or the model's equivalent.
-        `log_probs` are those of the distribution that was sampled."""
 
     @abstractmethod
     @hookspec(firstresult=True)

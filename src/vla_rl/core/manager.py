@@ -54,8 +54,20 @@ def hookimpl(function: Any = None, *, wraps: str | None = None) -> Any:
 
 
 def hook_names(contract: type) -> tuple[str, ...]:
-    """Return the hooks of a contract, in the order of their declaration."""
-    return tuple(name for name, value in vars(contract).items() if hasattr(value, "vla_rl_spec"))
+    """Return the hooks of a contract, inherited ones first, in the order of their declaration."""
+    declared = {name: value for base in reversed(contract.__mro__) for name, value in vars(base).items()}
+    return tuple(name for name, value in declared.items() if hasattr(value, "vla_rl_spec"))
+
+
+def offers(component: object, method: str) -> bool:
+    """Return whether a component, wrapped or not, implements an optional method. A contract's own method has pluggy's
+    mark and only raises `NotOffered`."""
+    return not hasattr(getattr(unwrapped(component), method), "vla_rl_spec")
+
+
+def unwrapped(component: object) -> Any:
+    """Return the component itself, where `wrap` returned a proxy of it."""
+    return component._component if isinstance(component, _Wrapped) else component  # noqa: SLF001 - of this module
 
 
 class Manager(pluggy.PluginManager):
@@ -183,7 +195,8 @@ def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
     for wrapper_name, wrapper in reversed(_pairs(wrappers)):
         manager.register(wrapper, wrapper_name)
     trace = _trace(manager, f"{kind} {name!r}")
-    calls = {hook: _call(manager, hook, name, trace) for hook in manager.arguments}
+    hooks = {caller.name for caller in manager.get_hookcallers(component) or ()}
+    calls = {hook: _call(manager, hook, name, trace) for hook in manager.arguments if hook in hooks}
     return cast(T, _Wrapped(component, calls))
 
 

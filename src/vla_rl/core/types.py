@@ -128,6 +128,9 @@ class Plugin:
     files: Callable[[Any], Iterable[str]] | None = None
     """Hooks: function of the config that returns the names of the files and folders the hook writes in the run folder.
     Neither another hook nor the run may write them."""
+    acts_only: bool = False
+    """Models: `build` returns an `ActingModel`. It is evaluated and served; `run` and `sft` refuse it. False: it
+    returns a `VLAModel`."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
@@ -262,12 +265,23 @@ class Chunk:
 
     actions: ArrayOrTensor
     """Actions, float32 [B, C, A] in the simulator's units."""
-    log_probs: ArrayOrTensor
-    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]."""
+    log_probs: ArrayOrTensor | None = None
+    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]; None from a
+    model that only acts."""
     values: ArrayOrTensor | None = None
     """Values from the same forward pass, float32 [B] or [B, C], if the model has a value head."""
     extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
     """Further inputs of `chunk_log_probs`, batch first: tokens [B, C, M], a denoising chain ..."""
+
+
+@frozen(kw_only=True, eq=False)
+class UnexecutedActions:
+    """Remainder of the last chunk of one robot at the time of an observation, for real-time chunking."""
+
+    actions: Array
+    """Remaining actions, float32 [R, A] in the simulator's units, R from 1 to C; the first one is executed next."""
+    delay: int
+    """Number of them that will have been executed when the new chunk arrives; at most R."""
 
 
 @frozen(kw_only=True, eq=False)

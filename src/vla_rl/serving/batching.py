@@ -13,9 +13,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from vla_rl.core.plan import Batching
-from vla_rl.core.types import Array, Observation
+from vla_rl.core.types import Array, Observation, UnexecutedActions
 from vla_rl.serving.policy import Key, Policy
-from vla_rl.toolkit.models.real_time import Unexecuted
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class Answer:
 class _Asked:
     obs: Observation
     key: Key
-    rest: Unexecuted | None
+    unexecuted: UnexecutedActions | None
     waits: Callable[[], bool]
     arrived: float
     answer: asyncio.Future[Answer]
@@ -56,7 +55,11 @@ class Batcher:
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
     async def act(
-        self, obs: Observation, key: Key, rest: Unexecuted | None, waits: Callable[[], bool] = lambda: True
+        self,
+        obs: Observation,
+        key: Key,
+        unexecuted: UnexecutedActions | None,
+        waits: Callable[[], bool] = lambda: True,
     ) -> Answer:
         """The answer for one row. Raises what the policy raised for it, and ClientGone.
 
@@ -64,7 +67,7 @@ class Batcher:
             waits: whether there is somebody to answer; is asked before the inference.
         """
         loop = asyncio.get_running_loop()
-        asked = _Asked(obs, key, rest, waits, loop.time(), loop.create_future())
+        asked = _Asked(obs, key, unexecuted, waits, loop.time(), loop.create_future())
         self._waiting.put_nowait(asked)
         return await asked.answer
 
@@ -114,8 +117,9 @@ class Batcher:
         clipped = np.zeros(len(batch), bool)
         try:
             obs = Observation.concat([asked.obs for asked in batch])
-            keys, rests = [asked.key for asked in batch], [asked.rest for asked in batch]
-            actions = self.policy.act_on(obs, keys, rests, clipped)
+            keys = [asked.key for asked in batch]
+            previous = [asked.unexecuted for asked in batch]
+            actions = self.policy.act_on(obs, keys, previous, clipped)
             return list(zip(actions, clipped.tolist(), strict=True))
         except Exception as exc:
             if len(batch) == 1:

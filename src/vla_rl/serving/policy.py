@@ -16,17 +16,17 @@ from attrs import define, field
 from vla_rl import __version__
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import ActingModel
+from vla_rl.core.manager import offers
 from vla_rl.core.randomness import Noise
-from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.types import Array, EnvInfo, Observation, UnexecutedActions, to_numpy
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
-from vla_rl.runtime.workers.models import build_model, load_trained
-from vla_rl.toolkit.models.real_time import Unexecuted
+from vla_rl.runtime.workers.models import build_model, load_trained, trainable
 
 Key = tuple[int, int, int]
 
@@ -54,17 +54,17 @@ class BadObservation(UserError):
 
 @define(eq=False)
 class Policy:
-    """A trained model that acts; calls from several threads take turns."""
+    """A model that acts; calls from several threads take turns."""
 
-    model: VLAModel
+    model: ActingModel
     spec: Spec
-    """Spec of the run that trained it."""
+    """Spec of the run that trained it, or whose simulator a model that only acts is for."""
     info: EnvInfo
     """Cameras, state and actions of the simulator that it was trained in."""
-    step: int
-    """Training step of the checkpoint."""
-    sha256: str
-    """Hash of the checkpoint's manifest, which has the hash of each file."""
+    step: int | None
+    """Training step of the checkpoint; None for a model that only acts, which takes no weights of it."""
+    sha256: str | None
+    """Hash of the checkpoint's manifest, which has the hash of each file; None for a model that only acts."""
     device: str
     greedy: bool
     acted: int = field(default=0, init=False)
@@ -76,7 +76,7 @@ class Policy:
     @property
     def continues(self) -> bool:
         """Whether it can continue previous actions."""
-        return hasattr(self.model, "continue_chunk")
+        return offers(self.model, "continue_chunk")
 
     @property
     def chunk(self) -> int:
@@ -111,8 +111,8 @@ class Policy:
         Raises BadObservation; PluginError where the model gives numbers that are not finite.
         """
         obs = self.observation(images, state, instruction)
-        rest = None if previous is None else self.unexecuted(previous, delay)
-        actions: Array = self.act_on(obs, [(0, 0, self.acted) if key is None else key], [rest])[0]
+        unexecuted = None if previous is None else self.unexecuted(previous, delay)
+        actions: Array = self.act_on(obs, [(0, 0, self.acted) if key is None else key], [unexecuted])[0]
         return actions
 
     def observation(self, images: Mapping[str, Any], state: Any, instruction: str | None) -> Observation:
@@ -124,11 +124,11 @@ class Policy:
             instructions=(self._instruction(instruction),),
         )
 
-    def unexecuted(self, previous: Any, delay: Any) -> Unexecuted:
+    def unexecuted(self, previous: Any, delay: Any) -> UnexecutedActions:
         """Return the rest of the last chunk, in the form that `act_on` takes. Raises BadObservation."""
         if not self.continues:
             raise BadObservation(
-                f"model {self.spec.model.type!r} cannot go on with previous actions: it does not denoise; send none"
+                f"model {self.spec.model.type!r} cannot continue previous actions (real-time chunking); send none"
             )
         width = self.info.action_dim
         wanted = f"it must be [M, {width}], M within 1 and {self.chunk}: what was not executed of the last chunk"
@@ -139,19 +139,19 @@ class Policy:
                 f"the delay is {brief(delay)}; it must be a whole number within 0 and {len(actions)}, as there "
                 "are so many previous actions"
             )
-        return Unexecuted(actions, int(delay))
+        return UnexecutedActions(actions=actions, delay=int(delay))
 
     def act_on(
         self,
         obs: Observation,
         keys: Sequence[Key],
-        rests: Sequence[Unexecuted | None] = (),
+        previous: Sequence[UnexecutedActions | None] = (),
         clipped: Array | None = None,
     ) -> Array:
-        """float32 [N, C, A] for N rows of `observation`, a key of random numbers each, and what `unexecuted` made of
-        previous actions, if any. Which of them were clipped is written to `clipped`, bool [N]. Raises PluginError."""
+        """Return actions float32 [N, C, A] for N rows of `observation`. Each has a key of random numbers, and may have
+        what `unexecuted` returned. Which chunks were clipped is written to `clipped`, bool [N]. Raises PluginError."""
         with self._lock:
-            actions = self._choose(obs, keys, rests or [None] * len(obs))
+            actions = self._choose(obs, keys, previous or [None] * len(obs))
             if not np.isfinite(actions).all():
                 raise PluginError(f"model {self.spec.model.type!r} chose actions that are not finite")
             low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
@@ -163,21 +163,24 @@ class Policy:
                 clipped[:] = beyond
             return within
 
-    def _choose(self, obs: Observation, keys: Sequence[Key], rests: Sequence[Unexecuted | None]) -> Array:
-        chosen = np.empty((len(obs), self.chunk, self.info.action_dim), np.float32)
-        for goes_on in (False, True):
-            rows = [row for row, rest in enumerate(rests) if (rest is not None) == goes_on]
-            if not rows:
-                continue
-            seen = obs if len(rows) == len(obs) else obs.take(np.array(rows))
-            noise = Noise(self.spec.seed, "serving", *zip(*(keys[row] for row in rows), strict=True))
-            if goes_on:
-                model: Any = self.model
-                found = model.continue_chunk(seen, noise, self.greedy, [rests[row] for row in rows])
-            else:
-                found = self.model.sample_chunk(seen, noise, self.greedy).actions
-            chosen[rows] = to_numpy(found)
-        return chosen
+    def _choose(self, obs: Observation, keys: Sequence[Key], previous: Sequence[UnexecutedActions | None]) -> Array:
+        """Return the chosen actions [N, C, A]: one inference for the rows with previous actions, one for the others."""
+        actions = np.empty((len(obs), self.chunk, self.info.action_dim), np.float32)
+        starting = [row for row, unexecuted in enumerate(previous) if unexecuted is None]
+        continued = {row: unexecuted for row, unexecuted in enumerate(previous) if unexecuted is not None}
+        if starting:
+            noise = self._noise([keys[row] for row in starting])
+            chunk = self.model.sample_chunk(_rows(obs, starting), noise, self.greedy)
+            actions[starting] = to_numpy(chunk.actions)
+        if continued:
+            rows = list(continued)
+            noise = self._noise([keys[row] for row in rows])
+            unexecuted = list(continued.values())
+            actions[rows] = to_numpy(self.model.continue_chunk(_rows(obs, rows), noise, self.greedy, unexecuted))
+        return actions
+
+    def _noise(self, keys: Sequence[Key]) -> Noise:
+        return Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
 
     def warm_up(self, rows: int) -> None:
         """Run inference for one black image and for a batch of so many, so that no client waits for one-time work."""
@@ -197,7 +200,7 @@ class Policy:
             "model": self.spec.model.type,
             "checkpoint_sha256": self.sha256,
             "step": self.step,
-            "statistics": getattr(self.spec.model.config, "unnorm_key", None),
+            "statistics": self.model.statistics_name,
             "greedy": self.greedy,
             "temperature": self.spec.rollout.temperature,
             "action_chunk": self.chunk,
@@ -224,7 +227,9 @@ class Policy:
 def open_policy(
     folder: str | Path, *, device: str | None = None, greedy: bool = True, overrides: Sequence[str] = ()
 ) -> Policy:
-    """The policy of a checkpoint: the same model with the same weights as in `vla-rl eval`, without the simulator.
+    """Return the policy of a checkpoint: the same model with the same weights as in `vla-rl eval`, without the
+    simulator. With overrides that choose a model that only acts, such as `remote`, the policy is that one, for the
+    simulator of the run.
 
     Args:
         folder: RUN (its newest checkpoint) or RUN/checkpoints/step_...; its files are compared with their hashes.
@@ -241,19 +246,27 @@ def open_policy(
     device = checked_device(device)
     algorithm = build_algorithm(spec, device)
     model = build_model(spec, info, device, state.scaling, algorithm, hook_modules(spec.plugins))
-    load_trained(model, checkpoint / "trainer")
+    if acts_only(spec):
+        return Policy(model=model, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
+    load_trained(trainable(model), checkpoint / "trainer")
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
     return Policy(model=model, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
 
 
 def checked_device(name: str | None) -> str:
-    """`name`, or the default of None. Raises UserError where torch has no such device."""
+    """Return the device's name, or the default for None. Raises UserError where torch has no such device."""
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    if name not in (*there, *("cuda" for _ in there[1:])):
-        raise UserError(f"there is no device {name!r} for the policy; torch sees: {', '.join(there)}")
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    known = ["cpu", *gpus]
+    if name not in known and not (name == "cuda" and gpus):
+        raise UserError(f"there is no device {name!r} for the policy; torch sees: {', '.join(known)}")
     return name
+
+
+def _rows(obs: Observation, rows: Sequence[int]) -> Observation:
+    """Return these rows of an observation, without a copy if they are all of them."""
+    return obs if len(rows) == len(obs) else obs.take(np.array(rows))
 
 
 def _image(images: Mapping[str, Any], camera: str, size: tuple[int, int]) -> Array:

@@ -30,7 +30,7 @@ from vla_rl.core.catalogue import OWN_DIST, install_command
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import read_text, why
 from vla_rl.core.plan import Batching
-from vla_rl.core.types import Array, Observation
+from vla_rl.core.types import Array, Observation, UnexecutedActions
 from vla_rl.serving.access import Access
 from vla_rl.serving.batching import Batcher, ClientGone
 from vla_rl.serving.clients import (
@@ -50,7 +50,6 @@ from vla_rl.serving.dialects import DIALECTS, ClientRequest, Dialect, Frame
 from vla_rl.serving.policy import Key, Policy
 from vla_rl.toolkit.models.key_maps import KeyMap, has_encoded, read_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError
-from vla_rl.toolkit.models.real_time import Unexecuted
 
 if TYPE_CHECKING:
     from vla_rl.serving.recording import SessionRecorder
@@ -80,7 +79,7 @@ class _Request:
 
     asked: ClientRequest
     obs: Observation | None = None
-    rest: Unexecuted | None = None
+    unexecuted: UnexecutedActions | None = None
 
 
 @frozen(kw_only=True)
@@ -317,14 +316,16 @@ class PolicyServer:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)
-        rest = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
-        return _Request(asked, self.policy.observation(images, state, instruction), rest)
+        unexecuted = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
+        return _Request(asked, self.policy.observation(images, state, instruction), unexecuted)
 
     async def _answer(
         self, client: Client, dialect: Dialect, request: _Request, key: Key, total: float | None
     ) -> tuple[Frame, Seen]:
         assert request.obs is not None
-        answer = await self._batcher.act(request.obs, key, request.rest, lambda: client.connection.state is State.OPEN)
+        answer = await self._batcher.act(
+            request.obs, key, request.unexecuted, lambda: client.connection.state is State.OPEN
+        )
         self.asked += 1
         client.clipped += answer.clipped
         timing = {"infer_ms": 1e3 * answer.seconds}

@@ -11,25 +11,70 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import ActingModel, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
 from vla_rl.testing.common.findings import Findings
 
 
 @frozen(eq=False)
-class ModelCase:
-    model: VLAModel
+class ActingCase:
+    """A policy that acts, and the observation that it is asked about."""
+
+    model: ActingModel
     f: Findings
     env: EnvInfo
     chunk: int
-    values: ValueGranularity
     obs: Observation
     atol: float
 
     @property
     def rows(self) -> int:
         return len(self.obs)
+
+    def noise(self, rows: Sequence[int] | None = None, seed: int = 0) -> Noise:
+        rows = list(range(self.rows)) if rows is None else rows
+        return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
+
+    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
+        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+
+    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
+        """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
+        a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
+        bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
+        gap = np.abs(a - b)
+        fine = bool((gap <= bound).all())
+        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+
+    def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
+        """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""
+        kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+        got = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
+        wanted = f"float32 {list(shape)}"
+        if not self.f.expect(got == wanted, where, wanted, got, "convert or reshape it"):
+            return False
+        finite = bool(np.isfinite(to_numpy(array)).all())
+        return self.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
+
+    def within_bounds(self, actions: Any, where: str) -> None:
+        """Record a finding if an action is outside of the environment's bounds."""
+        low, high = np.array(self.env.action_low), np.array(self.env.action_high)
+        actions = to_numpy(actions)
+        outside = np.maximum(low - actions, actions - high) / (high - low)
+        worst = float(outside.max())
+        at = [i for i in range(self.env.action_dim) if float(outside[..., i].max()) > 1e-4]
+        got = f"{worst:.1%} of the range outside (number {', '.join(map(str, at))} of an action)"
+        remedy = "scale each number by its own Context.env.action_low and action_high, or clip"
+        self.f.expect(worst <= 1e-4, f"{where}: actions", "within the environment's bounds", got, remedy)
+
+
+@frozen(eq=False)
+class ModelCase(ActingCase):
+    """A policy that is trained."""
+
+    model: VLAModel
+    values: ValueGranularity
 
     @property
     def trained(self) -> dict[str, torch.nn.Parameter]:
@@ -50,21 +95,6 @@ class ModelCase:
         except NotOffered:
             return False
         return True
-
-    def noise(self, rows: Sequence[int] | None = None, seed: int = 0) -> Noise:
-        rows = list(range(self.rows)) if rows is None else rows
-        return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
-
-    def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
-        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
-
-    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
-        """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
-        a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
-        bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
-        gap = np.abs(a - b)
-        fine = bool((gap <= bound).all())
-        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
 
     def many(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
         """Every row so many times, each copy with a noise of its own."""

@@ -1,4 +1,4 @@
-"""`check_model`: does a policy keep to the contract of `VLAModel`?"""
+"""`check_model`: does a policy keep to the contract of `VLAModel`, or of `ActingModel` if it only acts?"""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import numpy as np
 import torch
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import ActingModel, VLAModel
+from vla_rl.core.manager import unwrapped
 from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
+from vla_rl.testing.acting import check_acting, check_continuing
 from vla_rl.testing.common.findings import Findings, built
-from vla_rl.testing.model_case import ModelCase
+from vla_rl.testing.model_case import ActingCase, ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 
 
 def check_model(
-    model: VLAModel | Plugin,
+    model: ActingModel | Plugin,
     config: Any = None,
     *,
     env: EnvInfo | None = None,
@@ -35,7 +37,8 @@ def check_model(
     atol: float = 1e-5,
     reload: Callable[[Path], Any] | None = None,
 ) -> None:
-    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
+    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings. A model that only acts is
+    checked for what it declares: `sample_chunk`, and `continue_chunk` if it offers that.
 
     Args:
         model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
@@ -50,10 +53,14 @@ def check_model(
     env = synthetic.env_info() if env is None else env
     context = Context(env=env, chunk=chunk, values=values, device=device, temperature=temperature)
     building = run_from(11, lambda: built("model", model, config, context))
-    policy: VLAModel
     policy, name = building.result
     f = Findings(f"check_model of {name}")
-    case = ModelCase(policy, f, env, chunk, values, synthetic.observation(env, rows), atol)
+    obs = synthetic.observation(env, rows)
+    if not isinstance(unwrapped(policy), VLAModel):
+        check_acting(ActingCase(model=policy, f=f, env=env, chunk=chunk, obs=obs, atol=atol))
+        f.close()
+        return
+    case = ModelCase(model=policy, f=f, env=env, chunk=chunk, values=values, obs=obs, atol=atol)
     plugin = model if isinstance(model, Plugin) else None
     given = plugin.config() if plugin is not None and config is None else config
     with f.section("sample_chunk"):
@@ -68,6 +75,7 @@ def check_model(
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
+            check_continuing(case)
             if plugin is not None:
                 with f.section("temperature"):
                     check_temperature(case, again.result)
@@ -78,16 +86,6 @@ def check_model(
             with f.section("save"):
                 _save(case, plugin, given, context, reload)
     f.close()
-
-
-def _array(case: ModelCase, array: Any, shape: tuple[int, ...], where: str) -> bool:
-    kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
-    found = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
-    wanted = f"float32 {list(shape)}"
-    if not case.f.expect(found == wanted, where, wanted, found, "convert or reshape it"):
-        return False
-    finite = bool(np.isfinite(to_numpy(array)).all())
-    return case.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
 
 
 def _value_shape(case: ModelCase) -> tuple[int, ...]:
@@ -101,7 +99,7 @@ def _sampling(case: ModelCase) -> bool:
     for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
         chunk = case.sample(greedy)
         if _chunk(case, chunk, where):
-            _within_bounds(case, chunk, where)
+            case.within_bounds(chunk.actions, where)
         else:
             fine = False
     return fine
@@ -110,12 +108,12 @@ def _sampling(case: ModelCase) -> bool:
 def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
-    fine = _array(case, chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
-    fine &= _array(case, chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
+    fine = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
+    fine &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
         f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
-        fine &= _array(case, chunk.values, _value_shape(case), f"{where}: values")
+        fine &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
         fine &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
                          list(array.shape), "one entry for each row")  # fmt: skip
@@ -124,23 +122,12 @@ def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     return fine
 
 
-def _within_bounds(case: ModelCase, chunk: Chunk, where: str) -> None:
-    low, high = np.array(case.env.action_low), np.array(case.env.action_high)
-    actions = to_numpy(chunk.actions)
-    outside = np.maximum(low - actions, actions - high) / (high - low)
-    worst = float(outside.max())
-    at = [i for i in range(case.env.action_dim) if float(outside[..., i].max()) > 1e-4]
-    got = f"{worst:.1%} of the range outside (number {', '.join(map(str, at))} of an action)"
-    remedy = "scale each number by its own Context.env.action_low and action_high, or clip"
-    case.f.expect(worst <= 1e-4, f"{where}: actions", "within the environment's bounds", got, remedy)
-
-
 def _scores(case: ModelCase) -> None:
     sampled = case.sample()
     scores = case.model.chunk_log_probs(case.obs, sampled)
     where = "chunk_log_probs"
     shape = (case.rows, case.chunk, case.model.tokens_per_action)
-    if _array(case, scores.log_probs, shape, f"{where}: log_probs"):
+    if case.is_array(scores.log_probs, shape, f"{where}: log_probs"):
         case.near(scores.log_probs, sampled.log_probs, where, "the log_probs recorded at sampling",
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
         case.sample(seed=1)
@@ -150,7 +137,7 @@ def _scores(case: ModelCase) -> None:
         case.f.expect(kept, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
-    if _array(case, scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
+    if case.is_array(scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
         with case.moved(0.3):
             moved = case.model.chunk_log_probs(case.obs, sampled).entropy
         fixed = bool(torch.equal(moved, scores.entropy))  # as that of a Gaussian of fixed deviation
@@ -159,7 +146,7 @@ def _scores(case: ModelCase) -> None:
     if case.values != "none":
         if not case.f.expect(scores.values is not None, where, "values", "None", "score the critic too"):
             return
-        if _array(case, scores.values, _value_shape(case), f"{where}: values"):
+        if case.is_array(scores.values, _value_shape(case), f"{where}: values"):
             case.near(scores.values, sampled.values, where, "the values recorded at sampling", "same forward pass")
     loss = case.model.imitation_loss(case.obs, sampled.actions)
     case.f.expect(loss.dtype == torch.float32, "imitation_loss", "float32", loss.dtype, "convert it")
@@ -176,7 +163,7 @@ def _noise(case: ModelCase) -> None:
     kept = attrs.evolve(kept, actions=np.array(kept.actions), log_probs=np.array(kept.log_probs))
     same, other = case.sample(seed=1), case.sample(seed=2)
     unchanged = np.array_equal(to_numpy(one.actions), kept.actions)
-    unchanged &= np.array_equal(to_numpy(one.log_probs), kept.log_probs)
+    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(kept.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
     case.near(one.actions, same.actions, where, "the same chunk from the same noise",
@@ -195,7 +182,7 @@ def _critic(case: ModelCase) -> None:
     if case.values == "none":
         return
     alone = case.model.values(case.obs)
-    if _array(case, alone, _value_shape(case), "values"):
+    if case.is_array(alone, _value_shape(case), "values"):
         case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
         case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"

@@ -398,7 +398,7 @@ def _arguments(case: ModelCase) -> None:
     same = all(np.array_equal(now, before) for now, before in arrays)
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
     after = take(chunk, np.arange(case.rows))
-    pairs = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
+    pairs: list[tuple[Any, Any]] = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
     pairs += [(after.extras[name], kept.extras[name]) for name in after.extras]
     same = all(np.array_equal(now, before) for now, before in pairs)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")

@@ -19,7 +19,7 @@ class World:
     def __init__(self, flow, random, *, num_envs, update, deaths, drops):
         self.flow, self.random, self.num_envs, self.update = flow, random, num_envs, update
         self.deaths, self.drops = deaths, drops
-        self.waiting, self.playing, self.busy_until, self.now = [], [], None, 0.0
+        self.waiting, self.running, self.busy_until, self.now = [], [], None, 0.0
         self.began_at = {}
         """Ticket -> version of the weights when it (last) began."""
         self.ended, self.most, self.lag, self.per_step = [], 0, 0, []
@@ -31,14 +31,14 @@ class World:
         while flow.step < flow.steps:
             self.waiting += flow.issue()
             self.most = max(self.most, flow.held)
-            while self.waiting and len(self.playing) < self.num_envs:
+            while self.waiting and len(self.running) < self.num_envs:
                 ticket = self.waiting.pop(0)
                 self.began_at[ticket.number] = flow.step
                 length = self.random.lognormvariate(0, 1)
-                heapq.heappush(self.playing, (self.now + length, ticket.number))
+                heapq.heappush(self.running, (self.now + length, ticket.number))
             if self.busy_until is None and self._learn():
                 continue
-            ends = [t for t, _ in self.playing[:1]] + [t for t in [self.busy_until] if t is not None]
+            ends = [t for t, _ in self.running[:1]] + [t for t in [self.busy_until] if t is not None]
             assert ends, "nothing is played, nothing is trained on, and the run is not over"
             self.now = min(ends)
             if self.busy_until is not None and self.now >= self.busy_until:
@@ -48,10 +48,10 @@ class World:
                 self.taken = []
                 flow.finish("trained" if flow.kept else "discarded")
             elif self.random.random() < self.deaths:
-                _, number = heapq.heappop(self.playing)
+                _, number = heapq.heappop(self.running)
                 self.waiting.insert(0, Ticket(number, number // flow.group_size))
             else:
-                flow.add(heapq.heappop(self.playing)[1])
+                flow.add(heapq.heappop(self.running)[1])
 
     def _learn(self):
         """Take what there is; -> whether something happened."""
@@ -167,13 +167,13 @@ def test_what_is_ready_are_the_first_groups():
 def test_a_ticket_is_played_once():
     flow = Flow(per_step=3, steps=2, max_lag=1)
     first = flow.issue()
-    assert flow.needed == [0, 1, 2] and flow.playing == [0, 1, 2, 3, 4, 5]
+    assert flow.needed == [0, 1, 2] and flow.running == [0, 1, 2, 3, 4, 5]
     for ticket in first:
         flow.add(ticket.number)
-    assert flow.needed == flow.playing == []
-    with pytest.raises(ValueError, match="ticket 1 is not being played"):
+    assert flow.needed == flow.running == []
+    with pytest.raises(ValueError, match="ticket 1 is not being collected"):
         flow.add(1)
-    with pytest.raises(ValueError, match="ticket 99 is not being played"):
+    with pytest.raises(ValueError, match="ticket 99 is not being collected"):
         flow.add(99)
 
 

@@ -47,7 +47,7 @@ def without_steps(learner):
         gradients.append(torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]))
         optimizer.zero_grad()
 
-    learner.optimizer.register_step_pre_hook(keep)
+    learner.trained.optimizer.register_step_pre_hook(keep)
     return gradients
 
 
@@ -70,7 +70,15 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
     for rank in range(ranks):
         model = LinearModel(INFO, CHUNK, values=values)
         learner = Learner(
-            model, algorithm, train, name="linear", device="cpu", world=1, info=INFO, acting=True, beat=lambda: None
+            model,
+            algorithm,
+            train,
+            name="linear",
+            device="cpu",
+            world=1,
+            info=INFO,
+            acting=True,
+            heartbeat=lambda: None,
         )
         learner.version, kept = 3, without_steps(learner)
         results.append(update.train(learner, rank))

@@ -15,7 +15,7 @@ from PIL import Image
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.run.flow import Ticket
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.core.types import Context, Observation, Plugin, to_numpy
@@ -109,7 +109,7 @@ def local(tmp_path_factory):
 
 def play(runtime):
     """The tickets of the first step. -> (rollout, which are kept, metrics)."""
-    return collect(runtime, flow_of(runtime.spec, State()), 1)
+    return collect_rollout(runtime, flow_of(runtime.spec, State()), 1)
 
 
 def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
@@ -178,7 +178,7 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     runtime = start(parse_spec({**SCRIPTED, **table}))
     try:
-        tickets = [runtime.starts.of(Ticket(number, number // 4), 1, 0) for number in range(8)]
+        tickets = [runtime.requests.request(Ticket(number, number // 4), 1, 0) for number in range(8)]
         seen = runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.begin, 0, "action", tickets)).obs.images
     finally:
         runtime.close()

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import imageio_ffmpeg
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.manager import broadcast
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.video import VideoConfig, encoder_missing, plugin
-from vla_rl.plugins.hooks.video.recorder import OUTCOME, compose
+from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose
 from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
 
@@ -25,12 +27,15 @@ def test_files_are_named_by_step_episode_and_outcome_and_play(tmp_path: Path) ->
     hook: Any = plugin.build(VideoConfig(fps=4.0), Context())
     evaluation = an_evaluation(20, frames=(an_episode(True), an_episode(False)))
     hook.on_eval_end(run=a_run(tmp_path), step=20, evaluation=evaluation)
-    names = sorted(path.name for path in (tmp_path / "videos").iterdir())
+    names = sorted(path.name for path in (tmp_path / "videos").glob("*.mp4"))
     assert names == ["step_000020_ep0_success.mp4", "step_000020_ep1_failure.mp4"]
     film = read(tmp_path / "videos" / names[0])
     want = compose(an_episode(True), 224)
-    assert film.shape == (6 + 4, *want.shape[1:])  # the last frame is held for a second
+    assert film.shape == (6 + round(4 * HOLD_SECONDS), *want.shape[1:])  # the last frame is held
     assert np.abs(film[5].astype(int) - want[5]).mean() < 6
+    listed = json.loads((tmp_path / "videos" / "step_000020.json").read_text())["episodes"]
+    said = {"task": "push-red-green", "instruction": "push the red block to the green pad"}
+    assert listed == [{"file": name, **said} for name in names]
 
 
 def test_an_evaluation_that_is_repeated_leaves_no_stale_film(tmp_path: Path) -> None:
@@ -38,7 +43,9 @@ def test_an_evaluation_that_is_repeated_leaves_no_stale_film(tmp_path: Path) -> 
     for success in (False, True):
         evaluation = an_evaluation(3, frames=(an_episode(success, frames=2),))
         hook.on_eval_end(run=a_run(tmp_path), step=3, evaluation=evaluation)
-    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["step_000003_ep0_success.mp4"]
+    assert [path.name for path in (tmp_path / "videos").glob("*.mp4")] == ["step_000003_ep0_success.mp4"]
+    (episode,) = json.loads((tmp_path / "videos" / "step_000003.json").read_text())["episodes"]
+    assert episode["file"] == "step_000003_ep0_success.mp4"
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(0, [0, 3, 5, 10]), (5, [0, 5, 10]), (4, [0, 10])])
@@ -58,13 +65,31 @@ def test_cameras_stand_side_by_side_enlarged_without_smoothing() -> None:
     assert (film[:, 100:130, left + 260 + 100] == (40, 90, 220)).all()
 
 
-def test_the_outcome_has_its_colour_and_long_instructions_are_wrapped() -> None:
+def words_on(frame: np.ndarray[Any, Any]) -> list[str]:
+    """Outcomes that are written on a frame: their letters, white on their colour."""
+    seen = []
+    for word, colour in OUTCOME.values():
+        font = ImageFont.load_default(size=12)
+        letters = Image.new("RGB", (round(font.getlength(word)), 14), colour)
+        ImageDraw.Draw(letters).text((0, 0), word, fill=(255, 255, 255), font=font)
+        windows = np.lib.stride_tricks.sliding_window_view(frame, (14, letters.width), axis=(0, 1))
+        if (windows == np.asarray(letters).transpose(2, 0, 1)).all((2, 3, 4)).any():
+            seen.append(word)
+    return seen
+
+
+@pytest.mark.parametrize(("success", "word"), [(True, "SUCCESS"), (False, "FAILURE")])
+def test_the_outcome_is_written_on_the_frame_in_which_the_episode_ends_and_on_no_other(success, word) -> None:
+    film = compose(an_episode(success), 64)
+    assert [words_on(frame[66:]) for frame in film] == [[]] * 5 + [[word]]
+    other = compose(an_episode(not success), 64)
+    assert (film[:-1] == other[:-1]).all(), "until it ends, a failure looks like a success"
+
+
+def test_long_instructions_are_wrapped() -> None:
     one, many = an_episode(False), an_episode(False, instruction="stack " + "the very red block " * 12 + "x" * 200)
     short, tall = compose(one, 64), compose(many, 64)
     assert tall.shape[1] > short.shape[1] + 60
-    for success, (_, colour) in OUTCOME.items():
-        below = compose(an_episode(success), 64)[0, 66:]
-        assert (below == colour).all(-1).sum() > 300
     one_camera = EpisodeFrames(task="t", instruction="i", success=True, images={"a": one.images["wrist"][:, :45, :33]})
     assert compose(one_camera, 224).shape[2] >= 320
 

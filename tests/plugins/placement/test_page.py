@@ -1,4 +1,4 @@
-"""The examples of docs/placement.md and of the strategies' own pages are right."""
+"""The examples of docs/reference/placement.md and of the strategies' own pages are right."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Cost, Profile
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "docs" / "placement.md", *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md")]
+PAGES = [
+    ROOT / "docs" / "reference" / "placement.md",
+    ROOT / "docs" / "how-to" / "place-a-run.md",
+    *(ROOT / "src" / "vla_rl" / "plugins" / "placement").glob("*/README.md"),
+]
 PROFILE = Profile(chunk_steps=20, sim=Cost(seconds=0.1, num_envs=8), policy=Cost(seconds=0.1, num_envs=8))
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_examples_plan_on_eight_gpus(page):
     examples = re.findall(r"^placement: (\{.*\})", page.read_text(), flags=re.MULTILINE)
     assert examples

@@ -326,4 +326,4 @@ def test_what_it_cannot_be_built_for_is_said():
 
 def test_the_light_part_says_that_it_is_experimental():
     assert load("world_model", "edm").summary.startswith("Experimental")
-    assert (Path(__file__).parents[3] / "docs" / "world-models.md").read_text().count("xperimental")
+    assert (Path(__file__).parents[3] / "docs" / "reference" / "world-models.md").read_text().count("xperimental")

@@ -18,13 +18,19 @@ Pairs = Sequence[tuple[float, float]]
 
 @frozen
 class ChartShape:
-    """Shape of a wide chart for one range of window widths; the page shows one of the two."""
+    """Shape of a wide chart. A page holds the same chart as `SCREEN` and as `PHONE`, and shows the one that fits the
+    window; `PICTURE` stands alone in a file, and its labels can be read where it is scaled to the width of a phone."""
 
     css: str
     width: float
+    height: float
 
 
-SCREEN, PHONE = ChartShape("screen", 960.0), ChartShape("phone", 340.0)
+SCREEN, PHONE, PICTURE = (
+    ChartShape("screen", 960.0, 340.0),
+    ChartShape("phone", 340.0, 220.0),
+    ChartShape("picture", 640.0, 320.0),
+)
 
 
 @frozen(kw_only=True)
@@ -54,8 +60,9 @@ class Frame:
 
 def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last: int, shape: ChartShape) -> str:
     """Rollout success as a line in its band, evaluations as dots with their intervals."""
-    width, height = shape.width, 340 if shape is SCREEN else 220
-    frame = Frame(width=width, height=height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0))
+    frame = Frame(
+        width=shape.width, height=shape.height, left=60, right=16, top=14, bottom=40, x=(0, max(last, 1)), y=(0.0, 1.0)
+    )
     parts = [*_grid(frame, [0, 0.25, 0.5, 0.75, 1.0], lambda v: f"{100 * v:.0f} %", "step")]
     points = _thinned(rollouts)
     if points:

@@ -79,6 +79,17 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
             yield {current_metric(name): value for name, value in record.items() if _is_number(value)}
 
 
+def read_captions(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return task and instruction of each video by its file's name, from the lists that the hook `video` writes beside
+    them. Raises UserError."""
+    episodes = [episode for file in sorted(folder.glob("step_*.json")) for episode in _episodes(file)]
+    return {episode.text("file"): (episode.text("task"), episode.text("instruction")) for episode in episodes}
+
+
+def _episodes(file: Path) -> list[Record]:
+    return read_record(file).list_of_records("episodes")
+
+
 def check_roles(roles: Record) -> None:
     """Raise UserError unless each role has its shares of time."""
     for role in roles.records_here().values():

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from vla_rl.cli.report.checks import read_environment, read_metrics, read_results, read_trace
+from vla_rl.cli.report.checks import read_captions, read_environment, read_metrics, read_results, read_trace
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import wilson
 from vla_rl.core.spec.yaml import parse
@@ -43,6 +43,8 @@ class ReportData:
     trace: Mapping[str, Any] = field(factory=dict)
     videos: Sequence[Path] = ()
     """Newest evaluation first."""
+    captions: Mapping[str, tuple[str, str]] = field(factory=dict)
+    """Task and instruction of each video, by the name of its file; videos of older versions have none."""
 
     @property
     def rollouts(self) -> list[Point]:
@@ -93,6 +95,7 @@ def gather(folder: Path) -> ReportData:
         evaluations=[evaluations[step] for step in sorted(evaluations)],
         trace=read_trace(folder / "trace.json"),
         videos=sorted((folder / "videos").glob("*.mp4"), key=_place),
+        captions=read_captions(folder / "videos"),
     )
 
 

@@ -29,19 +29,39 @@ def section(title: str, content: str) -> str:
 def interval_table(
     what: str, rates: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """Success of each `what`: rate, 95 % interval and n, in words and as a bar; and beside it what it was before, where
-    that is known."""
+    """Success of each `what`: rate, 95 % interval and n in words, and the rate as a bar with its interval.
+
+    With `before`, success before training, each has two bars."""
     body = ""
     for name, rate in rates.items():
-        low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+        earlier = before.get(name) if before else None
         body += f"<tr><td>{escape(name)}</td>"
         if before:
-            body += f"<td>{100 * before[name]['rate']:.1f} %</td>" if name in before else "<td></td>"
+            body += f"<td>{100 * earlier['rate']:.1f} %</td>" if earlier else "<td></td>"
+        low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+        bars = (_bar("before", "before training", earlier) if earlier else "") + _bar("after", "success", rate)
         body += (
             f"<td>{mid:.1f} %</td><td>{low:.1f} to {high:.1f}</td><td>{escape(str(rate['n']))}</td>"
-            f'<td class="wide"><div class="interval"><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
-            f'<b style="left:{mid:.1f}%"></b></div></td></tr>'
+            f'<td class="wide"><div class="rates">{bars}</div></td></tr>'
         )
-    earlier = "<th>before</th>" if before else ""
-    head = f"<tr><th>{escape(what)}</th>{earlier}<th>success</th><th>95 % interval</th><th>n</th><th></th></tr>"
-    return f'<div class="card scroll"><table>{head}{body}</table></div>'
+    columns = ("before", "after") if before else ("success",)
+    head = "".join(f"<th>{title}</th>" for title in (escape(what), *columns, "95 % interval", "n", ""))
+    table = f'<table class="success{" two" if before else ""}"><tr>{head}</tr>{body}</table>'
+    return f'<div class="card"><div class="scroll">{table}</div>{LEGEND if before else ""}</div>'
+
+
+LEGEND = (
+    '<div class="legend"><span><i class="before"></i>before training</span>'
+    '<span><i class="after"></i>after training</span>'
+    "<span>lines: 95 % Wilson intervals</span></div>"
+)
+
+
+def _bar(css: str, title: str, rate: Mapping[str, Any]) -> str:
+    """Return a bar from 0 to the rate, and a line over its interval."""
+    low, high, mid = (100 * rate[key] for key in ("low", "high", "rate"))
+    words = f"{title}: {mid:.1f} %, 95 % interval {low:.1f} to {high:.1f} %, n = {rate['n']}"
+    return (
+        f'<div class="rate {css}" role="img" aria-label="{escape(words)}" title="{escape(words)}">'
+        f'<b style="width:{mid:.1f}%"></b><span style="left:{low:.1f}%;width:{high - low:.1f}%"></span></div>'
+    )

@@ -168,10 +168,9 @@ def _videos(run: ReportData, limit: int) -> str:
         left -= size
         shown += 1
         data = b64encode(video.read_bytes()).decode()
-        step, episode, outcome = _film(video)
         figures += (
             f'<figure><video controls muted loop preload="metadata" src="data:video/mp4;base64,{data}"></video>'
-            f'<figcaption>{step}{episode}<span class="outcome {outcome}">{outcome}</span></figcaption></figure>'
+            f"<figcaption>{_video_caption(video, run.captions)}</figcaption></figure>"
         )
     if not run.videos:
         return ""
@@ -180,12 +179,16 @@ def _videos(run: ReportData, limit: int) -> str:
     return section("Episodes", f'<div class="videos">{figures}</div>{note}')
 
 
-def _film(video: Path) -> tuple[str, str, str]:
-    """Step, episode and outcome, as the file is named."""
+def _video_caption(video: Path, captions: Mapping[str, tuple[str, str]]) -> str:
+    """Return instruction, task, step, episode and outcome; the last three from the file's name."""
     head, _, rest = video.stem.partition("_ep")
     episode, _, outcome = rest.partition("_")
     step = head.removeprefix("step_").lstrip("0") or "0"
-    return f"step {escape(step)}", f", episode {escape(episode)}" if episode else "", escape(outcome)
+    task, instruction = captions.get(video.name, ("", ""))
+    where = ", ".join([*([task] if task else []), f"step {step}", *([f"episode {episode}"] if episode else [])])
+    title = f"<b>{escape(instruction)}</b>" if instruction else ""
+    badge = f'<span class="outcome {escape(outcome)}">{escape(outcome)}</span>'
+    return f'{title}<span class="where"><span>{escape(where)}</span>{badge}</span>'
 
 
 def _setup(run: ReportData) -> str:

@@ -58,7 +58,7 @@ def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track
     }
     for e in events:
         thread = (e["pid"], e["tid"])
-        if e.get("cat") in ("work", "beside") and begin <= e["ts"] < end and thread in roles:
+        if e.get("cat") in ("work", "concurrent") and begin <= e["ts"] < end and thread in roles:
             of_track[e["pid"], roles[thread].partition(",")[0]].append(e)
     for (pid, role), calls in of_track.items():
         if calls:

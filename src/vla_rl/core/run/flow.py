@@ -71,7 +71,10 @@ class Flow:
             further: groups that a step may consume beyond `per_step`, in place of filtered ones.
             ledger: counts to resume from. Groups that were not consumed are issued again under the same numbers.
         """
-        self.per_step, self.steps, self.group_size, self.further = per_step, steps, group_size, further
+        self.per_step = per_step
+        self.steps = steps
+        self.group_size = group_size
+        self.further = further
         self.max_lag = max_lag
         self.ledger = ledger or Ledger()
         self.next = self.ledger.first
@@ -116,7 +119,7 @@ class Flow:
         return [number for group in groups for number in range(group * size, (group + 1) * size)]
 
     @property
-    def playing(self) -> list[int]:
+    def running(self) -> list[int]:
         """All tickets that are still to be collected."""
         return sorted(number for numbers in self.missing.values() for number in numbers)
 
@@ -138,7 +141,7 @@ class Flow:
         try:
             self.missing[number // self.group_size].remove(number)
         except KeyError:
-            raise ValueError(f"ticket {number} is not being played") from None
+            raise ValueError(f"ticket {number} is not being collected") from None
 
     def take(self) -> list[int] | None:
         """Consume and return the groups that the running step still wants, once they are all collected. None: not
@@ -158,7 +161,11 @@ class Flow:
 
     def finish(self, end: End = "trained") -> None:
         """End the step, whose weights are published, and begin the next one."""
-        ledger, kept = self.ledger, len(self.kept) * self.group_size
+        ledger = self.ledger
+        kept = len(self.kept) * self.group_size
+        consumed = (self.cursor - ledger.first) * self.group_size
         setattr(ledger, end, getattr(ledger, end) + kept)
-        ledger.filtered += (self.cursor - ledger.first) * self.group_size - kept
-        ledger.first, ledger.step, self.kept = self.cursor, self.step + 1, ()
+        ledger.filtered += consumed - kept
+        ledger.first = self.cursor
+        ledger.step += 1
+        self.kept = ()

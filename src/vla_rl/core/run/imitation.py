@@ -46,36 +46,40 @@ class Cloning(Session):
             bool(section.checkpoint_every) and step % section.checkpoint_every == 0,
         )
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Do nothing: no rollout runs between evaluations."""
 
     def _train(self, imitation: Imitation) -> None:
         """Train until the next metrics line, evaluation or checkpoint."""
-        begun, section = perf_counter(), imitation_of(self.spec)
+        section = imitation_of(self.spec)
+        start = perf_counter()
         first = self.state.step + 1
-        marks = (section.report_every, section.eval_every, section.checkpoint_every)
-        last = min(section.steps, *(-(-first // every) * every for every in marks if every))
+        intervals = (section.report_every, section.eval_every, section.checkpoint_every)
+        last = min(section.steps, *(-(-first // every) * every for every in intervals if every))
 
-        def rate(step: int) -> float:
+        steps_per_epoch = imitation.steps_per_epoch
+
+        def lr(step: int) -> float:
             return section.lr * section.factor(step)
 
-        def progress(step: int) -> None:
+        def on_step(step: int) -> None:
             self.state.step = step - 1
-            self.progress(f"epoch {(step - 1) // imitation.epoch + 1}", (step - 1) % imitation.epoch, imitation.epoch)
+            epoch, done = divmod(step - 1, steps_per_epoch)
+            self.progress(f"epoch {epoch + 1}", done, steps_per_epoch)
 
-        loss = imitation.train(first, last, rate, progress)
+        loss = imitation.train(first, last, lr, on_step)
         self.state.step = last
         self.runtime.publish()
-        seconds = perf_counter() - begun
+        seconds = perf_counter() - start
         metrics = {
-            **imitation.about,
+            **imitation.metrics,
             "loss/imitation": loss,
-            "imitation/lr": rate(last),
-            "imitation/epochs": last / imitation.epoch,
+            "imitation/lr": lr(last),
+            "imitation/epochs": last / steps_per_epoch,
             "time/step": seconds,
-            "throughput/samples_per_s": sum(map(imitation.size, range(first, last + 1))) / seconds,
+            "throughput/samples_per_s": sum(map(imitation.batch_size, range(first, last + 1))) / seconds,
         }
-        self.events.on_update_end(self.about, last, metrics)
+        self.events.on_update_end(self.run_info, last, metrics)
 
 
 def imitation_of(spec: Spec) -> ImitationSpec:

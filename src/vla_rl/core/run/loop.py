@@ -36,48 +36,54 @@ class ReinforcementLearning(Session):
     flow: Flow = field(init=False, default=Factory(lambda self: flow_of(self.spec, self.state), takes_self=True))
 
     def loop(self) -> None:
-        runtime, algorithm, state, events = self.runtime, self.runtime.algorithm, self.state, self.events
+        runtime = self.runtime
+        algorithm = runtime.algorithm
+        state = self.state
+        events = self.events
         if self.spec.bc_warmup is not None and not state.bc_warmup_done:
-            self.warm_up()
+            self.bc_warmup()
         state.refilled += RunShape.of(self.spec).replays and state.step > 0
         while self.milestone():
-            begun, step = perf_counter(), state.step + 1
+            start = perf_counter()
+            step = state.step + 1
 
             self.progress("rollout")
-            rollout, keep, metrics = collect(runtime, self.flow, step)
-            events.on_rollout_end(self.about, step, rollout, metrics)
-            metrics |= runtime.practise(step)
+            rollout, keep, metrics = collect_rollout(runtime, self.flow, step)
+            events.on_rollout_end(self.run_info, step, rollout, metrics)
+            metrics |= runtime.train_in_imagination(step)
 
             self.progress("update")
             columns = self.selection.choose(rollout, keep, metrics)
-            if len(columns):
-                chosen = runtime.prepare(take_columns(rollout, columns), columns)
-                advantages = algorithm.advantages(chosen)
-                metrics |= {**advantages.metrics, **runtime.update(chosen, advantages)}
-                state.reused += chosen.valid.shape[1] - len(columns)
-            metrics |= runtime.finish(trained=bool(len(columns)))
-            self.flow.finish("trained" if len(columns) else "discarded")
+            trained = len(columns) > 0
+            if trained:
+                prepared = runtime.prepare(take_columns(rollout, columns), columns)
+                advantages = algorithm.advantages(prepared)
+                metrics |= {**advantages.metrics, **runtime.update(prepared, advantages)}
+                state.reused += prepared.valid.shape[1] - len(columns)
+            metrics |= runtime.finish(trained)
+            self.flow.finish("trained" if trained else "discarded")
             state.imagination = runtime.imagination_totals
-            state.step, state.env_steps = step, state.env_steps + int(metrics["rollout/env_steps"])
-            if len(columns):
-                events.on_weights_published(self.about, step, runtime.version)
+            state.step = step
+            state.env_steps += int(metrics["rollout/env_steps"])
+            if trained:
+                events.on_weights_published(self.run_info, step, runtime.version)
             else:
                 metrics["update/skipped"] = 1.0
 
-            metrics["time/step"] = seconds = perf_counter() - begun
+            metrics["time/step"] = seconds = perf_counter() - start
             metrics["throughput/env_steps_per_s"] = metrics["rollout/env_steps"] / seconds
-            events.on_update_end(self.about, step, metrics)
+            events.on_update_end(self.run_info, step, metrics)
             self.selection.check_progress()
             self.trace("training")
 
-    def settle(self) -> None:
-        while playing := self.flow.playing:
-            for number in self.runtime.finished(playing):
+    def drain(self) -> None:
+        while running := self.flow.running:
+            for number in self.runtime.wait_for_tickets(running):
                 self.flow.add(number)
 
-    def warm_up(self) -> None:
+    def bc_warmup(self) -> None:
         """Clone the simulator's expert (`bc_warmup:`). A run that is stopped before the end repeats it."""
-        self.events.on_update_end(self.about, 0, self.runtime.warm_up())
+        self.events.on_update_end(self.run_info, 0, self.runtime.bc_warmup())
         self.state.bc_warmup_done = True
         self.save()
 
@@ -86,23 +92,25 @@ class ReinforcementLearning(Session):
         return spec.train.steps
 
     def due(self) -> tuple[bool, bool]:
-        spec, step = self.spec, self.state.step
+        spec = self.spec
+        step = self.state.step
         evaluate = spec.eval.before if step == 0 else bool(spec.eval.every and step % spec.eval.every == 0)
         return evaluate, step % (spec.train.checkpoint_every or spec.train.steps or 1) == 0
 
 
-def collect(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Tensor, dict[str, float]]:
+def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, torch.Tensor, dict[str, float]]:
     """Collect the groups of a step, in the order of their numbers, and further groups in place of those that the
     filters drop. Return (rollout, kept trajectories as bool [N], metrics)."""
-    algorithm, taken = runtime.algorithm, list[int]()
+    algorithm = runtime.algorithm
+    consumed = list[int]()
     while True:
-        runtime.play(step, flow.issue())
+        runtime.collect(step, flow.issue())
         while (groups := flow.take()) is None:
-            runtime.feed(step, [*taken, *flow.tickets_of(flow.ready)])
-            for number in runtime.finished(flow.needed):
+            runtime.streaming_update(step, [*consumed, *flow.tickets_of(flow.ready)])
+            for number in runtime.wait_for_tickets(flow.needed):
                 flow.add(number)
-        taken += flow.tickets_of(groups)
-        rollout, metrics = runtime.rollout(step, taken)
+        consumed += flow.tickets_of(groups)
+        rollout, metrics = runtime.assemble(step, consumed)
         rollout = algorithm.shape_rewards(rollout)
         keep = algorithm.select(rollout)
         flow.keep(rollout.groups[keep].unique().tolist())

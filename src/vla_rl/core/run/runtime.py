@@ -28,40 +28,42 @@ class Runtime(Protocol):
     """Version of the weights: training steps that are finished."""
     scaling: Scaling
     """Statistics that the model normalises by, if they came from demonstrations; else None."""
-    faults: int
-    """Number of envs that broke and were replaced."""
-    progress: Callable[[str, int, int], None]
+    on_progress: Callable[[str, int, int], None]
     """Callback with (phase, done, total) during work. It may raise an exception to stop the work."""
     on_fault: Callable[[str], None]
     """Callback with a message about a fault that the run survived."""
-    tick: Callable[[], None]
+    on_tick: Callable[[], None]
     """Callback made from time to time during work."""
+
+    @property
+    def faults(self) -> int:
+        """Number of envs that broke and were replaced."""
 
     @property
     def imagination_totals(self) -> dict[str, Any]:
         """Totals of training in imagination over the run, as plain data, with the reasons for skipping it."""
 
-    def play(self, step: int, tickets: Sequence[Ticket]) -> None:
+    def collect(self, step: int, tickets: Sequence[Ticket]) -> None:
         """Start collecting these tickets as envs become free; they were issued during `step`. Does not wait."""
 
-    def finished(self, needed: Collection[int]) -> Sequence[int]:
+    def wait_for_tickets(self, needed: Collection[int]) -> Sequence[int]:
         """Wait until some tickets are collected, preferably all needed ones. Return the collected tickets, each
         once."""
 
-    def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
-        """Assemble the rollout of these tickets. Return (trajectory record, metrics)."""
+    def assemble(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """Assemble the rollout of these collected tickets. Return (trajectory record, metrics)."""
 
-    def feed(self, step: int, tickets: Sequence[int]) -> None:
-        """Announce collected tickets, the first that the step consumes. With `streaming_update` learners may begin
-        with the algorithm's advantages for them. Does not wait; `update` raises what went wrong."""
+    def streaming_update(self, step: int, tickets: Sequence[int]) -> None:
+        """Let learners begin with these collected tickets, the first of all that the step consumes. Does not wait;
+        `update` raises what went wrong. Does nothing without `asynchrony.streaming_update`."""
 
-    def practise(self, step: int) -> dict[str, float]:
+    def train_in_imagination(self, step: int) -> dict[str, float]:
         """Train the world model on the last rollout, and let the policy collect episodes in it. `update` trains on
         those beside the prepared rollout, with separate advantages. Does nothing without a world model. Return
         metrics."""
 
-    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
-        """Return the rollout to train on: the columns `keep` (int64 [K]) of the last rollout, as cut in `kept`, after
+    def prepare(self, selected: Rollout, columns: Array) -> Rollout:
+        """Return the rollout to train on: the columns (int64 [K]) of the last rollout, as cut in `selected`, after
         the replayed ones. Values and log-probs are recomputed with the newest weights if the algorithm needs that."""
 
     def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
@@ -74,7 +76,7 @@ class Runtime(Protocol):
     def evaluate(self, step: int, frames: int) -> Evaluation:
         """Evaluate every evaluation state once per repeat, and record camera frames of `frames` episodes."""
 
-    def warm_up(self) -> dict[str, float]:
+    def bc_warmup(self) -> dict[str, float]:
         """Clone the simulator's scripted expert, as `bc_warmup:` says. Return metrics."""
 
     def imitation(self) -> Imitation:
@@ -92,8 +94,8 @@ class Runtime(Protocol):
     def devices(self) -> str:
         """Describe the device of each role."""
 
-    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        """Return the current activity and its (done, total), in the phase that `progress` was last called with."""
+    def progress(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """Return the current activity and its (done, total), in the phase that `on_progress` was last called with."""
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
         """Collect busy and idle times of the workers since the last call, for the trace in `folder`."""
@@ -108,17 +110,17 @@ class Runtime(Protocol):
 class Imitation(Protocol):
     """Demonstrations stored with the learners, and optimiser steps on them."""
 
-    epoch: int
+    steps_per_epoch: int
     """Optimiser steps in one pass over the demonstrations."""
-    about: dict[str, float]
+    metrics: dict[str, float]
     """Metrics of the demonstrations."""
 
-    def size(self, step: int) -> int:
+    def batch_size(self, step: int) -> int:
         """Return the number of samples in an optimiser step (steps count from 1)."""
 
-    def train(self, first: int, last: int, rate: Callable[[int], float], progress: Callable[[int], None]) -> float:
-        """Run the optimiser steps `first` to `last` (from 1, inclusive). `rate` gives each step's learning rate;
-        `progress` is called with the next step. Return the mean loss of a sample."""
+    def train(self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]) -> float:
+        """Run the optimiser steps `first` to `last` (from 1, inclusive). `lr` gives each step's learning rate;
+        `on_step` is called with the next step. Return the mean loss of a sample."""
 
 
 class StartRuntime(Protocol):

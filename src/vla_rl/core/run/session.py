@@ -36,12 +36,12 @@ class Session(ABC):
 
     spec: Spec
     runtime: Runtime
-    home: RunStore
+    run_store: RunStore
     state: State
     events: RunEvents
-    about: Run
+    run_info: Run
     interrupts: Interrupts
-    _begun: float = field(factory=perf_counter, init=False)
+    _start_time: float = field(factory=perf_counter, init=False)
     _saved: tuple[int, int] | None = field(default=None, init=False)
     """(step, last evaluated step) of the last checkpoint in this attempt."""
     _untraced: bool = field(default=False, init=False)
@@ -69,28 +69,30 @@ class Session(ABC):
         """Return whether to evaluate and whether to save at `state.step`. The last step always does both."""
 
     @classmethod
-    def run(cls, spec: Spec, home: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
+    def run(cls, spec: Spec, run_store: RunStore, resume: bool, start: StartRuntime) -> dict[str, Any]:
         """Train to the end and return the content of results.json. No process is left behind in any case. Raise
         RunStopped after Ctrl-C or SIGTERM (saved), HookFailed if a listener raised (saved as well), UserError for what
         the user can fix, and a plugin's exceptions as they are. If a worker dies and there is a checkpoint, the run
         resumes from it, up to `runtime.restarts` times. Meanwhile no other process can run in the folder."""
-        with home.claim(resume), Interrupts() as interrupts:
+        with run_store.claim(resume), Interrupts() as interrupts:
             for left in range(spec.runtime.restarts, -1, -1):
-                state, trainer = home.begin(spec, cls.mode, resume)
+                state, trainer = run_store.begin(spec, cls.mode, resume)
                 try:
-                    return cls._attempt(spec, home, state, trainer, resume, start, interrupts)
+                    return cls._attempt(spec, run_store, state, trainer, resume, start, interrupts)
                 except StopRequested:
-                    raise interrupts.stopped(cls._resumable(home) or NOTHING) from None
+                    raise interrupts.stopped(cls._resumable(run_store) or NOTHING) from None
                 except KeyboardInterrupt:
-                    raise RunStopped(f"stopped at once; {cls._resumable(home) or 'nothing was saved'}") from None
+                    raise RunStopped(f"stopped at once; {cls._resumable(run_store) or 'nothing was saved'}") from None
                 except WorkerDied as exc:
-                    if not left or home.latest() is None:
-                        cls._note_resume(exc, home)
+                    if not left or run_store.latest() is None:
+                        cls._note_resume(exc, run_store)
                         raise
-                    logger.warning("%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], home.path)
+                    logger.warning(
+                        "%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], run_store.path
+                    )
                     resume = True
                 except Exception as exc:
-                    cls._note_resume(exc, home)
+                    cls._note_resume(exc, run_store)
                     raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -98,7 +100,7 @@ class Session(ABC):
     def _attempt(
         cls,
         spec: Spec,
-        home: RunStore,
+        run_store: RunStore,
         state: State,
         trainer: Path | None,
         resume: bool,
@@ -106,73 +108,75 @@ class Session(ABC):
         interrupts: Interrupts,
     ) -> dict[str, Any]:
         interrupts.begin()
-        runtime = cls.open(spec, state, start, home.path, interrupts)
+        runtime = cls.open(spec, state, start, run_store.path, interrupts)
         try:
             if trainer is not None:
                 runtime.load(trainer)
             if resume:
-                home.record(spec, state.step)
-            about = Run(
+                run_store.record(spec, state.step)
+            run_info = Run(
                 name=spec.name,
                 mode=cls.mode,
-                folder=home.path,
+                folder=run_store.path,
                 spec=spec.to_dict(),
                 first_step=state.step,
                 steps=cls.total(spec),
                 devices=runtime.devices(),
             )
             events = listeners(spec, interrupts.stop_because)
-            return cls(spec, runtime, home, state, events, about, interrupts).play()
+            return cls(spec, runtime, run_store, state, events, run_info, interrupts).train()
         finally:
             interrupts.closing = True
             runtime.close()
 
     @classmethod
-    def _resumable(cls, home: RunStore) -> str:
+    def _resumable(cls, run_store: RunStore) -> str:
         """Return advice on how to resume a run that ended early; empty without a checkpoint."""
-        latest = home.latest()
+        latest = run_store.latest()
         if latest is None:
             return ""
-        command = f"vla-rl {'sft' if cls.mode == 'imitation' else 'run'} {shlex.quote(str(home.path))} --resume"
+        command = f"vla-rl {'sft' if cls.mode == 'imitation' else 'run'} {shlex.quote(str(run_store.path))} --resume"
         return f"the last checkpoint is {latest.name}; go on from it with: {command}"
 
     @classmethod
-    def _note_resume(cls, error: Exception, home: RunStore) -> None:
-        said = "\n".join((str(error), *getattr(error, "__notes__", ())))
-        if "--resume" not in said and not isinstance(error, HookFailed) and (how := cls._resumable(home)):
-            error.add_note(how)
+    def _note_resume(cls, error: Exception, run_store: RunStore) -> None:
+        message = "\n".join((str(error), *getattr(error, "__notes__", ())))
+        if "--resume" not in message and not isinstance(error, HookFailed) and (advice := cls._resumable(run_store)):
+            error.add_note(advice)
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         self.interrupts.check()
         self._phase = phase, done, total
-        self.events.on_progress(self.about, phase, done, total)
+        self.events.on_progress(self.run_info, phase, done, total)
 
-    def _meanwhile(self) -> None:
+    def _report_progress(self) -> None:
         """Report progress while waiting for workers."""
-        self.events.on_progress(self.about, *self.runtime.how_far(*self._phase))
+        self.events.on_progress(self.run_info, *self.runtime.progress(*self._phase))
 
     def save(self) -> None:
-        self.state.wall_seconds = perf_counter() - self._begun
-        saved = self.home.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
+        self.state.wall_seconds = perf_counter() - self._start_time
+        checkpoint = self.run_store.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
         self._saved = self.state.step, self.state.evaluated
-        self.events.on_checkpoint(self.about, self.state.step, saved)
+        self.events.on_checkpoint(self.run_info, self.state.step, checkpoint)
         self.trace("checkpoint")
 
     def trace(self, kind: str, final: bool = False) -> None:
         """Fetch the workers' recorded times for the trace file."""
         try:
-            self.runtime.record(kind, self.state.step, self.state.env_steps, self.home.path, final)
+            self.runtime.record(kind, self.state.step, self.state.env_steps, self.run_store.path, final)
         except OSError as exc:  # the trace is only for people to look at: no reason to end the run
             if not self._untraced:
-                logger.warning("the trace in %s cannot be written: %s; the run goes on", self.home.path, exc)
+                logger.warning("the trace in %s cannot be written: %s; the run goes on", self.run_store.path, exc)
             self._untraced = True
 
-    def play(self) -> dict[str, Any]:
+    def train(self) -> dict[str, Any]:
         """Run the attempt and return the content of results.json; exceptions as in `run`."""
         state = self.state
-        self._begun = perf_counter() - state.wall_seconds
-        self.runtime.progress, self.runtime.on_fault, self.runtime.tick = self.progress, self._fault, self._meanwhile
-        self.events.on_run_start(self.about)
+        self._start_time = perf_counter() - state.wall_seconds
+        self.runtime.on_progress = self.progress
+        self.runtime.on_fault = self._report_fault
+        self.runtime.on_tick = self._report_progress
+        self.events.on_run_start(self.run_info)
         self.trace("start")
         try:
             self.loop()
@@ -180,17 +184,19 @@ class Session(ABC):
             if not self.interrupts.worth_saving:
                 raise
             raise self._stop() from None
-        state.wall_seconds = perf_counter() - self._begun
+        state.wall_seconds = perf_counter() - self._start_time
         self.trace("end", final=True)
-        results = self.home.write_results(self.spec, state, self.runtime.info.notes, self.mode, self.runtime.roles())
-        self.events.on_run_end(self.about, results)
+        results = self.run_store.write_results(
+            self.spec, state, self.runtime.info.notes, self.mode, self.runtime.roles()
+        )
+        self.events.on_run_end(self.run_info, results)
         if self.interrupts.reason is not None:
-            raise self.interrupts.stopped(f"the run itself is finished, and its results are in {self.home.path}")
+            raise self.interrupts.stopped(f"the run itself is finished, and its results are in {self.run_store.path}")
         return results
 
     def _stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
-        done = f"stopped after step {self.state.step}; saved in {self.home.path}, go on with --resume"
+        message = f"stopped after step {self.state.step}; saved in {self.run_store.path}, go on with --resume"
         try:
             if self._saved != (self.state.step, self.state.evaluated):
                 self.save()
@@ -199,11 +205,12 @@ class Session(ABC):
             if self.interrupts.reason is None:
                 raise
             return self.interrupts.stopped(str(exc))  # such as a full disk, on which a listener failed first
-        return self.interrupts.stopped(done)
+        return self.interrupts.stopped(message)
 
     def milestone(self) -> bool:
         """Evaluate and save between two steps, if due. Return whether to continue training."""
-        state, finished = self.state, self.state.step >= self.about.steps
+        state = self.state
+        finished = state.step >= self.run_info.steps
         self.interrupts.worth_saving = True
         evaluate, save = self.due()
         if (finished or evaluate) and state.evaluated < state.step:
@@ -213,19 +220,19 @@ class Session(ABC):
         return not finished
 
     @abstractmethod
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until no episode is being collected, so that the evaluation uses one policy version."""
 
     def _evaluate(self) -> None:
-        self.settle()
+        self.drain()
         evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
         self.state.remember(evaluation)
-        self.events.on_eval_end(self.about, self.state.step, evaluation)
+        self.events.on_eval_end(self.run_info, self.state.step, evaluation)
         self.trace("evaluation")
 
-    def _fault(self, text: str) -> None:
+    def _report_fault(self, text: str) -> None:
         self.state.faults += 1
-        self.events.on_fault(self.about, self.state.step + 1, text)
+        self.events.on_fault(self.run_info, self.state.step + 1, text)
 
 
 def listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:

@@ -51,7 +51,8 @@ class State:
     """Times that the run resumed with an empty replay buffer."""
 
     def remember(self, evaluation: Evaluation) -> None:
-        self.evaluated, self.last = evaluation.step, summary(evaluation)
+        self.evaluated = evaluation.step
+        self.last = summary(evaluation)
         if evaluation.step == 0:
             self.before = self.last
 

@@ -356,6 +356,11 @@ def takes_data_statistics(spec: Spec) -> bool:
     return spec.imitation is not None and spec.imitation.statistics == "data"
 
 
+def acts_only(spec: Spec) -> bool:
+    """Return whether the spec's model only acts (`ActingModel`), so that nothing can train it."""
+    return plugins.load("model", spec.model.type, spec.plugins).acts_only
+
+
 def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """Return problems of components that are valid alone but incompatible with each other."""
     if takes_data_statistics(spec):

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from vla_rl.core.catalogue import OWN_DIST, keep_build, load, unmet_base
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.manager import offers
 from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, missing, takes_data_statistics
+from vla_rl.core.spec.spec import Component, Spec, acts_only, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import of_imagination, of_plan
@@ -51,6 +52,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     for path, kind, part in _parts(spec, imitation):
         if path not in lacking:
             found += _of_plugin(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
+    if (training or imitation) and ("model",) not in lacking:
+        found += _of_acting_model(spec)
     if training:
         found += _of_training(spec)
     if ("algorithm",) not in lacking:
@@ -85,7 +88,7 @@ def ask_plugin(spec: Spec) -> None:
 
 def check_offload(env: SimEnv, name: str) -> None:
     """Raise PluginError for a simulator that cannot be offloaded."""
-    if not (_offers(env, "snapshot") and _offers(env, "restore")):
+    if not (offers(env, "snapshot") and offers(env, "restore")):
         raise PluginError(
             f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
             f"give simulators devices of their own (placement: disaggregated)"
@@ -94,7 +97,7 @@ def check_offload(env: SimEnv, name: str) -> None:
 
 def check_critic(model: VLAModel, spec: Spec) -> None:
     """Raise PluginError for a model without the critic that the algorithm needs."""
-    if model.critic is None or not _offers(model, "values"):
+    if model.critic is None or not offers(model, "values"):
         raise PluginError(
             f"algorithm {spec.algorithm.type!r} needs values, and model {spec.model.type!r} has no value head; choose "
             f"an algorithm without a critic, or a model that has `values` and says which part its `critic` is"
@@ -119,13 +122,6 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ internal
-
-
-def _offers(component: object, method: str) -> bool:
-    """Return whether a component (not wrapped) implements this optional method: the one of the contract only raises
-    NotOffered.
-    """
-    return bool(getattr(component, method).__module__ != SimEnv.__module__)
 
 
 def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
@@ -164,6 +160,13 @@ def _of_plugin(
         exc.add_note(f"in plugin {part.type!r}, checking the {kind}'s settings")
         raise
     return []
+
+
+def _of_acting_model(spec: Spec) -> Iterator[Item]:
+    """Refuse to train a model that only acts."""
+    if acts_only(spec):
+        text = f"model {spec.model.type!r} only acts, so nothing can train it; evaluate it (vla-rl eval), or serve it"
+        yield ("model",), text
 
 
 def _of_training(spec: Spec) -> Iterator[Item]:

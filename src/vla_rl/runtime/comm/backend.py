@@ -10,7 +10,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
@@ -69,12 +69,14 @@ class Backend(ABC):
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None: ...
 
     @abstractmethod
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+    def call(
+        self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
+    ) -> Any:
         """Call a method of a worker's role. Return a reference, or a list of `returns` references. Arguments may be
         references.
         """
 
-    def introduce(self, worker: int, others: Sequence[int]) -> Ref[None]:
+    def connect(self, worker: int, others: Sequence[int]) -> Ref[None]:
         """Connect a worker to others, so that it can call them."""
         raise AssertionError("one process has no others")
 
@@ -98,7 +100,7 @@ class Backend(ABC):
         """Wait until at least one result is there. Return the references of those that are."""
 
     @abstractmethod
-    def played(self, workers: Sequence[int]) -> RolloutProgress:
+    def progress(self, workers: Sequence[int]) -> RolloutProgress:
         """Return the last known progress of these workers; does not wait."""
 
     def dead(self) -> list[int]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from attrs import define
 
-from vla_rl.runtime.comm.remote import IMAGINED, Door
+from vla_rl.runtime.comm.remote import IMAGINED, ConcurrencyGroup
 from vla_rl.runtime.comm.shared_memory import host_key
 
 LENGTH = NUMBER = struct.Struct("!Q")
@@ -275,18 +275,18 @@ class RayPeers:
         """
         with (
             tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
         ):
-            address = str(Path(folder, "door"))
+            address = str(Path(folder, "socket"))
             try:
-                door.bind(address)
+                listener.bind(address)
             except OSError:  # the path is longer than a socket's address may be
                 return
-            door.listen()
+            listener.listen()
             for worker in [worker for worker in self.actors if worker in lanes]:
-                opening = self.call(worker, "worker", "open_line", self.own, lanes[worker], host_key(), address)
+                opening = self.call(worker, "worker", "open_channel", self.own, lanes[worker], host_key(), address)
                 if self.value_of(opening):
-                    self.lines[worker] = Channel(door.accept()[0])
+                    self.lines[worker] = Channel(listener.accept()[0])
 
     def close(self) -> None:
         """Close the channels; the workers that serve them read EOF."""
@@ -315,14 +315,14 @@ class RayPeers:
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of another worker. Return a reference.
 
-        Imagined envs have their own concurrency group ("practice"), since a rollout may run at the same time.
+        Imagined envs have their own concurrency group ("imagination"), since a rollout may run at the same time.
         """
         if role == IMAGINED:
-            return self.actors[worker].practice.remote(pickle.dumps((role, method, arguments)))
+            return self.actors[worker].imagination.remote(pickle.dumps((role, method, arguments)))
         if worker in self.callers:
             return self.callers[worker].call(role, method, *arguments)
-        door: Door = "lane" if self.concurrent_lanes and role == "sim" else "call"
-        return getattr(self.actors[worker], door).remote(pickle.dumps((role, method, arguments)))
+        group: ConcurrencyGroup = "lane" if self.concurrent_lanes and role == "sim" else "call"
+        return getattr(self.actors[worker], group).remote(pickle.dumps((role, method, arguments)))
 
     def value_of(self, reference: Any) -> Any:
         """Wait for a result. Raises what the call raised, or Ray's error for a worker that died."""

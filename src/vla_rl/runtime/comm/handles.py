@@ -17,7 +17,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
-from vla_rl.runtime.comm.remote import Door, Phase, declared
+from vla_rl.runtime.comm.remote import ConcurrencyGroup, Phase, declared
 from vla_rl.runtime.comm.weight_sync import PublishedWeights
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import summed
@@ -82,8 +82,8 @@ class Phases:
         if phase in (None, self.now) or not self.moving:
             return
         before = perf_counter()
-        self.freed += sum(self.get_all([worker.call(HostInterface.leave, phase) for worker in self.moving]))
-        self.get_all([worker.call(HostInterface.come_back, phase) for worker in self.moving])
+        self.freed += sum(self.get_all([worker.call(HostInterface.offload_for, phase) for worker in self.moving]))
+        self.get_all([worker.call(HostInterface.reload_for, phase) for worker in self.moving])
         self.now = phase  # set last: if a worker dies before, all of it is repeated
         self.seconds += perf_counter() - before
 
@@ -119,8 +119,8 @@ class Fleet:
         about = declared(method)
         self.phases.enter(about.phase)
         beside = handle.role == "sim" and about.lane is not None and handle.assignment.concurrent_lanes
-        door: Door = "lane" if beside else about.door
-        return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, door=door)
+        group: ConcurrencyGroup = "lane" if beside else about.group
+        return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, group=group)
 
     def get(self, reference: Ref[T]) -> T:
         """Wait for a result. Raises what the call raised, WorkerDied, or CallHung."""
@@ -143,13 +143,13 @@ class Fleet:
         calls = [w.call(HostInterface.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
         return self.get_all(calls)[0]
 
-    def introduce(self, workers: Collection[int]) -> None:
+    def connect_policies(self, workers: Collection[int]) -> None:
         """Connect policy workers to the simulators that they act for: those policy workers of which at least one
         simulator is in `workers`.
         """
         assignments = [policy.assignment for policy in self.policies]
         acting = [a for a in assignments if set(a.peers) & set(workers)]
-        self.get_all([self.backend.introduce(a.index, a.peers) for a in acting])
+        self.get_all([self.backend.connect(a.index, a.peers) for a in acting])
 
     def publish(self, version: int, check: bool) -> list[Ref[Any]]:
         """Publish the learners' weights as this version, with checksums if `check`.
@@ -169,16 +169,16 @@ class Fleet:
 
     def skip(self, version: int) -> None:
         """Count a version whose weights equal those of the version before."""
-        learners = [learner.call(LearnerInterface.skip) for learner in self.learners]
+        learners = [learner.call(LearnerInterface.skip_version) for learner in self.learners]
         self.get_all([*learners, *(policy.call(PolicyInterface.adopt, version) for policy in self.policies)])
 
-    def how_far(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
+    def progress(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return (title, done, total) of what the run is doing.
 
         That is other work that takes long (loading the model, say), or else the phase: chunk steps of a rollout,
         episodes of an evaluation or of the scripted expert, and for other phases `done` and `total` as given.
         """
-        played = self.backend.played([worker.worker for worker in self.workers])
+        played = self.backend.progress([worker.worker for worker in self.workers])
         if work := summed(played.works):
             return work.title, work.done, work.total
         if phase != "rollout":

@@ -52,16 +52,16 @@ class HostInterface(ABC):
         """Call a remote method of a role of this worker; role "worker" is this object."""
 
     @abstractmethod
-    def meet(self, peers: RayPeers) -> None:
+    def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators this worker's policy acts for."""
 
     @property
     @abstractmethod
-    def doing(self) -> tuple[str, float]:
+    def activity(self) -> tuple[str, float]:
         """Return the activity that has gone on longest without a heartbeat, and the time of its last heartbeat."""
 
     @abstractmethod
-    def count(self) -> RolloutProgress:
+    def progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
 
     # ------------------------------------------------- by other processes
@@ -89,7 +89,7 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def open_line(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
+    def open_channel(self, policy: int, lanes: Sequence[int], reader: Any, address: str) -> bool:
         """Let the worker `policy`, which acts for these lanes, call the simulators directly. Return whether it can."""
 
     @remote(track="none")
@@ -104,53 +104,53 @@ class HostInterface(ABC):
 
     @remote(phase="act", track="none")
     @abstractmethod
-    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `give` adds. Return what `report` has not
+    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
+        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what `wait_for_report` has not
         returned.
         """
 
-    @remote(phase="act", track="none", door="practice")
+    @remote(phase="act", track="none", group="imagination")
     @abstractmethod
     def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         """Roll out tickets in the world model. A rollout in the simulators may run at the same time."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
-    def give(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
         """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
 
-    @remote(track="none", door="waiting")
+    @remote(track="none", group="waiting")
     @abstractmethod
-    def report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
         """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout ends. Return what
         has not been returned before.
         """
 
     @remote(phase="act", track="none")
     @abstractmethod
-    def play_eval(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
+    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         """Roll out the episodes of an evaluation, on all lanes that this worker acts for."""
 
-    @remote(phase="act", track="none", door="practice")
+    @remote(phase="act", track="none", group="imagination")
     @abstractmethod
-    def imagine_eval(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
+    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
         """Roll out episodes in the world model, by which its over-estimation of success is measured."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
-    def keep(self, places: Array, host: bool) -> None:
+    def share_samples(self, sample_ids: Array, host: bool) -> None:
         """Hand samples of this worker's policy to its learner where they are; `host`: copy them into host memory."""
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def update(self, step: int, named: SampleRefs, light: Any, steps: Any) -> dict[str, Any]:
+    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> dict[str, Any]:
         """Train this rank on samples that it holds. Return "sums", "maxima" and "statistics" of the algorithm's
         metrics, and "seconds".
         """
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def feed(self, named: SampleRefs, light: Any, micro_batches: Any, passes: int, first: bool) -> None:
+    def forward_backward(self, refs: SampleRefs, fields: Any, micro_batches: Any, passes: int, first: bool) -> None:
         """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
         the samples. `first`: this is the step's first part.
         """
@@ -162,15 +162,15 @@ class HostInterface(ABC):
 
     @remote(track="last")
     @abstractmethod
-    def leave(self, phase: str) -> int:
+    def offload_for(self, phase: str) -> int:
         """Move what the phase does not need to host memory. Return the bytes that were freed."""
 
     @remote(track="last")
     @abstractmethod
-    def come_back(self, phase: str) -> None:
+    def reload_for(self, phase: str) -> None:
         """Move what the phase needs back to the device."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
     def clock(self) -> tuple[str, float]:
         """Return this machine's identity and its monotonic clock, in seconds."""
@@ -185,7 +185,7 @@ class HostInterface(ABC):
     def model_size(self) -> dict[str, float]:
         """Return "parameters", "trainable" (how many of them are) and "weight_bytes" (of one parameter, on average)."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
     def drain_trace(self) -> tuple[list[Event], int]:
         """Return the calls since the last time, and the number of calls that were dropped."""
@@ -234,17 +234,17 @@ class EnvInterface(ABC):
         Returns: ((observations, expert actions float32 [B, C, A]) of the successful episodes, (B, successes, tries)).
         """
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
     def recorded(self, what: str) -> list[RecordingKey]:
         """Return the keys of the recorded episodes of a "rollout" or an "evaluation"."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
     def recording(self, what: str, key: RecordingKey) -> Recording:
         """Return one recorded episode."""
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
     def forget_recordings(self, what: str, last: int | None) -> None:
         """Forget recorded episodes up to this number; None: all."""
@@ -260,27 +260,27 @@ class PolicyInterface(ABC):
         positions.
         """
 
-    @remote(door="beside")
+    @remote(group="concurrent")
     @abstractmethod
     def take(self, samples: Array) -> SampleBatch:
         """Return samples by their ids, int64 ascending, ready to cross processes."""
 
-    @remote(door="beside")
+    @remote(group="concurrent")
     @abstractmethod
     def release(self, tickets: Sequence[int] | None = None) -> None:
         """Free the samples of these tickets; None: all samples."""
 
-    @remote(door="weights")
+    @remote(group="weights")
     @abstractmethod
     def load(self, version: int, published: PublishedWeights) -> None:
         """Receive a version of the weights, and swap it in between two requests."""
 
-    @remote(door="weights")
+    @remote(group="weights")
     @abstractmethod
     def adopt(self, version: int) -> None:
         """Take note that the model already has the weights of this version."""
 
-    @remote(door="beside")
+    @remote(group="concurrent")
     @abstractmethod
     def save_past(self, file: Path) -> None:
         """Write the older versions of the weights that tickets may still ask for."""
@@ -301,21 +301,21 @@ class LearnerInterface(ABC):
 
     @remote(phase="learn")
     @abstractmethod
-    def score(self, asked: ScoreRequest) -> SampleScores:
+    def score(self, request: ScoreRequest) -> SampleScores:
         """Compute values and log-probs of samples that this rank holds, with the current weights; all ranks
         together.
         """
 
-    @remote(track="beside", door="beside")
+    @remote(track="receiver", group="concurrent")
     @abstractmethod
     def receive(self, policy: int, part: SampleBatch, copied: bool) -> None:
         """Store samples of another worker's policy; `copied`: copy them, because they are in memory that others may
         reuse.
         """
 
-    @remote(track="none", door="beside")
+    @remote(track="none", group="concurrent")
     @abstractmethod
-    def release(self, places: Mapping[int, Array]) -> int:
+    def release(self, sample_ids: Mapping[int, Array]) -> int:
         """Free those of these samples (worker -> sample ids) that this rank holds. Return the bytes that are left."""
 
     @remote()
@@ -325,12 +325,12 @@ class LearnerInterface(ABC):
 
     @remote()
     @abstractmethod
-    def skip(self) -> None:
+    def skip_version(self) -> None:
         """Count a version in whose step nothing was trained on."""
 
     @remote()
     @abstractmethod
-    def hold(self, *demonstrations: tuple[Observation, Array] | None) -> None:
+    def set_demonstrations(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         """Store this rank's demonstrations for `behaviour_cloning_update`."""
 
     @remote(phase="learn", main=True)
@@ -370,33 +370,33 @@ class LearnerInterface(ABC):
 class WorldModelInterface(ABC):
     """The world model of a run (role "imagination")."""
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
         """Record the episodes of a step (one list for each worker with simulators, in the order of their tickets), fit
         the world model to all that is recorded, and measure it.
         """
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
-    def draw(self, groups: Sequence[int]) -> list[ResetState]:
+    def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
         """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] where there are
         none.
         """
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
-    def over(self) -> None:
+    def finish_step(self) -> None:
         """Take note that the training step is over, so that `save` writes its state."""
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
     def save(self, file: Path) -> None:
         """Write the state at the end of the last finished step, and images that compare recorded with imagined
         episodes.
         """
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
     def load(self, file: Path) -> None:
         """Restore what `save` wrote."""
@@ -405,12 +405,12 @@ class WorldModelInterface(ABC):
 class ImaginedEnvInterface(ABC):
     """The imagined envs of the world model (role `IMAGINED`)."""
 
-    @remote(track="practice", door="practice", lane=0)
+    @remote(track="imagination", group="imagination", lane=0)
     @abstractmethod
     def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Start these tickets, as `EnvInterface.begin` does."""
 
-    @remote(track="practice", door="practice", lane=0)
+    @remote(track="imagination", group="imagination", lane=0)
     @abstractmethod
     def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Execute a chunk in each imagined env, as `EnvInterface.step` does."""
@@ -419,7 +419,7 @@ class ImaginedEnvInterface(ABC):
 class WorldModelRecordingInterface(ABC):
     """Episodes that a worker recorded for the world model (role "recordings")."""
 
-    @remote(track="practice", door="practice")
+    @remote(track="imagination", group="imagination")
     @abstractmethod
     def take(self, last: int) -> list[RecordedEpisode]:
         """Return the episodes of tickets up to this number, and forget them here."""

@@ -14,49 +14,49 @@ import psutil
 import torch
 
 
-def open_door(host: str) -> socket.socket:
+def open_listener(host: str) -> socket.socket:
     """Return a listening socket at a free port of this address. It keeps the port for rank 0 until the ranks join."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    door = socket.socket(family, socket.SOCK_STREAM)
-    door.bind((host, 0))
-    door.listen()
-    return door
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen()
+    return listener
 
 
-def address_of(door: socket.socket) -> str:
+def address_of(listener: socket.socket) -> str:
     """Return the address of a listening socket, as `enter_group` takes it."""
-    host, port = door.getsockname()[:2]
+    host, port = listener.getsockname()[:2]
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def enter_group(backend: str, address: str, rank: int, world: int, door: socket.socket | None) -> None:
+def enter_group(backend: str, address: str, rank: int, world: int, listener: socket.socket | None) -> None:
     """Enter the torch.distributed group of all learners.
 
     Args:
         address: address of rank 0's listening socket; or any other `init_method` of torch.
-        door: the listening socket, on rank 0; None on other ranks.
+        listener: the listening socket, on rank 0; None on other ranks.
     """
     where = urlsplit(address)
     if where.scheme != "tcp" or where.hostname is None or where.port is None:
         torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=world)
         return
-    _connect_through(where.hostname, door)
+    _connect_through(where.hostname, listener)
     store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
         where.hostname,
         where.port,
         world_size=world,
         is_master=rank == 0,
         wait_for_workers=False,
-        master_listen_fd=None if door is None else door.detach(),
+        master_listen_fd=None if listener is None else listener.detach(),
     )
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
-def _connect_through(host: str, door: socket.socket | None) -> None:
+def _connect_through(host: str, listener: socket.socket | None) -> None:
     """Let ranks connect through the network interface of rank 0's socket, unless the user has chosen one. NCCL chooses
     among the networks of a cluster by itself, so it is restricted on the loopback only.
     """
-    own = host if door is not None else _own_address_towards(host)
+    own = host if listener is not None else _own_address_towards(host)
     interface = next((name for name, of in psutil.net_if_addrs().items() if any(a.address == own for a in of)), None)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
-Door = Literal["call", "beside", "weights", "waiting", "practice", "lane"]
+ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "imagination", "lane"]
 """Concurrency group of a call. "call" runs one call after another; each other group runs calls in threads of its own,
 while a call of "call" is running.
 
-"beside" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
-"practice" for training in imagination, and "lane" has a thread for each concurrent lane.
+"concurrent" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
+"imagination" for training in imagination, and "lane" has a thread for each concurrent lane.
 """
-Shows = Literal["own", "first", "last", "beside", "practice", "none"]
+Shows = Literal["own", "first", "last", "receiver", "imagination", "none"]
 IMAGINED = "imagined"
 """Role of the imagined envs, as "sim" is the role of the simulators' envs."""
 Phase = Literal["act", "learn"]
@@ -39,7 +39,7 @@ class Remote:
     """Track of the trace on which the call shows: its own role's; for a worker's methods, that of the first or last
     role of its slot; or the track of what runs beside the learner, or of training in imagination.
     """
-    door: Door = "call"
+    group: ConcurrencyGroup = "call"
 
 
 def remote(
@@ -48,12 +48,12 @@ def remote(
     lane: int | None = None,
     main: bool = False,
     track: Shows = "own",
-    door: Door = "call",
+    group: ConcurrencyGroup = "call",
 ) -> Callable[[F], F]:
     """Mark a method of a role, or of a worker, as one that other processes call."""
 
     def mark(method: F) -> F:
-        cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, door=door)
+        cast(Any, method).remote = Remote(phase=phase, lane=lane, main=main, track=track, group=group)
         return method
 
     return mark

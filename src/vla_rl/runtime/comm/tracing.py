@@ -30,12 +30,12 @@ alone.
 """
 
 
-PRACTICE = "practice"
+IMAGINATION = "imagination"
 """Track for calls of a world model, and of the policy that trains in it."""
 
 
-OTHERS = {"beside": RECEIVER, "practice": PRACTICE}
-"""Value of `Remote.track` -> track, for those that are no role."""
+CONCURRENT_TRACKS = (RECEIVER, IMAGINATION)
+"""Tracks that are no role."""
 
 
 HELD_EVENTS = 200_000

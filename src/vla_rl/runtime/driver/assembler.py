@@ -5,11 +5,12 @@ functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.fields import ADVANTAGES, ROLLOUT, arranged, read
 from vla_rl.core.types import Advantages, Array, Rollout
@@ -59,15 +60,15 @@ class RolloutBatch:
         """Return the sample ids of all columns, or of those in `columns` (bool [N]): worker -> int64."""
         chosen = np.ones(len(self.workers), bool) if columns is None else columns
         places = {w: self.places[:, chosen & (self.workers == w)] for w in np.unique(self.workers[chosen]).tolist()}
-        return {worker: of_worker[of_worker >= 0] for worker, of_worker in places.items()}
+        return {worker: ids[ids >= 0] for worker, ids in places.items()}
 
 
-def assemble(step: int, tickets: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
-    """Build one rollout batch of tickets in the order of their numbers: (worker, result) of each. Shorter trajectories
-    are padded.
+def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
+    """Build one rollout batch of trajectories in the order of their tickets: (worker, result) of each. Shorter ones are
+    padded.
     """
-    workers = np.array([worker for worker, _ in tickets], np.int64)
-    parts = [{**ticket.finished.light, **ticket.chosen} for _, ticket in tickets]
+    workers = np.array([worker for worker, _ in trajectories], np.int64)
+    parts = [{**trajectory.finished.light, **trajectory.chosen} for _, trajectory in trajectories]
     length = max(len(part["valid"]) for part in parts)
 
     def gather(key: str, fill: float = 0) -> torch.Tensor | None:
@@ -79,19 +80,21 @@ def assemble(step: int, tickets: Sequence[tuple[int, TrajectoryResult]], group_s
             out[: len(part[key]), column] = part[key]
         return torch.from_numpy(out)
 
-    first = [ticket.finished.episodes[0] if ticket.finished.episodes else None for _, ticket in tickets]
-    numbers = np.array([ticket.finished.number for _, ticket in tickets], np.int64)
+    of_env = [trajectory.finished for _, trajectory in trajectories]
+    first_episodes = [half.episodes[0] if half.episodes else None for half in of_env]
+    numbers = np.array([half.number for half in of_env], np.int64)
     reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]
     tensors = {field.name: gather(field.name, field.fill) for field in reported}
-    places, ended = gather("sample", fill=-1), gather("ended")
+    places = gather("sample", fill=-1)
+    ended = gather("ended")
     assert places is not None
     rollout = Rollout(
         step=step,
         groups=torch.from_numpy(numbers // group_size),
-        success=torch.tensor([episode is not None and episode.success_once for episode in first]),
-        episodes=tuple(episode for _, ticket in tickets for episode in ticket.finished.episodes),
+        success=torch.tensor([episode is not None and episode.success_once for episode in first_episodes]),
+        episodes=tuple(episode for half in of_env for episode in half.episodes),
         features=torch.from_numpy(np.stack([p["features"] for p in parts])) if "features" in parts[0] else None,
-        tasks=tuple(episode.task for episode in first if episode is not None) if all(first) else (),
+        tasks=tuple(episode.task for episode in first_episodes if episode is not None) if all(first_episodes) else (),
         **arranged(Rollout, tensors),
     )
     return RolloutBatch(
@@ -107,9 +110,10 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     """Join rollouts column by column, with the step and the episodes of the last one."""
     if len(parts) == 1:
         return parts[0]
-    length, last = max(len(part.places) for part in parts), parts[-1]
+    length = max(len(part.places) for part in parts)
+    last = parts[-1]
 
-    def beside(arrays: Sequence[Array], fill: int = 0) -> Array:
+    def joined_columns(arrays: Sequence[Array], fill: int = 0) -> Array:
         padded = [np.full((length - len(array), *array.shape[1:]), fill, array.dtype) for array in arrays]
         return np.concatenate([np.concatenate(pair) for pair in zip(arrays, padded, strict=True)], 1)
 
@@ -118,17 +122,17 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
         if read(last.rollout, field) is not None:
             tensors = [read(part.rollout, field) for part in parts]
             columns = [tensor.numpy() for tensor in tensors]
-            changes[field.name] = torch.from_numpy(beside(columns)) if field.by_time else torch.cat(tensors)
+            changes[field.name] = torch.from_numpy(joined_columns(columns)) if field.by_time else torch.cat(tensors)
     changes = arranged(Rollout, changes)
     tasks = [part.rollout.tasks for part in parts]
-    changes["tasks"] = tuple(task for of_part in tasks for task in of_part) if all(tasks) else ()
+    changes["tasks"] = tuple(chain.from_iterable(tasks)) if all(tasks) else ()
     changes["findings"] = {
         name: torch.cat([part.rollout.findings[name] for part in parts]) for name in last.rollout.findings
     }
     by_step = {}
     for name, fill in (("places", -1), ("ended", 0), ("ranks", 0)):
         arrays = [getattr(part, name) for part in parts]
-        by_step[name] = None if arrays[0] is None else beside(arrays, fill)
+        by_step[name] = None if arrays[0] is None else joined_columns(arrays, fill)
     return RolloutBatch(
         rollout=last.rollout.evolve(**changes),
         workers=np.concatenate([part.workers for part in parts]),
@@ -137,11 +141,28 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     )
 
 
-def find_samples(rollout: Rollout, columns: Array, gathered: RolloutBatch) -> SampleIndex:
-    """Return the samples of a rollout that was cut to `columns`, in time-major order."""
-    steps, kept = np.nonzero(rollout.samples.numpy())
-    own = columns[kept]
-    return SampleIndex(steps=steps, columns=kept, workers=gathered.workers[own], places=gathered.places[steps, own])
+def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
+    """Join the advantages of two rollouts from one algorithm, column by column. Metrics are those of the second."""
+    length = max(len(part.advantages) for part in (first, second))
+
+    def joined_columns(one: Any, other: Any) -> Any:
+        if one is None or other is None:
+            return None
+        padded = [torch.cat((t, t.new_zeros(length - len(t), *t.shape[1:]))) for t in (one, other)]
+        return torch.cat(padded, dim=1)
+
+    changes = {field.name: joined_columns(read(first, field), read(second, field)) for field in ADVANTAGES}
+    for name, one, other in zip(("counts", "value_counts"), first.divisors, second.divisors, strict=True):
+        changes[name] = joined_columns(one, other)
+    extras = {name: joined_columns(tensor, second.extras[name]) for name, tensor in first.extras.items()}
+    return evolve(second, **changes, extras=extras)
+
+
+def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> SampleIndex:
+    """Return the samples of the columns (indices) of a batch that `selected` consists of, in time-major order."""
+    steps, kept = np.nonzero(selected.samples.numpy())
+    source = columns[kept]
+    return SampleIndex(steps=steps, columns=kept, workers=batch.workers[source], places=batch.places[steps, source])
 
 
 def light_arrays(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:

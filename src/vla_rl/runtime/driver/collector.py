@@ -1,4 +1,4 @@
-"""The driver's half of a rollout: which worker gets which tickets, and the results that came back."""
+"""The driver's half of a rollout: it gives tickets to policy workers, and holds the trajectories that come back."""
 
 from __future__ import annotations
 
@@ -12,190 +12,194 @@ from attrs import define, field
 
 from vla_rl.core.errors import WorkerDied
 from vla_rl.runtime.comm.backend import Ref
-from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import HostInterface, PolicyInterface
+from vla_rl.runtime.driver.dispatch import Batches, dispatch
 from vla_rl.runtime.driver.restarts import Restarts
 from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.messages.stream_cursors import StreamCursors
-from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.toolkit.waiting import waiting
 
 T = TypeVar("T")
+Trajectory = tuple[int, TrajectoryResult]
+"""Worker of a ticket's policy, and the ticket's result."""
 
 
 @define
 class Collector:
-    """Tickets of one purpose (rollout or imagination): waiting, given to workers, and finished."""
+    """Tickets of one purpose (rollout or imagination): queued, assigned to workers, and collected."""
 
     fleet: Fleet
     restarts: Restarts
-    ahead: bool
+    runs_ahead: bool
     """True where rollouts run ahead of training, so that reports are wanted while other tickets are still running."""
-    each: bool = False
-    """True where each finished ticket is wanted at once (streaming update)."""
+    reports_each: bool = False
+    """True where each collected ticket is wanted at once (streaming update)."""
     purpose: str = "action"
     """Purpose of the `PolicyMode` in which tickets are rolled out."""
-    arrived: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
-    """Called at once with finished tickets and the worker of their policy, also while `get_all` waits."""
-    played: dict[int, tuple[int, TrajectoryResult]] = field(factory=dict, init=False)
-    """Ticket -> worker of its policy, and its result; until `release`."""
-    since: RolloutReport = field(factory=RolloutReport, init=False)
-    """Work done since `forget`; its `played` stays empty."""
+    on_collected: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
+    """Callback with collected tickets and the worker of their policy, also while `wait_for` waits."""
+    trajectories: dict[int, Trajectory] = field(factory=dict, init=False)
+    """Ticket -> its trajectory; until `drop`."""
+    work: RolloutReport = field(factory=RolloutReport, init=False)
+    """Work done since `reset_work`; its `played` stays empty."""
     publishing: list[Ref[Any]] = field(factory=list, init=False)
     """Calls that publish weights, for which tickets may wait."""
-    seconds: float = field(default=0.0, init=False)
-    """Seconds that the driver waited since `forget`."""
-    _standings: StreamCursors = field(factory=StreamCursors, init=False)
-    _waiting: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
+    wait_seconds: float = field(default=0.0, init=False)
+    """Seconds that the driver waited since `reset_work`."""
+    _cursors: StreamCursors = field(factory=StreamCursors, init=False)
+    _queue: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
     """Tickets that no worker holds, in the batches in which they were issued."""
-    _given: dict[int, dict[int, EpisodeRequest]] = field(init=False)
+    _assigned: dict[int, dict[int, EpisodeRequest]] = field(init=False)
     """Worker -> tickets that it holds: running, or waiting there."""
-    _acting_for: dict[int, int] = field(init=False)
+    _policy_of_env: dict[int, int] = field(init=False)
     """Env (index in the run) -> worker of its policy."""
-    _news: list[int] = field(factory=list, init=False)
-    """Finished tickets that `finished` has not returned yet."""
-    _plays: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    _new: list[int] = field(factory=list, init=False)
+    """Collected tickets that `wait_for_tickets` has not returned yet."""
+    _rollouts: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    """Worker -> its running rollout."""
     _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    """Worker -> report that its running rollout was asked for."""
 
     def __attrs_post_init__(self) -> None:
-        self._given = {policy.worker: {} for policy in self.fleet.policies}
-        self._acting_for = {
-            row: policy.worker
+        self._assigned = {policy.worker: {} for policy in self.fleet.policies}
+        self._policy_of_env = {
+            env: policy.worker
             for policy in self.fleet.policies
             for lane in policy.assignment.served
-            for row in range(lane.first_env, lane.first_env + lane.num_envs)
+            for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
 
-    def play(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
+    def collect(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
         """Have these tickets rolled out, earlier batches first. Does not wait."""
-        before = perf_counter()
-        self._waiting.extend(deque(batch) for batch in batches if batch)
-        self._hand_out()
-        self.seconds += perf_counter() - before  # with the local backend the rollout runs within this call
+        start = perf_counter()
+        self._queue.extend(deque(batch) for batch in batches if batch)
+        self._dispatch()
+        self.wait_seconds += perf_counter() - start  # with the local backend the rollout runs within this call
 
-    def finished(self, needed: Collection[int]) -> list[int]:
-        """Wait until some tickets are finished, if possible all that are needed. Return the finished tickets."""
-        before = perf_counter()
-        while not self._news:
-            try:
-                self._wait(needed)
-            except WorkerDied as exc:
-                self._recover(exc)
-            self._hand_out()
-        self.seconds += perf_counter() - before
-        news, self._news = self._news, []
-        return news
-
-    def metrics(self, taken: int) -> dict[str, float]:
-        """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which took
-        `taken` of them.
+    def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
+        """Wait until some tickets are collected, if possible all that are needed. Return the collected tickets, each
+        once.
         """
-        waited = {"time/rollout": self.seconds}
-        if not self.ahead:
-            return waited
-        ready, playing = len(self.played) - taken, sum(map(len, (*self._given.values(), *self._waiting)))
-        return {**waited, "rollout/ready_tickets": float(ready), "rollout/running_tickets": float(playing)}
+        start = perf_counter()
+        while not self._new:
+            self._advance(needed)
+        self.wait_seconds += perf_counter() - start
+        new = self._new
+        self._new = []
+        return new
 
-    def get_all(self, references: Sequence[Ref[T]]) -> list[T]:
-        """Wait for results, as the fleet does; finished tickets are passed to `arrived` meanwhile."""
-        left = list(references) if self.arrived else []
-        while left and (self._plays or self._reports):
-            try:
-                self._wait((), left)
-            except WorkerDied as exc:
-                self._recover(exc)
-            self._hand_out()
+    def metrics(self, consumed: int) -> dict[str, float]:
+        """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which consumed
+        this many of them.
+        """
+        metrics = {"time/rollout": self.wait_seconds}
+        if self.runs_ahead:
+            running = sum(map(len, (*self._assigned.values(), *self._queue)))
+            metrics["rollout/ready_tickets"] = float(len(self.trajectories) - consumed)
+            metrics["rollout/running_tickets"] = float(running)
+        return metrics
+
+    def wait_for(self, references: Sequence[Ref[T]]) -> list[T]:
+        """Wait for results, as the fleet does; collected tickets are passed to `on_collected` meanwhile."""
+        pending = list(references) if self.on_collected else []
+        while pending and (self._rollouts or self._reports):
+            self._advance((), pending)
         return self.fleet.get_all(references)
 
-    def arrive(self) -> None:
+    def wait_for_weights(self) -> None:
         """Wait until all policies have the version that was published last."""
-        publishing, self.publishing = self.publishing, []
+        publishing = self.publishing
+        self.publishing = []
         with waiting("publishing weights"):
             self.fleet.get_all(publishing)
 
-    def forget(self) -> None:
-        """Reset the counts."""
-        self.since, self.seconds = RolloutReport(), 0.0
+    def reset_work(self) -> None:
+        """Reset the work done and the time waited."""
+        self.work = RolloutReport()
+        self.wait_seconds = 0.0
 
-    def release(self, numbers: Sequence[int]) -> None:
-        """Drop the results of these tickets, here and in the policies' workers."""
-        for number in numbers:
-            del self.played[number]
-        self.fleet.get_all([policy.call(PolicyInterface.release, numbers) for policy in self.fleet.policies])
+    def drop(self, tickets: Sequence[int]) -> None:
+        """Drop the trajectories of these tickets, here and in the policies' workers."""
+        for number in tickets:
+            del self.trajectories[number]
+        self.fleet.get_all([policy.call(PolicyInterface.release, tickets) for policy in self.fleet.policies])
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def _hand_out(self) -> None:
-        """Give tickets to the worker that holds the fewest for each of its envs; tickets of streams go to the worker of
-        their env.
-        """
-        rows = {p.worker: p.assignment.envs_served for p in self.fleet.policies}
-        most = {worker: most_held(count, len(rows) > 1, self.ahead) for worker, count in rows.items()}
-        held = {worker: len(given) for worker, given in self._given.items()}
-        coming: dict[int, list[list[EpisodeRequest]]] = {worker: [] for worker in rows}
-        while self._waiting and any(held[worker] < most[worker] for worker in rows):
-            batch, parts = self._waiting[0], {worker: list[EpisodeRequest]() for worker in rows}
-            while batch and any(held[worker] < most[worker] for worker in rows):
-                start = batch.popleft()
-                worker = min(rows, key=lambda worker: held[worker] / rows[worker])
-                if start.env_id is not None:
-                    worker = self._acting_for[start.env_id]
-                parts[worker].append(start)
-                held[worker] += 1
-            for worker, part in parts.items():
-                coming[worker] += [part] if part else []
-            if not batch:
-                self._waiting.popleft()
-        for worker, batches in coming.items():
-            if batches:
-                self._give(self.fleet.workers[worker], batches)
+    def _advance(self, needed: Collection[int], pending: list[Ref[Any]] | None = None) -> None:
+        """Wait until anything happens, and give workers further tickets; arguments as in `_wait`."""
+        try:
+            self._wait(needed, pending)
+        except WorkerDied as exc:
+            self._recover(exc)
+        self._dispatch()
 
-    def _give(self, worker: Handle[HostInterface], batches: list[list[EpisodeRequest]]) -> None:
-        index = worker.worker
-        self._given[index] |= {start.number: start for batch in batches for start in batch}
-        if index in self._plays:
-            if self.fleet.get(worker.call(HostInterface.give, self._placed(batches), self.purpose)):
+    def _dispatch(self) -> None:
+        """Give waiting tickets to the workers that may hold more."""
+        assigned = dispatch(
+            self._queue,
+            held={worker: len(requests) for worker, requests in self._assigned.items()},
+            envs={policy.worker: policy.assignment.envs_served for policy in self.fleet.policies},
+            policy_of_env=self._policy_of_env,
+            runs_ahead=self.runs_ahead,
+        )
+        for worker, batches in assigned.items():
+            self._assign(worker, batches)
+
+    def _assign(self, worker: int, batches: Batches) -> None:
+        """Add tickets to a worker's running rollout, or begin one where it has ended."""
+        self._assigned[worker] |= {request.number: request for batch in batches for request in batch}
+        handle = self.fleet.workers[worker]
+        if worker in self._rollouts:
+            if self.fleet.get(handle.call(HostInterface.add_tickets, self._with_cursors(batches), self.purpose)):
                 return
-            self._take_in(index, self.fleet.get(self._plays.pop(index)))
-        play = HostInterface.play if self.purpose == "action" else HostInterface.imagine
-        self._plays[index] = worker.call(play, self._placed(batches))
+            self._receive(worker, self.fleet.get(self._rollouts.pop(worker)))
+        method = HostInterface.roll_out if self.purpose == "action" else HostInterface.imagine
+        self._rollouts[worker] = handle.call(method, self._with_cursors(batches))
 
-    def _placed(self, batches: list[list[EpisodeRequest]]) -> list[list[EpisodeRequest]]:
-        return [[self._standings.placed(start) for start in batch] for batch in batches]
+    def _with_cursors(self, batches: Batches) -> Batches:
+        """Return the tickets, those of persistent streams with their position where it is known."""
+        return [[self._cursors.placed(request) for request in batch] for batch in batches]
 
-    def _wait(self, needed: Collection[int], others: list[Ref[Any]] | None = None) -> None:
-        """Wait until there is news of tickets, or one of `others` is there, which is removed from the list then."""
-        others = [] if others is None else others
-        assert self._plays or self._reports, f"tickets {list(needed)[:5]} are waited for, and nobody plays"
-        wanted, early = frozenset(needed), bool(self._waiting or self.arrived or self.each)
-        for index in self._plays:
-            own = [number for number in self._given[index] if number in wanted]
-            if index not in self._reports and (early or (self.ahead and own)):
-                worker = self.fleet.workers[index]
-                self._reports[index] = worker.call(HostInterface.report, own, early, self.purpose)
-        expected = [*self._plays.values(), *self._reports.values(), *self.publishing, *others]
-        there = {id(r) for r in self.fleet.backend.ready(expected)}
-        for further in (self.publishing, others):
-            for reference in [reference for reference in further if id(reference) in there]:
-                further.remove(reference)
+    def _wait(self, needed: Collection[int], pending: list[Ref[Any]] | None) -> None:
+        """Wait until there is news of tickets, or one of `pending` is ready, which is removed from the list then."""
+        pending = [] if pending is None else pending
+        assert self._rollouts or self._reports, f"tickets {list(needed)[:5]} are waited for, and no worker rolls out"
+        self._request_reports(frozenset(needed))
+        expected = [*self._rollouts.values(), *self._reports.values(), *self.publishing, *pending]
+        ready = {id(reference) for reference in self.fleet.backend.ready(expected)}
+        for calls in (self.publishing, pending):
+            for reference in [reference for reference in calls if id(reference) in ready]:
+                calls.remove(reference)
                 self.fleet.get(reference)
-        for pending in (self._reports, self._plays):
-            for index in [index for index, reference in pending.items() if id(reference) in there]:
-                report = self.fleet.get(pending[index])
-                del pending[index]
-                self._take_in(index, report)
+        for reports in (self._reports, self._rollouts):
+            for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
+                report = self.fleet.get(reports[worker])
+                del reports[worker]
+                self._receive(worker, report)
 
-    def _take_in(self, worker: int, report: RolloutReport) -> None:
-        for ticket in report.played:
-            number = ticket.finished.number
-            self.played[number] = worker, ticket
-            self._standings.note(ticket.finished)
-            del self._given[worker][number]
-            self._news.append(number)
-        if report.played and self.arrived:
-            self.arrived(worker, report.played)
-        self.since.add(report)
+    def _request_reports(self, needed: frozenset[int]) -> None:
+        """Ask running rollouts for a report where it is of use before their end."""
+        early = bool(self._queue or self.on_collected or self.reports_each)
+        for worker in self._rollouts:
+            needed_there = [number for number in self._assigned[worker] if number in needed]
+            if worker not in self._reports and (early or (self.runs_ahead and needed_there)):
+                handle = self.fleet.workers[worker]
+                self._reports[worker] = handle.call(HostInterface.wait_for_report, needed_there, early, self.purpose)
+
+    def _receive(self, worker: int, report: RolloutReport) -> None:
+        """Store the trajectories of a report."""
+        for trajectory in report.played:
+            number = trajectory.finished.number
+            self.trajectories[number] = worker, trajectory
+            self._cursors.note(trajectory.finished)
+            del self._assigned[worker][number]
+            self._new.append(number)
+        if report.played and self.on_collected:
+            self.on_collected(worker, report.played)
+        self.work.add(report)
 
     def _recover(self, error: WorkerDied) -> None:
         """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
@@ -203,16 +207,17 @@ class Collector:
         """
         dead = self.restarts.revive(error)
         for policy in self.fleet.policies:
-            index = policy.worker
-            if index not in self._plays or not dead & set(policy.assignment.sim_workers):
+            worker = policy.worker
+            if worker not in self._rollouts or not dead & set(policy.assignment.sim_workers):
                 continue
-            for pending in (self._plays, self._reports):
-                if index in pending:
+            for reports in (self._rollouts, self._reports):
+                if worker in reports:
                     with suppress(WorkerDied):
-                        self._take_in(index, self.fleet.get(pending.pop(index)))
-            worker = self.fleet.workers[index]
-            self._take_in(index, self.fleet.get(worker.call(HostInterface.report, (), False, self.purpose)))
-            lost, self._given[index] = self._given[index], {}
+                        self._receive(worker, self.fleet.get(reports.pop(worker)))
+            handle = self.fleet.workers[worker]
+            self._receive(worker, self.fleet.get(handle.call(HostInterface.wait_for_report, (), False, self.purpose)))
+            lost = self._assigned[worker]
+            self._assigned[worker] = {}
             self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
-            self._waiting.appendleft(deque(lost.values()))
-        self.fleet.introduce(dead)
+            self._queue.appendleft(deque(lost.values()))
+        self.fleet.connect_policies(dead)

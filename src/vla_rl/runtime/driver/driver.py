@@ -5,55 +5,60 @@ it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import groupby
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-
-from attrs import evolve
 
 from vla_rl.core.events import Evaluation
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
 from vla_rl.core.run.flow import Ticket
+from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, Array, EnvInfo, Rollout
+from vla_rl.core.types import Advantages, Array, Rollout
+from vla_rl.runtime.checks.imagination import check_episodes
 from vla_rl.runtime.checks.run import check_plan, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet, Handle
-from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.tracing import clock_ahead
-from vla_rl.runtime.driver import figures
-from vla_rl.runtime.driver.assembler import RolloutBatch, assemble
-from vla_rl.runtime.driver.behaviour_cloning import BehaviourCloning, of_data, of_expert, warm_up
+from vla_rl.runtime.driver.behaviour_cloning import BehaviourCloning, bc_warmup, start_behaviour_cloning
 from vla_rl.runtime.driver.collector import Collector
 from vla_rl.runtime.driver.episode_requests import EpisodeRequests
-from vla_rl.runtime.driver.evaluation_rollout import evaluate, tickets_for
-from vla_rl.runtime.driver.imagination import ImaginationTrainer
-from vla_rl.runtime.driver.recordings import of_rollout
+from vla_rl.runtime.driver.evaluation_rollout import Evaluator
+from vla_rl.runtime.driver.faults import FaultLog
+from vla_rl.runtime.driver.imagination import Imagination, ImaginationTrainer, NoImagination
 from vla_rl.runtime.driver.restarts import Restarts
+from vla_rl.runtime.driver.rollouts import Rollouts
+from vla_rl.runtime.driver.sample_memory import SampleMemory
 from vla_rl.runtime.driver.sample_router import SampleRouter
+from vla_rl.runtime.driver.startup import start_workers
 from vla_rl.runtime.driver.streaming_update import StreamingUpdate
 from vla_rl.runtime.driver.trace import Trace, traced
-from vla_rl.runtime.driver.update import update
-from vla_rl.runtime.messages.requests import too_many_faults
+from vla_rl.runtime.driver.trainer import Trainer
+from vla_rl.runtime.driver.update import StepUpdate, UpdateStrategy
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import describe
-from vla_rl.runtime.planning.memory import check_memory, trajectory_bytes
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 
-Progress = Callable[[str, int, int], None]
 logger = logging.getLogger(__name__)
-Scaling = Mapping[str, Mapping[str, Sequence[float]]] | None
+WEIGHTS = "learner.pt"
+PAST_WEIGHTS = "past.pt"
+"""Files of a checkpoint's trainer folder."""
 
 
 class Driver:
-    """Implementation of `core.runtime.Runtime` by workers on a backend."""
+    """Implementation of `core.run.runtime.Runtime` by workers on a backend.
+
+    It starts and ends the workers, publishes weights, and writes checkpoints and the trace. What happens in a step is
+    the work of its parts: `rollouts` collect, `trainer` updates, `imagination` uses the world model, `evaluator`
+    evaluates.
+    """
 
     def __init__(
         self,
@@ -79,223 +84,158 @@ class Driver:
             measure: measures the cost of roles, for a placement that is planned by it.
             interrupts: stop requests, after which workers end their rollouts early.
         """
-        self.spec, self.scaling = spec, scaling
+        self.spec = spec
         self.shape = RunShape.of(spec)
-        self.demonstrations = 0
-        """Number of samples of the data that the learners opened."""
         self.algorithm = build_algorithm(spec)
-        local = spec.runtime.backend == "local"
-        check_simulators(spec)
         self.version = 0
-        self.progress: Progress = lambda phase, done, total: None
-        self.on_fault: Callable[[str], None] = lambda text: None
-        self.faults = self._new_faults = 0
-        self.gathered: RolloutBatch | None = None
-        """The last rollout, until its step is over."""
-        self.chosen: RolloutBatch | None = None
-        """What is trained on next ..."""
-        self.preparing = 0.0
-        """... and the seconds that it took to prepare it."""
-        self.fits = not self.shape.overlaps and not self.shape.replays
-        """True once the samples that learners may hold were compared with the available memory, or where that is not
-        needed.
-        """
+        self.on_progress: Callable[[str, int, int], None] = lambda phase, done, total: None
+        self.fault_log = FaultLog(spec)
+        check_simulators(spec)
         self.backend = make_backend()
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
-            self.plan = plan or plan_for(spec, self.backend.cluster(), measure)
-            if not local:
-                check_plan(spec, self.plan)
-            practises = spec.imagination is not None and folder is not None and not imitation
-            assignments = assign(self.plan, self.shape.envs, one_process=local, imagines=practises)
-            self.fleet = Fleet(self.backend, assignments, self.plan.offload)
-            self.trace = Trace(assignments)
-            self.restarts = Restarts(self.fleet, spec.runtime.restarts, lambda text: self.on_fault(text), practises)
-            self.supply = SampleRouter(self.fleet, spec, self.algorithm.needs)
-            self.feeding = (
-                StreamingUpdate(self.fleet, spec, self.algorithm, self.supply) if self.shape.streaming else None
-            )
-            self.tickets = Collector(
-                self.fleet,
-                self.restarts,
-                ahead=self.shape.overlaps,
-                each=self.shape.streaming,
-                arrived=self.supply.send if self.supply.early else None,
-            )
-            self.info = self._start(imitation, folder.absolute() if folder and practises else None)
-            self.imagining = ImaginationTrainer(self.tickets, self.supply, spec, self.algorithm, practises)
-            self.imagining.check(self.info)
+            self.plan = self._choose_plan(plan, measure)
+            world_model_folder = None
+            if spec.imagination is not None and folder is not None and not imitation:
+                world_model_folder = folder.absolute()
+            self._start(imitation, scaling, world_model_folder)
         except BaseException:
             self.backend.close()
             raise
 
+    # ----------------------------------------------------------------------------------------------- start and stop
+
+    def _choose_plan(self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None) -> Plan:
+        """Return the plan, or the one for the spec's placement."""
+        chosen = plan or plan_for(self.spec, self.backend.cluster(), measure)
+        if self.spec.runtime.backend != "local":
+            check_plan(self.spec, chosen)
+        return chosen
+
+    def _start(self, imitation: bool, scaling: Scaling, world_model_folder: Path | None) -> None:
+        """Start the workers, and build the driver's parts around them. `world_model_folder`: run folder, if the policy
+        trains in imagination.
+        """
+        spec = self.spec
+        imagines = world_model_folder is not None
+        local = spec.runtime.backend == "local"
+        assignments = assign(self.plan, self.shape.envs, one_process=local, imagines=imagines)
+        self.trace = Trace(assignments)
+        self.fleet = Fleet(self.backend, assignments, self.plan.offload)
+        self.backend.start(spec, assignments)
+        started = start_workers(
+            self.fleet, spec, imitation=imitation, scaling=scaling, recording_folder=world_model_folder
+        )
+        self.info = started.info
+        self.scaling = started.scaling
+        self.recorded_samples = started.recorded_samples
+        self.memory = SampleMemory(self.fleet, spec, self.plan, self.info)
+
+        restarts = Restarts(self.fleet, spec.runtime.restarts, self.fault_log.announce, imagines)
+        router = SampleRouter(self.fleet, spec, self.algorithm.needs)
+        self.collector = Collector(
+            self.fleet,
+            restarts,
+            runs_ahead=self.shape.overlaps,
+            reports_each=self.shape.streaming,
+            on_collected=router.transfers.prefetch if router.transfers.prefetches else None,
+        )
+        self.requests = EpisodeRequests(spec, started.train_states, self.algorithm.needs)
+        self.rollouts = Rollouts(self.collector, self.requests, spec, self.fault_log, self.trace)
+        self.imagination: Imagination = NoImagination()
+        if imagines:
+            check_episodes(spec, self.algorithm, self.info)
+            self.imagination = ImaginationTrainer(self.collector, router, spec, self.algorithm, self.fault_log)
+        self.strategy: UpdateStrategy = StepUpdate(spec, self.collector, router)
+        if self.shape.streaming:
+            self.strategy = StreamingUpdate(spec, self.algorithm, self.collector, router, self.trace)
+        self.trainer = Trainer(self.collector, router, self.strategy, self.imagination)
+        self.evaluator = Evaluator(restarts, spec, self.info, started.eval_states, self.fault_log)
+
+    def close(self) -> None:
+        self.backend.close()
+
     # ----------------------------------------------------------------------------------------------- one iteration
 
     @traced
-    def play(self, step: int, tickets: Sequence[Ticket]) -> None:
-        """Have tickets rolled out that were issued while `step` ran. Does not wait.
-
-        They are split into batches, rolled out one after another: one step's tickets each, or with streaming updates
-        one ticket for each env.
-        """
-        self._check_memory()
-        size = self.shape.envs if self.feeding else self.shape.tickets_per_step
-        batches = [list(batch) for _, batch in groupby(tickets, lambda ticket: ticket.number // size)]
-        self.tickets.play([[self.starts.of(ticket, step, self.version) for ticket in batch] for batch in batches])
+    def collect(self, step: int, tickets: Sequence[Ticket]) -> None:
+        """Have tickets rolled out that were issued while `step` ran. Does not wait."""
+        self.memory.check()
+        self.rollouts.collect(step, self.version, tickets)
 
     @traced
-    def finished(self, needed: Collection[int]) -> list[int]:
-        """Wait until some tickets are finished, if possible all that are needed. Return the finished tickets."""
-        numbers = self.tickets.finished(needed)
-        self._new_faults += len(self.tickets.since.faults)
-        self._report_faults(self.tickets.since.faults)
-        return numbers
+    def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
+        """Wait until some tickets are collected, if possible all that are needed. Return the collected tickets."""
+        return self.rollouts.wait_for_tickets(needed)
 
     @traced
-    def rollout(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
-        """Assemble these finished tickets. Return (trajectory records, metrics)."""
-        played = [self.tickets.played[number] for number in tickets]
-        self.gathered = assemble(step, played, self.shape.group_size)
-        self.trace.tickets = [len(ticket.finished.light["valid"]) for _, ticket in played]
-        rollout = of_rollout(self.fleet, self.spec, self.gathered.rollout, tickets)
-        return rollout, {
-            **figures.of_episodes(rollout.episodes),
-            **figures.of_work(self.tickets.since),
-            **(figures.of_ages(rollout, self.version) if self.tickets.ahead else {}),
-            **self.tickets.metrics(len(tickets)),
-            **self.starts.note(step, rollout.episodes, tickets[-1]),
-            "faults/envs": float(self._new_faults),
-        }
+    def assemble(self, step: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """Assemble these collected tickets. Return (trajectory records, metrics)."""
+        return self.rollouts.assemble(step, self.version, tickets)
 
-    def feed(self, step: int, tickets: Sequence[int]) -> None:
-        """Let learners begin with these finished tickets, the first of all that the step consumes. Does nothing without
-        streaming updates.
-        """
-        if self.feeding is not None:
-            further = tickets[len(self.feeding.judged) :]
-            if self.feeding.worthwhile([self.tickets.played[number] for number in further]):
-                self.judge(step, further)
+    def streaming_update(self, step: int, tickets: Sequence[int]) -> None:
+        """Let learners begin with these collected tickets, the first of all that the step consumes."""
+        self.strategy.begin(step, self.version, tickets)
 
     @traced
-    def judge(self, step: int, tickets: Sequence[int]) -> None:
-        """Score the groups of these tickets, and let learners begin with them."""
-        assert self.feeding is not None
-        self.feeding.feed(step, self.version, [self.tickets.played[number] for number in tickets])
-
-    @traced
-    def practise(self, step: int) -> dict[str, float]:
-        """Fit the world model, and train the policy in imagination; does nothing without a world model. Return
-        metrics.
-        """
-        assert self.gathered is not None
-        return self.imagining.practise(step, self.gathered, self.version, self.progress, self._report_faults)
+    def train_in_imagination(self, step: int) -> dict[str, float]:
+        """Fit the world model, and roll out the policy in it. Return metrics."""
+        return self.imagination.train(step, self.rollouts.batch, self.version, self.on_progress)
 
     @property
     def imagination_totals(self) -> dict[str, Any]:
-        """Return the sums of `practise` over the run."""
-        return self.imagining.so_far
+        """Totals of training in imagination over the run."""
+        return self.imagination.totals
 
     @traced
-    def prepare(self, kept: Rollout, keep: Array) -> Rollout:
-        """Prepare what is trained on, and return it: replayed groups first, then the columns `keep` (indices) of the
-        last rollout, which `kept` was cut to.
+    def prepare(self, selected: Rollout, columns: Array) -> Rollout:
+        """Prepare what is trained on, and return it: replayed groups first, then the columns (indices) of the last
+        rollout that `selected` consists of.
         """
-        assert self.gathered is not None
-        before = perf_counter()
-        self.tickets.forget()
-        choose = self.supply.prepare if self.feeding is None else self.feeding.prepare
-        self.chosen = choose(self.version, self.gathered, kept, keep)
-        self.preparing = perf_counter() - before
-        return self.chosen.rollout
+        return self.trainer.prepare(self.version, self.rollouts.batch, selected, columns)
 
     @traced
     def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
         """Train on what was prepared. Return metrics."""
-        assert self.chosen is not None
-        before, chosen, self.chosen = perf_counter(), evolve(self.chosen, rollout=prepared), None
-        chosen, advantages = self.imagining.beside(chosen, advantages)
-        if self.feeding is None:
-            metrics = update(self.fleet, self.spec, chosen, advantages, self.tickets.get_all)
-        else:
-            metrics = self.feeding.update(chosen, advantages, self.tickets.get_all)
-        return {**self.supply.metrics, **metrics, "time/update": self.preparing + perf_counter() - before}
+        return self.trainer.update(prepared, advantages)
 
     def finish(self, trained: bool) -> dict[str, float]:
         """Drop the samples of the last rollout, and publish the weights, or count a version with unchanged weights.
         Return metrics.
         """
-        assert self.gathered is not None
-        before, (gathered, self.gathered) = perf_counter(), (self.gathered, None)
-        if self.feeding:
-            self.feeding.end(trained)
-        numbers = gathered.numbers.tolist()
-        self.starts.consume([self.tickets.played[number][1].finished for number in numbers])
-        self.tickets.release(numbers)
-        metrics = self.supply.finish(self.imagining.whole(gathered), trained)
-        self.imagining.finish(trained)
-        if not trained:
-            self.tickets.forget()
-        self._new_faults = 0
+        start = perf_counter()
+        batch = self.rollouts.batch
+        self.strategy.finish(trained)
+        self.rollouts.finish()
+        metrics = self.trainer.finish(batch, trained)
         self.version += 1
         if trained:
             self.publish()
         else:
             self.fleet.skip(self.version)
-        return metrics | {"time/publish": perf_counter() - before} | self.fleet.phases.metrics()
+        return metrics | {"time/publish": perf_counter() - start} | self.fleet.phases.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 
     @traced
     def evaluate(self, step: int, frames: int = 0) -> Evaluation:
         """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes."""
-        self.tickets.arrive()
-        tickets = tickets_for(self.spec, self.eval_states, frames, step)
-        self.progress("eval", 0, len(tickets))
-        play = partial(evaluate, self.fleet, self.spec, self.info, step, tickets, self._report_faults)
-        return self.restarts.surviving(play)
+        self.collector.wait_for_weights()
+        return self.evaluator.evaluate(step, frames, lambda episodes: self.on_progress("eval", 0, episodes))
 
     @traced
-    def warm_up(self) -> dict[str, float]:
+    def bc_warmup(self) -> dict[str, float]:
         """Clone the simulator's scripted expert on all learners (`bc_warmup:` in the spec). Return metrics."""
-        before = perf_counter()
-        metrics = warm_up(self.fleet, self.spec, self.progress)
-        self.forget_demonstrations()
-        return metrics | {"time/bc_warmup": perf_counter() - before}
-
-    def forget_demonstrations(self) -> None:
-        """Free the demonstrations, and reset the optimiser's state before RL."""
-        self.fleet.get_all([learner.call(LearnerInterface.forget_demonstrations) for learner in self.fleet.learners])
+        start = perf_counter()
+        metrics = bc_warmup(self.fleet, self.spec, self.on_progress)
         self.publish()
+        return metrics | {"time/bc_warmup": perf_counter() - start}
 
     def imitation(self) -> BehaviourCloning:
         """Return the demonstrations of the spec's `imitation:`, ready to train on."""
-        section = self.spec.imitation
-        assert section is not None
-        if section.expert is None:
-            return of_data(self.fleet, self.spec, self.demonstrations, "imitation", section.batch)
-        self.progress("demonstrations", 0, section.expert.episodes)
-        return of_expert(self.fleet, self.spec, section.expert, "imitation", section.batch)
+        return start_behaviour_cloning(self.fleet, self.spec, self.recorded_samples, self.on_progress)
 
     # ------------------------------------------------------------------------------------------- state and weights
-
-    @property
-    def tick(self) -> Callable[[], None]:
-        """Function that is called from time to time while the driver waits for workers."""
-        return self.backend.tick
-
-    @tick.setter
-    def tick(self, tick: Callable[[], None]) -> None:
-        self.backend.tick = tick
-
-    def devices(self) -> str:
-        """Return a description of the device of each role."""
-        return describe(
-            self.fleet.assignments, self.fleet.get_all([w.call(HostInterface.device) for w in self.fleet.workers])
-        )
-
-    def how_far(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
-        """Return the progress of a phase, as `Runtime.how_far`."""
-        return self.fleet.how_far(self.spec, self.info, phase, done, total)
 
     @traced
     def publish(self) -> None:
@@ -303,113 +243,86 @@ class Driver:
 
         Where rollouts run ahead, only tickets that need the new version wait for it; otherwise this call waits.
         """
-        self.tickets.arrive()
-        self.tickets.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
-        if not self.tickets.ahead:
-            self.tickets.arrive()
+        self.collector.wait_for_weights()
+        self.collector.publishing = self.fleet.publish(self.version, self.spec.runtime.check_weights)
+        if not self.shape.overlaps:
+            self.collector.wait_for_weights()
 
     @traced
     def save(self, model_folder: Path, trainer_folder: Path) -> None:
         """Write the model in its public format, and the exact state from which a run resumes."""
-        state = trainer_folder / "learner.pt"
-        self.fleet.get_all(
-            [learner.call(LearnerInterface.save, model_folder, state) for learner in self.fleet.learners]
-        )
-        self.starts.save(trainer_folder)
-        self.imagining.save(trainer_folder)
+        weights = trainer_folder / WEIGHTS
+        calls = [learner.call(LearnerInterface.save, model_folder, weights) for learner in self.fleet.learners]
+        self.fleet.get_all(calls)
+        self.requests.save(trainer_folder)
+        self.imagination.save(trainer_folder)
         if self.shape.pinned_lag:
-            self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, trainer_folder / "past.pt"))
+            past_weights = trainer_folder / PAST_WEIGHTS
+            self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, past_weights))
 
     def load(self, trainer_folder: Path) -> None:
         """Restore what `save` wrote."""
-        state = trainer_folder / "learner.pt"
-        self.version = self.fleet.get_all([r.call(LearnerInterface.load, state) for r in self.fleet.learners])[0]
-        self.starts.load(trainer_folder)
-        self.imagining.load(trainer_folder)
-        if self.supply.again:
+        weights = trainer_folder / WEIGHTS
+        versions = self.fleet.get_all([learner.call(LearnerInterface.load, weights) for learner in self.fleet.learners])
+        self.version = versions[0]
+        self.requests.load(trainer_folder)
+        self.imagination.load(trainer_folder)
+        if self.shape.replays:
             logger.warning("the replay buffer is no part of a checkpoint: it is empty, and fills anew")
         if self.shape.pinned_lag:
-            past = trainer_folder / "past.pt"
-            self.fleet.get_all([policy.call(PolicyInterface.load_past, past) for policy in self.fleet.policies])
+            past_weights = trainer_folder / PAST_WEIGHTS
+            self.fleet.get_all([policy.call(PolicyInterface.load_past, past_weights) for policy in self.fleet.policies])
         self.publish()
+
+    # -------------------------------------------------------------------------------------------- reports and trace
+
+    @property
+    def on_tick(self) -> Callable[[], None]:
+        """Function that is called from time to time while the driver waits for workers."""
+        return self.backend.tick
+
+    @on_tick.setter
+    def on_tick(self, on_tick: Callable[[], None]) -> None:
+        self.backend.tick = on_tick
+
+    @property
+    def on_fault(self) -> Callable[[str], None]:
+        """Function that is called with a message about each fault."""
+        return self.fault_log.on_fault
+
+    @on_fault.setter
+    def on_fault(self, on_fault: Callable[[str], None]) -> None:
+        self.fault_log.on_fault = on_fault
+
+    @property
+    def faults(self) -> int:
+        """Number of envs that broke and were replaced."""
+        return self.fault_log.count
+
+    def devices(self) -> str:
+        """Return a description of the device of each role."""
+        calls = [worker.call(HostInterface.device) for worker in self.fleet.workers]
+        return describe(self.fleet.assignments, self.fleet.get_all(calls))
+
+    def progress(self, phase: str, done: int, total: int) -> tuple[str, int, int]:
+        """Return the progress of a phase, as `Runtime.progress`."""
+        return self.fleet.progress(self.spec, self.info, phase, done, total)
 
     def record(self, kind: str, step: int, env_steps: int, folder: Path, final: bool) -> None:
         """Fetch the workers' events and write the trace file. `env_steps`: environment steps of the run so far."""
-        fleet, trace = self.fleet, self.trace
-        if not trace.shifts:
+        fleet = self.fleet
+        trace = self.trace
+        if not trace.clock_offsets:
             for worker in fleet.workers:
-                trace.shifts[worker.worker] = clock_ahead(partial(self._clock_of, worker))
-            trace.sizes = self._sizes()
+                trace.clock_offsets[worker.worker] = clock_ahead(partial(self._read_clock, worker))
+            trace.sizes = self.memory.sizes()
         drained = fleet.get_all([worker.call(HostInterface.drain_trace) for worker in fleet.workers])
-        trace.add(kind, step, env_steps, {w.worker: d for w, d in zip(fleet.workers, drained, strict=True)})
+        trace.add(kind, step, env_steps, {w.worker: events for w, events in zip(fleet.workers, drained, strict=True)})
         trace.write(folder, final=final)
 
     def roles(self) -> dict[str, dict[str, Any]]:
+        """Return each role's shares of its workers' time."""
         return self.trace.roles()
 
-    def _sizes(self) -> dict[str, float]:
-        """Return the sizes of the model, and of the longest trajectory unless learners may be offloaded."""
-        sizes = self.fleet.get(self.fleet.worker_of(self.fleet.policies[0]).call(HostInterface.model_size))
-        if self.plan.offload or not self.fleet.learners:
-            return sizes
-        return {**sizes, "trajectory_bytes": trajectory_bytes(self.spec, self.info, self._sample_bytes)}
-
-    def _clock_of(self, worker: Handle[HostInterface]) -> tuple[str, float]:
+    def _read_clock(self, worker: Handle[HostInterface]) -> tuple[str, float]:
         return self.fleet.get(worker.call(HostInterface.clock))
-
-    def close(self) -> None:
-        self.backend.close()
-
-    # ------------------------------------------------------------------------------------------------------ inside
-
-    def _start(self, imitation: bool, folder: Path | None) -> EnvInfo:
-        fleet = self.fleet
-        self.backend.start(self.spec, fleet.assignments)
-        info = fleet.start_simulators(folder)
-        if imitation:
-            self._open_data(info)
-        hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-        fleet.get_all([worker.call(HostInterface.start_model, info, self.scaling) for worker in hosts])
-        fleet.introduce([sim.worker for sim in fleet.sims])
-        if len(fleet.learners) > 1:
-            address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
-            fleet.get_all([r.call(LearnerInterface.join, address, r.assignment.rank) for r in fleet.learners])
-        self.eval_states = fleet.get(fleet.sim_of[0].call(EnvInterface.eval_states))
-        train_states = fleet.get(fleet.sim_of[0].call(EnvInterface.train_states))
-        self.starts = EpisodeRequests(self.spec, train_states, self.algorithm.needs)
-        return info
-
-    def _open_data(self, info: EnvInfo) -> None:
-        section = self.spec.imitation
-        assert section is not None
-        if section.data is None:
-            return
-        workers = [self.fleet.worker_of(learner) for learner in self.fleet.learners]
-        self.demonstrations = min(
-            self.fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers])
-        )
-        if section.statistics == "data" and self.scaling is None:
-            self.scaling = self.fleet.get(workers[0].call(HostInterface.data_statistics))
-
-    def _check_memory(self) -> None:
-        """Check once, before the first ticket, that samples fit into memory where rollouts run ahead or are
-        replayed.
-        """
-        if self.fits:
-            return
-        check_memory(self.spec, self.plan, self.backend.cluster(), self.info, self._sample_bytes)
-        self.fits = True
-
-    @cached_property
-    def _sample_bytes(self) -> int:
-        """Bytes of a chunk step's sample, as learners hold it."""
-        return self.fleet.get(self.fleet.learners[0].call(LearnerInterface.sample_bytes))
-
-    def _report_faults(self, texts: list[str]) -> None:
-        """Report faults of envs in any worker, once each. Raises EnvError when there were too many."""
-        for text in texts:
-            self.on_fault(text)
-        self.faults += len(texts)
-        if self.faults > self.spec.runtime.max_faults:
-            raise too_many_faults(self.faults, self.spec.runtime.max_faults, self.spec.env.type, texts[-1])
-        texts.clear()

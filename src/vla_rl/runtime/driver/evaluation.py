@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class NotRecorded(UserError):
-    """The episodes were rolled out, but could not be recorded."""
+    """Error for episodes that were rolled out, but could not be recorded."""
 
     def __init__(self, result: dict[str, Any], cause: UserError | OSError) -> None:
         reason = why(cause) if isinstance(cause, OSError) else str(cause)
@@ -55,19 +55,19 @@ def _evaluate(
     hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks, interrupts.stop_because)
     runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
-    begun = "eval", 0, 0
+    current = "eval", 0, 0
 
-    def note(phase: str, done: int, total: int) -> None:
-        nonlocal begun
-        begun = phase, done, total
+    def on_progress(phase: str, done: int, total: int) -> None:
+        nonlocal current
+        current = phase, done, total
         progress(phase, done, total)
 
-    runtime.progress = note
-    runtime.tick = lambda: progress(*runtime.how_far(*begun))
+    runtime.on_progress = on_progress
+    runtime.on_tick = lambda: progress(*runtime.progress(*current))
     try:
         if trainer is not None:
             runtime.load(trainer)
-        about = Run(
+        run_info = Run(
             name=f"{spec.name} {uuid4().hex[:12]}",
             mode="evaluation",
             folder=Path(),
@@ -75,14 +75,18 @@ def _evaluate(
             first_step=state.step,
             steps=state.step,
         )
-        events.on_run_start(about)
+        events.on_run_start(run_info)
         interrupts.check()
-        found = runtime.evaluate(state.step, 0)
-        told = {"faults": runtime.faults, "notes": list(runtime.info.notes)}
-        result = summary(found) | told | {"episodes": [attrs.asdict(episode) for episode in found.episodes]}
+        evaluation = runtime.evaluate(state.step, 0)
+        result = {
+            **summary(evaluation),
+            "faults": runtime.faults,
+            "notes": list(runtime.info.notes),
+            "episodes": [attrs.asdict(episode) for episode in evaluation.episodes],
+        }
         try:
-            events.on_eval_end(about, state.step, found)
-            events.on_run_end(about, {})
+            events.on_eval_end(run_info, state.step, evaluation)
+            events.on_run_end(run_info, {})
         except (UserError, OSError) as exc:
             raise NotRecorded(result, exc) from exc
         if interrupts.reason is not None:  # a hook failed and asked for a stop

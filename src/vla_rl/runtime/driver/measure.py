@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.plan import Cluster, Plan, Slot
-from vla_rl.core.run.loop import collect, flow_of
+from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.sections import AsynchronySpec
 from vla_rl.core.spec.spec import Spec
@@ -26,18 +26,18 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     """
     devices = cluster.gpus or max(1, int(cluster.cpus))
     group = spec.rollout.group_size
-    rows = max(group, spec.env.num_envs // devices // group * group)
+    envs = max(group, spec.env.num_envs // devices // group * group)
     steps = CHUNK_STEPS * spec.rollout.chunk
     off = spec.rollout.auto_reset == "off"
     rollout = evolve(
         spec.rollout,
-        episodes=rows if off else None,
+        episodes=envs if off else None,
         steps=None if off else steps,
         max_steps=min(steps, spec.rollout.max_steps or steps),
         resample=None,
     )
     train = evolve(spec.train, steps=2)
-    short = evolve(spec, env=evolve(spec.env, num_envs=rows), rollout=rollout, train=train, asynchrony=AsynchronySpec())
+    short = evolve(spec, env=evolve(spec.env, num_envs=envs), rollout=rollout, train=train, asynchrony=AsynchronySpec())
     slot = Slot(
         roles=("sim", "policy", "learner"),
         device="cuda" if cluster.gpus else "cpu",
@@ -48,22 +48,23 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
     try:
         limit = max(task.max_steps for task in runtime.info.tasks)
         flow = flow_of(short, State())
-        collect(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
+        collect_rollout(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
         runtime.finish(trained=False)
         flow.finish("discarded")
-        rollouts, _, metrics = collect(runtime, flow, 2)
-        prepared = runtime.prepare(rollouts, np.arange(rollouts.valid.shape[1]))
-        trained = runtime.update(prepared, runtime.algorithm.advantages(prepared))
+        measured, _, metrics = collect_rollout(runtime, flow, 2)
+        prepared = runtime.prepare(measured, np.arange(measured.valid.shape[1]))
+        update_metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
     finally:
         runtime.close()
-    played, cpus = rollouts.valid.shape[0], None if cluster.gpus else slot.cpus
+    measured_steps = measured.valid.shape[0]
+    cpus = None if cluster.gpus else slot.cpus
     chunk_steps = -(-(spec.rollout.max_steps or limit) // spec.rollout.chunk)
     samples = (spec.rollout.episodes or spec.env.num_envs) * chunk_steps
-    found = Profile(
+    profile = Profile(
         chunk_steps=chunk_steps,
-        sim=Cost(seconds=metrics["time/env"] / played, num_envs=rows),
-        policy=Cost(seconds=metrics["time/policy"] / played, num_envs=rows, cpus=cpus),
-        learner=Cost(seconds=trained["time/learner"] * samples / trained["update/samples"], cpus=cpus),
+        sim=Cost(seconds=metrics["time/env"] / measured_steps, num_envs=envs),
+        policy=Cost(seconds=metrics["time/policy"] / measured_steps, num_envs=envs, cpus=cpus),
+        learner=Cost(seconds=update_metrics["time/learner"] * samples / update_metrics["update/samples"], cpus=cpus),
     )
-    logger.info("measured for %d rows: %s", rows, found)
-    return found
+    logger.info("measured for %d envs: %s", envs, profile)
+    return profile

@@ -34,22 +34,20 @@ class FetchedRecordings:
     def __iter__(self) -> Iterator[Recording]:
         sims = self.fleet.sims
         known = self.fleet.get_all([sim.call(EnvInterface.recorded, self.what) for sim in sims])
-        places = {key: sim for sim, keys in zip(sims, known, strict=True) for key in keys}
+        sim_of = {key: sim for sim, keys in zip(sims, known, strict=True) for key in keys}
         try:
             for key in self.keys:
-                if key in places:
-                    found = self.fleet.get(places[key].call(EnvInterface.recording, self.what, key))
+                if key in sim_of:
+                    recording = self.fleet.get(sim_of[key].call(EnvInterface.recording, self.what, key))
                     number, episode = key
-                    yield evolve(
-                        found,
-                        identity=f"{self.what} {self.step}, ticket {number}, episode {episode}, {found.identity}",
-                    )
+                    identity = f"{self.what} {self.step}, ticket {number}, episode {episode}, {recording.identity}"
+                    yield evolve(recording, identity=identity)
         finally:
             last = max((number for number, _ in self.keys), default=-1) if self.what == "rollout" else None
             self.fleet.get_all([sim.call(EnvInterface.forget_recordings, self.what, last) for sim in sims])
 
 
-def of_rollout(fleet: Fleet, spec: Spec, rollout: Rollout, tickets: Sequence[int]) -> Rollout:
+def with_recordings(rollout: Rollout, fleet: Fleet, spec: Spec, tickets: Sequence[int]) -> Rollout:
     """Return the rollout, with the recordings of these tickets if the step is recorded."""
     settings = settings_in(spec.hooks)
     if settings is None or not settings.records("rollout", rollout.step):
@@ -65,7 +63,8 @@ class RecordingSchedule:
 
     def __init__(self, spec: Spec) -> None:
         self.settings = settings_in(spec.hooks)
-        self._marked: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
+        """Step -> its tickets so far."""
 
     def next(self, step: int) -> bool:
         """Return whether a ticket for this step is recorded."""
@@ -74,6 +73,6 @@ class RecordingSchedule:
             return False
         if settings.only != "all" or settings.max_episodes is None:
             return True
-        self._marked = {known: count for known, count in self._marked.items() if known >= step}
-        count = self._marked[step] = self._marked.get(step, 0) + 1
+        self._counts = {known: count for known, count in self._counts.items() if known >= step}
+        count = self._counts[step] = self._counts.get(step, 0) + 1
         return count <= settings.max_episodes

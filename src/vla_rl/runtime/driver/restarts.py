@@ -28,18 +28,21 @@ class Restarts:
             on_fault: called with a text for each restart.
             world_model: the world model is in a sim worker, so sim workers cannot be rebuilt either.
         """
+        self.fleet = fleet
+        self.limit = limit
+        self.on_fault = on_fault
         self.world_model = world_model
-        self.fleet, self.limit, self.on_fault, self.count = fleet, limit, on_fault, 0
+        self.count = 0
 
-    def surviving(self, play: Callable[[], T]) -> T:
-        """Call `play` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies, or
-        too many do.
+    def surviving(self, roll_out: Callable[[], T]) -> T:
+        """Call `roll_out` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies,
+        or too many do.
         """
         while True:
             try:
-                return play()
+                return roll_out()
             except WorkerDied as exc:
-                self.fleet.introduce(self.revive(exc))
+                self.fleet.connect_policies(self.revive(exc))
 
     def revive(self, error: WorkerDied) -> set[int]:
         """Start the dead workers again. Return them; their policies are not connected to them yet.

@@ -26,49 +26,54 @@ class EnvStreams:
     consumed: dict[int, EpisodeRequest] = field(factory=dict)
     """Env -> position of its stream after the last ticket that was trained on."""
 
-    def next(self, start: EpisodeRequest) -> EpisodeRequest:
-        """Return the ticket as the next one of its stream. `start`: the ticket, as if the stream began with it."""
-        assert start.env_id is not None
-        before, self.issued[start.env_id] = self.issued.get(start.env_id), start.number
-        if before is not None:
-            return evolve(start, follows=before)
-        kept = self.consumed.get(start.env_id)
-        if kept is None:
-            return evolve(start, actions=np.zeros((0, 0, 0), np.float32))
-        return evolve(start, state=kept.state, episode=kept.episode, actions=kept.actions, paid=kept.paid)
+    def next(self, request: EpisodeRequest) -> EpisodeRequest:
+        """Return the ticket as the next one of its stream. `request`: the ticket, as if the stream began with it."""
+        env = request.env_id
+        assert env is not None
+        previous = self.issued.get(env)
+        self.issued[env] = request.number
+        if previous is not None:
+            return evolve(request, follows=previous)
+        cursor = self.consumed.get(env)
+        if cursor is None:
+            return evolve(request, actions=np.zeros((0, 0, 0), np.float32))
+        return evolve(request, state=cursor.state, episode=cursor.episode, actions=cursor.actions, paid=cursor.paid)
 
-    def consume(self, ticket: EnvTrajectory) -> None:
-        if ticket.after is not None:
-            assert ticket.after.env_id is not None
-            self.consumed[ticket.after.env_id] = ticket.after
+    def consume(self, trajectory: EnvTrajectory) -> None:
+        """Record that a step has trained on this trajectory."""
+        cursor = trajectory.after
+        if cursor is not None:
+            assert cursor.env_id is not None
+            self.consumed[cursor.env_id] = cursor
 
     def save(self, file: Path) -> None:
         """Write the positions of all streams; nothing where there are none."""
         if not self.consumed:
             return
-        rows = sorted(self.consumed)
-        kept = [self.consumed[row] for row in rows]
-        actions = [np.zeros((0, 0, 0), np.float32) if after.actions is None else after.actions for after in kept]
-        shape = max((part.shape[1:] for part in actions if len(part)), default=(0, 0))
+        envs = sorted(self.consumed)
+        cursors = [self.consumed[env] for env in envs]
+        empty = np.zeros((0, 0, 0), np.float32)
+        actions = [empty if cursor.actions is None else cursor.actions for cursor in cursors]
+        shape = max((chunks.shape[1:] for chunks in actions if len(chunks)), default=(0, 0))
         np.savez_compressed(
             file,
-            rows=np.array(rows, np.int64),
-            states=np.array([after.state.id for after in kept], np.int64),
-            episodes=np.array([after.episode for after in kept], np.int64),
-            paid=np.array([after.paid for after in kept], np.float64),
-            lengths=np.array([len(part) for part in actions], np.int64),
-            actions=np.concatenate([np.zeros((0, *shape), np.float32), *(p for p in actions if len(p))]),
+            rows=np.array(envs, np.int64),
+            states=np.array([cursor.state.id for cursor in cursors], np.int64),
+            episodes=np.array([cursor.episode for cursor in cursors], np.int64),
+            paid=np.array([cursor.paid for cursor in cursors], np.float64),
+            lengths=np.array([len(chunks) for chunks in actions], np.int64),
+            actions=np.concatenate([np.zeros((0, *shape), np.float32), *(chunks for chunks in actions if len(chunks))]),
         )
 
     def load(self, file: Path, states: Mapping[int, ResetState]) -> None:
         """Restore what `save` wrote; do nothing where the run had no streams. `states`: reset states by their ids."""
         if not file.is_file():
             return
-        with np.load(file) as kept:
-            ends = np.cumsum(kept["lengths"])
-            parts = np.split(kept["actions"], ends[:-1]) if len(ends) else []
-            of_rows = zip(*(kept[name].tolist() for name in ("rows", "states", "episodes", "paid")), parts, strict=True)
-            for row, state, episode, paid, actions in of_rows:
-                self.consumed[row] = EpisodeRequest(
-                    state=states[state], number=-1, episode=episode, env_id=row, actions=actions, paid=paid
+        with np.load(file) as arrays:
+            ends = np.cumsum(arrays["lengths"])
+            actions = np.split(arrays["actions"], ends[:-1]) if len(ends) else []
+            columns = [arrays[name].tolist() for name in ("rows", "states", "episodes", "paid")]
+            for env, state, episode, paid, chunks in zip(*columns, actions, strict=True):
+                self.consumed[env] = EpisodeRequest(
+                    state=states[state], number=-1, episode=episode, env_id=env, actions=chunks, paid=paid
                 )

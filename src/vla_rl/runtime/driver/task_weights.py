@@ -37,9 +37,10 @@ class TaskWeighting:
         weights that it had.
         """
         if group >= self.next:
-            self.next, now = group + 1, self._weights(step)
-            if not self.issued or now != self.issued[-1][1]:
-                self.issued.append((group, now))
+            self.next = group + 1
+            current = self._weights(step)
+            if not self.issued or current != self.issued[-1][1]:
+                self.issued.append((group, current))
         return next(weights for first, weights in reversed(self.issued) if first <= group)
 
     def _weights(self, step: int) -> dict[str, float]:

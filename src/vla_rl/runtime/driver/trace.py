@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from vla_rl.runtime.comm.tracing import OTHERS, PRACTICE, RECEIVER, CallRecorder, Event
+from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
@@ -53,7 +53,7 @@ def traced(method: F) -> F:
         try:
             return method(self, *args, **kwargs)
         finally:
-            self.trace.own.add(Event("driver", method.__name__, None, start, monotonic()))
+            self.trace.driver_calls.add(Event("driver", method.__name__, None, start, monotonic()))
 
     return recorded  # type: ignore[return-value]
 
@@ -93,30 +93,37 @@ class Usage:
     """
 
     def shares(self) -> dict[str, Any]:
-        whole = self.seconds or 1.0
-        waits = {role: round(self.waits.get(role, 0.0) / whole, 4) for role in (*ROLES, NOBODY)}
-        busy, bubbles = round(self.busy / whole, 4), round(self.bubbles / whole, 4)
-        return {"workers": self.workers, "busy": busy, "waits_for": waits, "bubbles": bubbles}
+        """Return the shares of the workers' time, as `Trace.roles`."""
+        total = self.seconds or 1.0
+        return {
+            "workers": self.workers,
+            "busy": round(self.busy / total, 4),
+            "waits_for": {role: round(self.waits.get(role, 0.0) / total, 4) for role in (*ROLES, NOBODY)},
+            "bubbles": round(self.bubbles / total, 4),
+        }
 
 
 class Trace:
-    """The driver's end of the trace; `own` records the driver's phases."""
+    """The driver's end of the trace; `driver_calls` records the driver's phases."""
 
     def __init__(self, assignments: Sequence[Assignment]):
         self.assignments = assignments
-        self.all = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
-        self.own = CallRecorder()
+        self.tracks = tuple((s.index, role) for s in assignments for role in ROLES if role in s.slot.roles)
+        self.driver_calls = CallRecorder()
         self.segments: deque[Segment] = deque()
         self.usage: dict[str, Usage] = {}
-        self.begin = self.last = monotonic()
-        self.written, self.cost, self.dropped = 0.0, 0.0, 0
-        self.shifts: dict[int, float] = {}
+        self.begin = monotonic()
+        self.last = self.begin
+        self.written_at = 0.0
+        self.write_seconds = 0.0
+        self.dropped = 0
+        self.clock_offsets: dict[int, float] = {}
         """Seconds by which each worker's clock is ahead of ours."""
         self.sizes: Mapping[str, float] = {}
         """Sizes of the model and of a trajectory, named as in `planning.profile.Profile`."""
         self.env_steps = 0
         """Environment steps of the run at the last call of `add`."""
-        self.tickets: Sequence[int] = ()
+        self.ticket_chunk_steps: Sequence[int] = ()
         """Chunk steps of each ticket that the running step consumes."""
 
     def add(self, kind: str, step: int, env_steps: int, drained: Mapping[int, tuple[list[Event], int]]) -> None:
@@ -126,22 +133,30 @@ class Trace:
             env_steps: environment steps of the run so far.
             drained: worker -> (its events, number of those that it dropped).
         """
-        begin, self.last = self.last, monotonic()
-        played, self.env_steps = env_steps - self.env_steps, env_steps
-        tracks: dict[Track, list[Event]] = {track: [] for track in self.all}
+        begin = self.last
+        self.last = monotonic()
+        new_env_steps = env_steps - self.env_steps
+        self.env_steps = env_steps
+        tracks: dict[Track, list[Event]] = {track: [] for track in self.tracks}
         for worker, (events, dropped) in drained.items():
-            shift = self.shifts.get(worker, 0.0)
+            offset = self.clock_offsets.get(worker, 0.0)
             self.dropped += dropped
             for event in events:
-                own = event._replace(start=event.start - shift, end=event.end - shift)
-                tracks.setdefault((worker, event.role), []).append(own)
-        tickets, self.tickets = tuple(self.tickets), ()
+                shifted = event._replace(start=event.start - offset, end=event.end - offset)
+                tracks.setdefault((worker, event.role), []).append(shifted)
         segment = Segment(
-            kind=kind, step=step, begin=begin, end=self.last, env_steps=played, tracks=tracks, tickets=tickets
+            kind=kind,
+            step=step,
+            begin=begin,
+            end=self.last,
+            env_steps=new_env_steps,
+            tracks=tracks,
+            tickets=tuple(self.ticket_chunk_steps),
         )
+        self.ticket_chunk_steps = ()
         if kind == "training":
             self._sum_up(segment)
-        phases = {DRIVER: self.own.drain()[0]}
+        phases = {DRIVER: self.driver_calls.drain()[0]}
         self.segments.append(_newest(evolve(segment, tracks={**phases, **tracks})))
         while sum(s.size for s in self.segments) > KEPT_EVENTS:
             self.segments.popleft()
@@ -154,28 +169,28 @@ class Trace:
 
     def write(self, folder: Path, *, final: bool = False) -> None:
         """Write the file, unless that was done so recently that it would cost more than a hundredth of the run."""
-        before = monotonic()
-        if not final and before - self.written < self.cost / WRITING_SHARE:
+        start = monotonic()
+        if not final and start - self.written_at < self.write_seconds / WRITING_SHARE:
             return
         partial = folder / f".{FILE}.partial"
         partial.write_text(json.dumps(self.chrome(), separators=(",", ":")), encoding="utf-8")
         os.replace(partial, folder / FILE)
-        self.written = monotonic()
-        self.cost = self.written - before
+        self.written_at = monotonic()
+        self.write_seconds = self.written_at - start
 
     def chrome(self) -> dict[str, Any]:
         """Return the kept iterations in Chrome's trace format: a process for each worker, a thread for each role; times
         in microseconds.
         """
-        others = {track for segment in self.segments for track in segment.tracks if track[1] in OTHERS.values()}
-        events = [*_names([DRIVER, *self.all, *sorted(others)])]
+        others = {track for segment in self.segments for track in segment.tracks if track[1] in CONCURRENT_TRACKS}
+        events = [*_names([DRIVER, *self.tracks, *sorted(others)])]
         lanes = {(s.index, "sim"): s.lanes for s in self.assignments if s.concurrent_lanes}
         events += [name for track, slices in lanes.items() for name in _lane_names(track, slices)]
         for segment in self.segments:
             label = segment.kind if segment.kind == "start" else f"{segment.kind} {segment.step}"
             events.append(self._slice(DRIVER, "iteration", label, segment.begin, segment.end))
             for track, calls in segment.tracks.items():
-                kind = "beside" if track[1] in OTHERS.values() else "work"
+                kind = "concurrent" if track[1] in CONCURRENT_TRACKS else "work"
                 for call in calls:
                     where = None if call.lane is None else {"lane": call.lane}
                     events.append(self._slice(track, kind, call.method, call.start, call.end, where))
@@ -214,18 +229,21 @@ class Trace:
     def _slice(
         self, track: Track, category: str, name: str, start: float, end: float, args: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        first, last = (round(1e9 * (at - self.begin)) for at in (start, end))  # whole nanoseconds, so that slices nest
+        # Whole nanoseconds, so that slices nest.
+        first = round(1e9 * (start - self.begin))
+        last = round(1e9 * (end - self.begin))
         event = {"ph": "X", "pid": track[0] + 1, "tid": _thread(track[1]), "cat": category, "name": name}
         return {**event, "ts": first / 1e3, "dur": (last - first) / 1e3, **({"args": args} if args else {})}
 
     def _sum_up(self, segment: Segment) -> None:
-        of_role: dict[str, list[Track]] = {}
-        for track in self.all:
-            of_role.setdefault(track[1], []).append(track)
-        together: dict[int, float] = {}
-        for start, end, mask in _states(segment, self.all):
-            together[mask] = together.get(mask, 0.0) + end - start
-        for role, tracks in of_role.items():
+        """Add the segment to the usage of each role."""
+        tracks_of_role: dict[str, list[Track]] = {}
+        for track in self.tracks:
+            tracks_of_role.setdefault(track[1], []).append(track)
+        seconds_of_mask: dict[int, float] = {}
+        for start, end, mask in _states(segment, self.tracks):
+            seconds_of_mask[mask] = seconds_of_mask.get(mask, 0.0) + end - start
+        for role, tracks in tracks_of_role.items():
             usage = self.usage.setdefault(role, Usage(workers=len(tracks)))
             usage.seconds += len(tracks) * (segment.end - segment.begin)
             calls = [call for track in tracks for call in segment.tracks[track]]
@@ -236,8 +254,8 @@ class Trace:
                 first, last = min(call.start for call in main), max(call.end for call in main)
                 within = sum(end - start for start, end in spans if first <= start and end <= last)
                 usage.bubbles += len(tracks) * (last - first) - within
-        for mask, seconds in together.items():
-            for role, worker_seconds in _blamed(mask, self.all).items():
+        for mask, seconds in seconds_of_mask.items():
+            for role, worker_seconds in _blamed(mask, self.tracks).items():
                 for cause, share in worker_seconds.items():
                     waited = self.usage[role].waits
                     waited[cause] = waited.get(cause, 0.0) + share * seconds
@@ -341,4 +359,4 @@ def _lane_names(track: Track, lanes: Iterable[LaneSlice]) -> Iterator[dict[str, 
 
 
 def _thread(role: str) -> int:
-    return (*ROLES, "driver", RECEIVER, PRACTICE).index(role) + 1
+    return (*ROLES, "driver", *CONCURRENT_TRACKS).index(role) + 1

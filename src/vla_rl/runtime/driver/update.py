@@ -1,82 +1,116 @@
-"""Update of the weights: it splits the samples that learners hold into the optimiser steps of each rank, and merges the
-ranks' metrics.
+"""Update of the weights with the samples of a step, which learners hold: it splits them into the optimiser steps of
+each rank, and merges the ranks' metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Advantages, Array
-from vla_rl.runtime.comm.backend import Ref
-from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, find_samples, light_arrays
+from vla_rl.runtime.driver.collector import Collector
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.toolkit.algorithms.statistics import read_all
 
-Result = dict[str, Any]
-"""Result of `HostInterface.update`."""
+
+class UpdateStrategy(ABC):
+    """When learners get a step's samples, and what each optimiser step consists of."""
+
+    @abstractmethod
+    def begin(self, step: int, version: int, tickets: Sequence[int]) -> None:
+        """Let learners begin with these collected tickets, the first of all that the step consumes, if they can. Does
+        not wait.
+        """
+
+    @abstractmethod
+    def prepare(self, version: int, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
+        """Return what is trained on, moved to the learners: replayed groups first, then the columns (indices) of a
+        step's rollout that `selected` consists of.
+        """
+
+    @abstractmethod
+    def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+        """Train on all samples of `prepared`. Return metrics."""
+
+    @abstractmethod
+    def finish(self, trained: bool) -> None:
+        """End the step. `trained`: False where it had nothing to train on."""
 
 
-def update(
-    fleet: Fleet,
-    spec: Spec,
-    chosen: RolloutBatch,
-    advantages: Advantages,
-    wait: Callable[[Sequence[Ref[Result]]], list[Result]],
-) -> dict[str, float]:
-    """Train on all samples of `chosen`, which the learners hold. Return metrics.
+class StepUpdate(UpdateStrategy):
+    """Update that begins when all samples of the step are there."""
 
-    Args:
-        wait: waits for the results of all learners.
-    """
-    samples = find_samples(chosen.rollout, np.arange(len(chosen.numbers)), chosen)
-    light = light_arrays(chosen.rollout, advantages, samples)
-    assert chosen.ranks is not None
-    shares = _shares(fleet, spec, chosen.rollout.step, samples, chosen.ranks[samples.steps, samples.columns], light)
-    pending = []
-    for learner, share in zip(fleet.learners, shares, strict=True):
-        of_rank = {name: None if array is None else array[share.samples] for name, array in light.items()}
-        named = samples.workers[share.samples], samples.places[share.samples]
-        worker = fleet.worker_of(learner)
-        pending.append(worker.call(HostInterface.update, chosen.rollout.step, named, of_rank, share.steps))
-    results = wait(pending)
+    def __init__(self, spec: Spec, collector: Collector, router: SampleRouter) -> None:
+        self.spec = spec
+        self.fleet = collector.fleet
+        self.collector = collector
+        self.router = router
+
+    def begin(self, step: int, version: int, tickets: Sequence[int]) -> None:
+        """Do nothing: the step is incomplete."""
+
+    def prepare(self, version: int, batch: RolloutBatch, selected: Rollout, columns: Array) -> RolloutBatch:
+        return self.router.prepare(version, batch, selected, columns)
+
+    def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
+        samples = find_samples(prepared.rollout, np.arange(len(prepared.numbers)), prepared)
+        light = light_arrays(prepared.rollout, advantages, samples)
+        assert prepared.ranks is not None
+        ranks = prepared.ranks[samples.steps, samples.columns]
+        step = prepared.rollout.step
+        shards = self._split(step, samples, ranks, light)
+        pending = []
+        for learner, shard in zip(self.fleet.learners, shards, strict=True):
+            shard_light = {name: None if array is None else array[shard.samples] for name, array in light.items()}
+            references = samples.workers[shard.samples], samples.places[shard.samples]
+            worker = self.fleet.worker_of(learner)
+            pending.append(worker.call(HostInterface.update, step, references, shard_light, shard.steps))
+        results = self.collector.wait_for(pending)
+        return update_metrics(len(samples.steps), len(shards[0].steps), results)
+
+    def finish(self, trained: bool) -> None:
+        """Do nothing: nothing is kept from one step to the next."""
+
+    def _split(self, step: int, samples: SampleIndex, ranks: Array, light: dict[str, Array | None]) -> list[RankShard]:
+        """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of its own
+        worker's policy, then the others by worker, each in the order of the sample ids.
+        """
+        train = self.spec.train
+        learner_workers = np.array([learner.worker for learner in self.fleet.learners])
+        source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)
+        order = np.empty(len(ranks), np.int64)
+        order[np.lexsort((samples.places, source))] = np.arange(len(ranks))
+        return split_into_minibatches(
+            ranks,
+            order,
+            light,
+            world=len(self.fleet.learners),
+            seed=self.spec.seed,
+            step=step,
+            epochs=train.epochs,
+            global_batch=train.global_batch,
+            micro_batch=train.micro_batch,
+        )
+
+
+def update_metrics(samples: int, optimizer_steps: int, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the metrics of an update. `results`: what `HostInterface.update` returned for each rank."""
     return {
-        "update/samples": float(len(samples.steps)),
-        "update/optimizer_steps": float(len(shares[0].steps)),
-        **merged(results),
+        "update/samples": float(samples),
+        "update/optimizer_steps": float(optimizer_steps),
+        **_merged(results),
         "time/learner": max(result["seconds"] for result in results),
     }
 
 
-def _shares(
-    fleet: Fleet, spec: Spec, step: int, samples: SampleIndex, ranks: Array, light: dict[str, Array | None]
-) -> list[RankShard]:
-    """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of its own worker's
-    policy, then the others by worker, each in the order of the sample ids.
-    """
-    home = np.array([learner.worker for learner in fleet.learners])
-    source = np.where(samples.workers == home[ranks], 0, samples.workers + 1)
-    order = np.empty(len(ranks), np.int64)
-    order[np.lexsort((samples.places, source))] = np.arange(len(ranks))
-    return split_into_minibatches(
-        ranks,
-        order,
-        light,
-        world=len(fleet.learners),
-        seed=spec.seed,
-        step=step,
-        epochs=spec.train.epochs,
-        global_batch=spec.train.global_batch,
-        micro_batch=spec.train.micro_batch,
-    )
-
-
-def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _merged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Merge the metrics of all ranks: sums are added, of maxima the largest counts, statistics are read."""
     metrics: dict[str, float] = {}
     for result in results:

@@ -24,13 +24,13 @@ class OptimizerStep:
     divisor: float
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
-    fed: bool = False
-    """True where `feed` already ran the forward and backward passes, on samples that are not sent again (streaming
+    accumulated: bool = False
+    """True where `forward_backward` already ran the forward and backward passes, on samples that are not sent again (streaming
     update).
     """
 
 
-UNDIVIDED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
+UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
 """Placeholder step for a part of a streaming update, whose divisors are known only when the last part is there."""
 
 

@@ -63,27 +63,29 @@ def nbytes(obs: Observation) -> int:
 class SampleBatch:
     """Samples of one policy worker, on their way to a learner."""
 
-    places: Array
-    """Sample ids, int64 [B], ascending."""
-    heavy: ModelInputs
-    ended: Array
+    sample_ids: Array
+    """int64 [B], ascending."""
+    inputs: ModelInputs
+    final_ids: Array
     """Ids of those samples that have a final observation, int64 [K], ascending; empty where values are never
     recomputed.
     """
     finals: Observation | None
-    """Final observations of the samples in `ended`, [K]; None where there is none."""
+    """Final observations of the samples in `final_ids`, [K]; None where there is none."""
 
     def numpy(self) -> SampleBatch:
         finals = None if self.finals is None else self.finals.numpy()
-        return SampleBatch(places=self.places, heavy=self.heavy.numpy(), ended=self.ended, finals=finals)
+        return SampleBatch(
+            sample_ids=self.sample_ids, inputs=self.inputs.numpy(), final_ids=self.final_ids, finals=finals
+        )
 
     @staticmethod
     def concat(parts: Sequence[SampleBatch]) -> SampleBatch:
         finals = [part.finals for part in parts if part.finals is not None]
         return SampleBatch(
-            places=np.concatenate([part.places for part in parts]),
-            heavy=ModelInputs.concat([part.heavy for part in parts]),
-            ended=np.concatenate([part.ended for part in parts]),
+            sample_ids=np.concatenate([part.sample_ids for part in parts]),
+            inputs=ModelInputs.concat([part.inputs for part in parts]),
+            final_ids=np.concatenate([part.final_ids for part in parts]),
             finals=Observation.concat(finals) if finals else None,
         )
 

@@ -41,7 +41,7 @@ class FitResult:
     version: int
     """Number of updates of the world model in the whole run: its version."""
     metrics: dict[str, float]
-    gates: dict[str, bool]
+    thresholds_met: dict[str, bool]
     """Quality threshold -> whether it is met."""
-    last: tuple[tuple[ResetState, bool], ...]
+    last_episodes: tuple[tuple[ResetState, bool], ...]
     """First windows of the last rollout's episodes, and whether each episode was a success."""

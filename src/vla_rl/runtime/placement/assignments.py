@@ -28,7 +28,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
     lanes = [LaneSlice(index=i, first_env=i * envs_per_lane, num_envs=envs_per_lane) for i in range(count)]
     if one_process:
         slot = Slot(
-            roles=("sim", "policy", "learner"),
+            roles=("sim", "policy", "learner") if learners else ("sim", "policy"),
             device=plan.slots[policies[0]].device,
             cpus=sum(s.cpus for s in plan.slots),
         )
@@ -41,8 +41,8 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
                 served=tuple(lanes),
                 homes=(0,) * len(lanes),
                 batching=batching,
-                rank=0,
-                world=1,
+                rank=0 if learners else -1,
+                world=1 if learners else 0,
                 offload=plan.offload,
                 imagined_at=0 if imagines else None,
             )

@@ -13,7 +13,7 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.placement.assignments import Assignment, assign
-from vla_rl.runtime.planning.part import JobModel, part_of
+from vla_rl.runtime.planning.job_model import JobModel, reduce_job
 from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation
 from vla_rl.toolkit.waiting import waiting
@@ -129,29 +129,32 @@ def forecast(
     """
     envs = sum(lane.num_envs for assignment in assignments for lane in assignment.lanes)
     tickets = envs if tickets is None else tickets
-    acting, learning = (_moving(plan, assignments, profile, roles) for roles in (("sim", "policy"), ("learner",)))
-    part = part_of(plan, assignments, profile, tickets, acting + learning)
-    measured = _steps(part, profile, max_lag) if steps is None else steps
+    rollout_offload = _offload_seconds(plan, assignments, profile, ("sim", "policy"))
+    update_offload = _offload_seconds(plan, assignments, profile, ("learner",))
+    job = reduce_job(plan, assignments, profile, tickets, rollout_offload + update_offload)
+    measured = _measured_steps(job, profile, max_lag) if steps is None else steps
     before = min(max_lag + 1, max(LAGS) + 1) * (max_lag > 0)
-    found = Simulation(part, profile, max_lag, part_size * part.tickets / tickets).run(before + measured)
-    begin, busy = (found[before - 1].end, found[before - 1].busy) if before else (0.0, dict.fromkeys(ROLES, 0.0))
-    seconds = found[-1].end - begin
-    worked = {role: found[-1].busy[role] - busy[role] for role in ROLES}
+    simulated = Simulation(job, profile, max_lag, part_size * job.tickets / tickets).run(before + measured)
+    last = simulated[-1]
+    start = simulated[before - 1].end if before else 0.0
+    busy_before = simulated[before - 1].busy if before else dict.fromkeys(ROLES, 0.0)
+    seconds = last.end - start
+    busy = {role: last.busy[role] - busy_before[role] for role in ROLES}
     length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
     return Forecast(
-        rollout=fmean(step.rollout for step in found[before:]) + acting,
-        update=fmean(step.update for step in found[before:]) + learning,
-        publish=profile.publish if part.publishes else 0.0,
+        rollout=fmean(step.rollout for step in simulated[before:]) + rollout_offload,
+        update=fmean(step.update for step in simulated[before:]) + update_offload,
+        publish=profile.publish if job.publishes else 0.0,
         iteration=seconds / measured,
         env_steps=tickets * (length * chunk if profile.env_steps is None else profile.env_steps),
-        idle={role: 1 - worked[role] / (part.count(role) * seconds) if seconds else 1.0 for role in ROLES},
+        idle={role: 1 - busy[role] / (job.count(role) * seconds) if seconds else 1.0 for role in ROLES},
         device_bytes=_device_bytes(plan, assignments, profile, sharded),
         host_bytes=max(sum(lane.num_envs for lane in assignment.lanes) for assignment in assignments) * env_memory,
-        lag=max(step.lag for step in found),
+        lag=max(step.lag for step in simulated),
     )
 
 
-def expected(
+def forecast_spec(
     plan: Plan, spec: Spec, profile: Profile, max_lag: int | None = None, stream: bool | None = None
 ) -> Forecast:
     """Forecast a spec's job under the plan; `max_lag` and `stream` replace the spec's. Raises UserError where the lanes
@@ -176,19 +179,19 @@ def expected(
     )
 
 
-def seconds_of(plan: Plan, spec: Spec, profile: Profile) -> float:
+def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
     """Return the seconds of an iteration, by which many plans are compared. With `max_lag` that is the longer of
     rollout and update, and infinite for a plan that cannot run both at once.
     """
-    if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not apart(plan):
+    if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
         return math.inf
     if not spec.asynchrony.max_lag:
-        return expected(plan, spec, profile).iteration
-    alone = expected(plan, spec, profile, 0, stream=False)
+        return forecast_spec(plan, spec, profile).iteration
+    alone = forecast_spec(plan, spec, profile, 0, stream=False)
     return max(alone.rollout, alone.iteration - alone.rollout)
 
 
-def apart(plan: Plan) -> bool:
+def has_dedicated_learners(plan: Plan) -> bool:
     """Return whether learners have workers of their own and nothing is offloaded, so that training can run concurrently
     with rollouts.
     """
@@ -201,28 +204,28 @@ def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
     with waiting("forecasting what running ahead brings", total=len(LAGS)) as note:
         for lag in LAGS:
             note(len(by_lag))
-            by_lag[lag] = expected(plan, spec, profile, lag)
+            by_lag[lag] = forecast_spec(plan, spec, profile, lag)
     free = evolve(profile, learner=NOTHING, publish=0.0, rest=0.0)
-    alone = expected(plan, spec, profile, 0, stream=False) if spec.asynchrony.streaming_update else by_lag[0]
+    alone = forecast_spec(plan, spec, profile, 0, stream=False) if spec.asynchrony.streaming_update else by_lag[0]
     return Overlap(
-        rollout=min(expected(plan, spec, free, FAR).iteration, alone.rollout),
+        rollout=min(forecast_spec(plan, spec, free, FAR).iteration, alone.rollout),
         training=alone.iteration - alone.rollout,
         by_lag=by_lag,
     )
 
 
-def _steps(part: JobModel, profile: Profile, max_lag: int) -> int:
+def _measured_steps(job: JobModel, profile: Profile, max_lag: int) -> int:
     """Return the training steps whose mean is taken: fewer for a big job."""
     if not profile.varies:
         return max_lag + 1
-    lanes = sum(len(worker.lanes) for worker in part.workers.values())
-    envs = sum(lane.num_envs for worker in part.workers.values() for lane in worker.lanes)
+    lanes = sum(len(worker.lanes) for worker in job.workers.values())
+    envs = sum(lane.num_envs for worker in job.workers.values() for lane in worker.lanes)
     length = fmean(profile.chunk_steps) if isinstance(profile.chunk_steps, tuple) else profile.chunk_steps
-    events = lanes * length * math.ceil(part.tickets / envs) + part.tickets
+    events = lanes * length * math.ceil(job.tickets / envs) + job.tickets
     return max(1, min(STEPS[max_lag > 0], int(EVENTS / events)))
 
 
-def _moving(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
+def _offload_seconds(plan: Plan, assignments: Sequence[Assignment], profile: Profile, roles: Sequence[str]) -> float:
     """Return the seconds until the last worker has offloaded its roles among these, one after another."""
     moved = {role: profile.offload.get(role, 0.0) for role in roles if role in plan.offload}
     return max(sum(moved.get(role, 0.0) for role in assignment.slot.roles) for assignment in assignments)

@@ -11,10 +11,10 @@ from vla_rl.core.catalogue import build, hook_modules, load
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
-from vla_rl.core.plan import Cluster, Job, MeasureFirst, Plan, Slot
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
+from vla_rl.core.spec.spec import Spec, acts_only
 from vla_rl.core.types import Context
-from vla_rl.runtime.planning.forecast import seconds_of
+from vla_rl.runtime.planning.forecast import compared_seconds
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.placement.checks import checked
 from vla_rl.toolkit.waiting import waiting
@@ -27,7 +27,8 @@ class NoCuda(UserError):
 
 
 def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Profile] | None = None) -> Plan:
-    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own.
+    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; for a
+    model that only acts the plan has no learners.
 
     Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
     """
@@ -44,7 +45,10 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     )
     try:
         plan = placement.plan(cluster, job)
-    except MeasureFirst:
+    except MeasureFirst as exc:
+        if acts_only(spec):
+            text = f"placement {spec.placement.type!r} measures training, and model {spec.model.type!r} only acts"
+            raise DoesNotFit(f"{text}; choose another placement") from exc
         if measure is None:
             raise
         steady = measure(spec, cluster).steady
@@ -53,17 +57,28 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
 
             def forecast(plan: Plan) -> float:
                 note(next(tried))
-                return seconds_of(plan, spec, steady)
+                return compared_seconds(plan, spec, steady)
 
             plan = placement.plan(cluster, evolve(job, forecast=forecast))
     plan = checked(plan, cluster, job)
+    if acts_only(spec):
+        plan = _without_learners(plan)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:
         raise NoCuda(f"cuda is required, and {' and '.join(slow)} would be on CPUs; change the placement, or {WITHOUT}")
-    return plan if spec.env.python is None else _with_sims_apart(plan)
+    return plan if spec.env.python is None else _with_separate_sims(plan)
 
 
-def _with_sims_apart(plan: Plan) -> Plan:
+def _without_learners(plan: Plan) -> Plan:
+    """Return the plan without learner roles, and without the slots that host nothing else. Nothing is offloaded, since
+    there is only one phase.
+    """
+    acting = [(slot, tuple(role for role in slot.roles if role != "learner")) for slot in plan.slots]
+    slots = tuple(evolve(slot, roles=roles) for slot, roles in acting if roles)
+    return evolve(plan, slots=slots, offload=frozenset())
+
+
+def _with_separate_sims(plan: Plan) -> Plan:
     """Return the plan with every sim role in a slot of its own, which gets half of the shared slot: simulators that
     need another interpreter need other processes.
     """

@@ -216,7 +216,7 @@ def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tu
     """Return the seconds of each rank in each iteration: the update, with the parts that began before it."""
     found: dict[tuple[int, int], float] = {}
     for event in work:
-        if event["name"] in ("feed", "update"):
+        if event["name"] in ("forward_backward", "update"):
             iteration = next(i for i, (begin, end) in enumerate(spans) if begin <= event["ts"] < end)
             rank = iteration, event["pid"]
             found[rank] = found.get(rank, 0.0) + event["dur"] / 1e6

@@ -21,7 +21,7 @@ from vla_rl.core.run.flow import Flow
 from vla_rl.core.types import ResetState
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode
 from vla_rl.runtime.placement.assignments import Assignment, LaneSlice
-from vla_rl.runtime.planning.part import JobModel, Server
+from vla_rl.runtime.planning.job_model import JobModel, Server
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.admission import most_held
 from vla_rl.runtime.scheduling.batching import Driving, Lane, drive
@@ -90,7 +90,7 @@ class _Envs:
 class Simulation:
     """Virtual driver and workers of a `JobModel`."""
 
-    part: JobModel
+    job: JobModel
     profile: Profile
     max_lag: int
     part_size: float = 0.0
@@ -106,83 +106,83 @@ class Simulation:
     _events: list[tuple[float, int, Callable[[], None]]] = field(init=False, factory=list)
     _order: count[int] = field(init=False, factory=count)
     _envs: dict[int, _Envs] = field(init=False, factory=dict)
-    _plays: dict[int, TicketQueue] = field(init=False)
-    _drivings: dict[int, Driving] = field(init=False, factory=dict)
+    _queues: dict[int, TicketQueue] = field(init=False)
+    _drives: dict[int, Driving] = field(init=False, factory=dict)
     _waiting: deque[EpisodeRequest] = field(init=False, factory=deque)
     """Tickets that no worker holds."""
-    _given: dict[int, int] = field(init=False)
+    _held_tickets: dict[int, int] = field(init=False)
     """Worker -> number of tickets that it holds."""
-    _holder: dict[int, int] = field(init=False, factory=dict)
-    _worked: dict[int, float] = field(init=False, factory=dict)
+    _worker_of_ticket: dict[int, int] = field(init=False, factory=dict)
+    _busy_until: dict[int, float] = field(init=False, factory=dict)
     """Sim worker with concurrent lanes -> time until which at least one of them works."""
     _version: dict[int, int] = field(init=False, factory=dict)
     """Ticket -> number of training steps that were over when it began."""
-    _begun: float = field(init=False, default=0.0)
+    _step_start: float = field(init=False, default=0.0)
     _training: bool = field(init=False, default=False)
-    _fed: int = field(init=False, default=0)
+    _begun_tickets: int = field(init=False, default=0)
     """Tickets of the step with which learners have begun."""
-    _held: int = field(init=False, default=0)
+    _most_held: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.flow = Flow(per_step=self.part.tickets, steps=ENDLESS, max_lag=self.max_lag)
-        self._plays = {p.index: TicketQueue(p.served) for p in self.part.policies}
-        self._given = dict.fromkeys(self._plays, 0)
+        self.flow = Flow(per_step=self.job.tickets, steps=ENDLESS, max_lag=self.max_lag)
+        self._queues = {p.index: TicketQueue(p.served) for p in self.job.policies}
+        self._held_tickets = dict.fromkeys(self._queues, 0)
 
     def run(self, steps: int) -> list[Step]:
         """Simulate this many training steps."""
         self._begin_step()
         while len(self.steps) < steps:
-            at, _, happen = heappop(self._events)
+            at, _, action = heappop(self._events)
             self.now = max(self.now, at)
-            happen()
+            action()
         return self.steps
 
-    def _at(self, time: float, happen: Callable[[], None]) -> None:
-        heappush(self._events, (time, next(self._order), happen))
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heappush(self._events, (time, next(self._order), action))
 
     # -------------------------------------------------------------------------------------------------- the driver
 
     def _begin_step(self) -> None:
-        self._begun = self.now
+        self._step_start = self.now
         self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue())
-        self._held = max(self._held, self.flow.held * self.part.fold)
-        self._hand_out()
-        self._feed()
+        self._most_held = max(self._most_held, self.flow.held * self.job.fold)
+        self._dispatch()
+        self._begin_update()
         self._train()
 
-    def _played(self, numbers: Sequence[int]) -> None:
+    def _receive(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             self.flow.add(number)
-            self._given[self._holder.pop(number)] -= 1
+            self._held_tickets[self._worker_of_ticket.pop(number)] -= 1
         if not self._training:
-            self._hand_out()
-            self._feed()
+            self._dispatch()
+            self._begin_update()
             self._train()
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         """Give tickets to the worker that holds the fewest for each of its envs, as `Collector` does."""
-        envs = {p.index: p.envs_served for p in self.part.policies}
+        envs = {p.index: p.envs_served for p in self.job.policies}
         coming: dict[int, list[EpisodeRequest]] = {}
         while self._waiting:
-            worker = min(envs, key=lambda worker: self._given[worker] / envs[worker])
-            if self._given[worker] >= most_held(envs[worker], self.part.several, self.max_lag > 0):
+            worker = min(envs, key=lambda worker: self._held_tickets[worker] / envs[worker])
+            if self._held_tickets[worker] >= most_held(envs[worker], self.job.several_policies, self.max_lag > 0):
                 break
-            start = self._waiting.popleft()
-            coming.setdefault(worker, []).append(start)
-            self._holder[start.number] = worker
-            self._given[worker] += 1
-        for worker, starts in coming.items():
-            if not self._plays[worker].give([starts]):
-                self._plays[worker].begin([starts])
-                self._at(self.now, lambda worker=worker: self._go_on(worker))  # type: ignore[misc]
+            request = self._waiting.popleft()
+            coming.setdefault(worker, []).append(request)
+            self._worker_of_ticket[request.number] = worker
+            self._held_tickets[worker] += 1
+        for worker, requests in coming.items():
+            if not self._queues[worker].give([requests]):
+                self._queues[worker].begin([requests])
+                self._at(self.now, lambda worker=worker: self._advance(worker))  # type: ignore[misc]
 
-    def _feed(self) -> None:
+    def _begin_update(self) -> None:
         """Let learners begin with the tickets that are there, in the order of their numbers."""
-        fresh = len(self.flow.ready) - self._fed
+        fresh = len(self.flow.ready) - self._begun_tickets
         if self.part_size and fresh >= self.part_size:
-            self._fed += fresh
-            for learner in self.part.learners:
-                self._update(learner, fresh / self.part.tickets)
+            self._begun_tickets += fresh
+            for learner in self.job.learners:
+                self._update(learner, fresh / self.job.tickets)
 
     def _train(self) -> None:
         """Begin the update once the step's tickets are there."""
@@ -190,18 +190,20 @@ class Simulation:
         if groups is None:
             return
         self._training = True
-        rollout = self.now - self._begun
+        rollout = self.now - self._step_start
         lag = self.flow.step - min(self._version.pop(number) for number in groups)
-        left, self._fed = 1 - self._fed / self.part.tickets, 0
-        done = max(self._update(learner, left) for learner in self.part.learners)
-        update, profile = done - self.now, self.profile
-        end = done + self.part.moving + profile.rest + (profile.publish if self.part.publishes else 0.0)
+        left = 1 - self._begun_tickets / self.job.tickets
+        self._begun_tickets = 0
+        done = max(self._update(learner, left) for learner in self.job.learners)
+        update = done - self.now
+        profile = self.profile
+        end = done + self.job.moving + profile.rest + (profile.publish if self.job.publishes else 0.0)
 
         def over() -> None:
             self.flow.finish()
             self._training = False
             self.steps.append(
-                Step(rollout=rollout, update=update, end=end, busy=dict(self._busy), lag=lag, held=self._held)
+                Step(rollout=rollout, update=update, end=end, busy=dict(self._busy), lag=lag, held=self._most_held)
             )
             self._begin_step()
 
@@ -210,9 +212,9 @@ class Simulation:
     def _update(self, learner: Assignment, part: float) -> float:
         """Let a learner run this part of the step's update. Return the time at which it is done."""
         cost = self.profile.learner
-        share = cost.share(cost.num_envs / len(self.part.learners), learner.slot.cpus)
+        share = cost.share(cost.num_envs / len(self.job.learners), learner.slot.cpus)
         seconds = part * cost.draw(self._random, share)
-        return self._work(self.part.servers[learner.index], "learner", seconds, self.now)
+        return self._work(self.job.servers[learner.index], "learner", seconds, self.now)
 
     def _work(self, server: Server, role: str, seconds: float, after: float, workers: int = 1) -> float:
         """Add a call to a server. Return the time at which it is done."""
@@ -226,52 +228,56 @@ class Simulation:
         """
         begin = max(self.now, lane.free, after)
         lane.free = begin + seconds
-        worked = self._worked.get(home.index, 0.0)
+        worked = self._busy_until.get(home.index, 0.0)
         self._busy["sim"] += max(0.0, lane.free - max(begin, worked))
-        self._worked[home.index] = max(worked, lane.free)
+        self._busy_until[home.index] = max(worked, lane.free)
         return lane.free
 
     # -------------------------------------------------------------------------------------------------- the workers
 
-    def _go_on(self, worker: int) -> None:
+    def _advance(self, worker: int) -> None:
         """Advance a policy's worker until it has to wait."""
-        play = self._plays[worker]
-        driving = self._drivings.get(worker) or self._driving(worker)
+        queue = self._queues[worker]
+        driving = self._drives.get(worker) or self._drive(worker)
         while (wait := next(driving, None)) is None:
-            self._drivings.pop(worker, None)
-            if play.end():
+            self._drives.pop(worker, None)
+            if queue.end():
                 return
-            driving = self._driving(worker)
-        self._drivings[worker] = driving
+            driving = self._drive(worker)
+        self._drives[worker] = driving
         references, until = wait
         first = min(reference.at for reference in references)
-        self._at(first if until is None else min(first, until + TICK), lambda: self._go_on(worker))
+        self._at(first if until is None else min(first, until + TICK), lambda: self._advance(worker))
 
-    def _driving(self, worker: int) -> Driving:
-        policy, profile = self.part.workers[worker], self.profile
+    def _drive(self, worker: int) -> Driving:
+        """Return the driving of a worker's lanes, from their next tickets on."""
+        policy = self.job.workers[worker]
+        profile = self.profile
         message, turn = (0.0, 0.0) if policy.local else (profile.message, profile.turn)
-        own, fold = self.part.servers[worker], self.part.fold
+        server = self.job.servers[worker]
         lanes = [
-            Lane(slice=lane, sim=self._simulator(lane, self.part.workers[home], message, turn))
+            Lane(slice=lane, sim=self._simulator(lane, self.job.workers[home], message, turn))
             for lane, home in zip(policy.served, policy.homes, strict=True)
         ]
 
         def act(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
-            envs, cost = fold * sum(len(request.positions) for request in requests), profile.policy
+            envs = self.job.fold * sum(len(request.positions) for request in requests)
+            cost = profile.policy
             share = cost.share(envs / cost.num_envs, policy.slot.cpus)
-            at = self._work(own, "policy", cost.draw(self._random, share) if envs else 0.0, own.free + turn)
+            at = self._work(server, "policy", cost.draw(self._random, share) if envs else 0.0, server.free + turn)
             if finished := [number for request in requests for number in request.finished]:
-                self._at(at, lambda: self._played(finished))
+                self._at(at, lambda: self._receive(finished))
             return _Reference(at, [_Reference(at) for _ in requests])
 
         batching = evolve(policy.batching, max_wait_s=None) if policy.local else policy.batching
-        tickets = self._plays[worker].tickets
+        tickets = self._queues[worker].tickets
         return drive(lanes, act, MODE, batching, tickets, self._value_of, self._ready, lambda: self.now)
 
     def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
-        profile, width = self.profile, self.part.widths.get(lane.index, 1)
-        server = Server() if home.concurrent_lanes else self.part.servers[home.index]
-        times = self.part.fold / width
+        profile = self.profile
+        width = self.job.widths.get(lane.index, 1)
+        server = Server() if home.concurrent_lanes else self.job.servers[home.index]
+        times = self.job.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
             envs = self._envs[index] = _Envs() if method == "begin" else self._envs[index]

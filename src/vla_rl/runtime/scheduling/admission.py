@@ -8,10 +8,10 @@ go to another worker.
 """
 
 
-def most_held(envs: int, several: bool, ahead: bool) -> float:
-    """Return how many tickets a worker with `envs` envs may hold.
+def most_held(envs: int, several_workers: bool, runs_ahead: bool) -> float:
+    """Return how many tickets a worker with this many envs may hold.
 
     With several workers the limit keeps tickets available for the others. There is no limit where rollouts run ahead of
     training: the driver may be waiting for learners when an env becomes free.
     """
-    return HELD * envs if several and not ahead else float("inf")
+    return HELD * envs if several_workers and not runs_ahead else float("inf")

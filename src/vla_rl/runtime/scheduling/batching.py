@@ -38,7 +38,7 @@ Pair = tuple[Lane, Any]
 """A lane, and the reference to its next request."""
 
 
-def groups_of(lanes: Sequence[Lane], batching: Batching) -> list[list[Lane]]:
+def inference_groups(lanes: Sequence[Lane], batching: Batching) -> list[list[Lane]]:
     """Return groups of consecutive lanes that are inferred together: as many as fit into `max_batch` envs."""
     if batching.max_batch is None:
         return [list(lanes)]
@@ -71,14 +71,14 @@ def drive(
         ready: (references, timeout in seconds) -> those that are there, at least one unless the timeout came first.
         clock: clock for the waiting time of requests, in seconds.
     """
-    driver = _Driver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
-    return (
-        driver.in_groups(groups_of(lanes, batching)) if batching.max_wait_s is None else driver.dynamic(lanes, batching)
-    )
+    driver = _LaneDriver(policy, mode, tickets, value_of, ready, clock, resting=list(lanes))
+    if batching.max_wait_s is None:
+        return driver.in_groups(inference_groups(lanes, batching))
+    return driver.dynamic(lanes, batching)
 
 
 @define
-class _Driver:
+class _LaneDriver:
     """State of one `drive`: the lanes that rest, and those that have begun."""
 
     policy: Call
@@ -125,21 +125,21 @@ class _Driver:
     def in_groups(self, groups: Sequence[Sequence[Lane]]) -> Driving:
         """Run inference for whichever group is complete first."""
         pending: dict[int, list[Pair]] = {}
-        there: set[int] = set()
+        arrived: set[int] = set()
         while True:
             for i, group in enumerate(groups):
                 if i not in pending and (woken := self.wake(group)):
                     pending[i] = woken
             if not pending:
                 return
-            complete = next((i for i, pairs in pending.items() if all(id(r) in there for _, r in pairs)), None)
+            complete = next((i for i, pairs in pending.items() if all(id(r) in arrived for _, r in pairs)), None)
             if complete is None:
-                missing = [r for pairs in pending.values() for _, r in pairs if id(r) not in there]
+                missing = [r for pairs in pending.values() for _, r in pairs if id(r) not in arrived]
                 yield missing, None
-                there |= {id(r) for r in (self.ready(missing, None) if len(missing) > 1 else missing)}
+                arrived |= {id(r) for r in (self.ready(missing, None) if len(missing) > 1 else missing)}
                 continue
             pairs = pending.pop(complete)
-            there.difference_update(id(reference) for _, reference in pairs)
+            arrived.difference_update(id(reference) for _, reference in pairs)
             further = yield from self.act(pairs)
             further += self.wake(groups[complete])
             if further:
@@ -162,8 +162,8 @@ class _Driver:
             if running:
                 expected = [reference for _, reference in running]
                 yield expected, until
-                left = None if until is None else max(0.0, until - self.clock())
-                arrived = {id(r) for r in self.ready(expected, left)}
+                timeout = None if until is None else max(0.0, until - self.clock())
+                arrived = {id(r) for r in self.ready(expected, timeout)}
                 waiting += [(self.clock(), lane, r) for lane, r in running if id(r) in arrived]
                 running = [(lane, r) for lane, r in running if id(r) not in arrived]
             full = sum(lane.slice.num_envs for _, lane, _ in waiting) >= limit
@@ -175,9 +175,9 @@ class _Driver:
 def _batch(waiting: list[tuple[float, Lane, Any]], limit: int) -> list[Pair]:
     """Remove the oldest requests from `waiting`, as many as fit into `limit` envs, and at least one."""
     batch: list[Pair] = []
-    taken = 0
-    while waiting and (not batch or taken + waiting[0][1].slice.num_envs <= limit):
+    envs = 0
+    while waiting and (not batch or envs + waiting[0][1].slice.num_envs <= limit):
         _, lane, reference = waiting.pop(0)
-        taken += lane.slice.num_envs
+        envs += lane.slice.num_envs
         batch.append((lane, reference))
     return batch

@@ -19,22 +19,22 @@ LOOK_S = 0.5
 class _Batch:
     """Tickets that were given together, by task."""
 
-    def __init__(self, starts: Iterable[EpisodeRequest]):
-        self.of_task: dict[str, deque[EpisodeRequest]] = {}
-        for start in starts:
-            self.of_task.setdefault(start.state.task, deque()).append(start)
+    def __init__(self, requests: Iterable[EpisodeRequest]):
+        self.by_task: dict[str, deque[EpisodeRequest]] = {}
+        for request in requests:
+            self.by_task.setdefault(request.state.task, deque()).append(request)
 
     def pop(self, tasks: Collection[str]) -> EpisodeRequest:
         """Remove and return the next ticket of one of these tasks; if there is none, of the task with the most tickets
         left.
         """
-        task = next((task for task in tasks if task in self.of_task), None)
+        task = next((task for task in tasks if task in self.by_task), None)
         if task is None:
-            task = max(self.of_task, key=lambda name: len(self.of_task[name]))
-        start = self.of_task[task].popleft()
-        if not self.of_task[task]:
-            del self.of_task[task]
-        return start
+            task = max(self.by_task, key=lambda name: len(self.by_task[name]))
+        request = self.by_task[task].popleft()
+        if not self.by_task[task]:
+            del self.by_task[task]
+        return request
 
 
 class TicketQueue:
@@ -47,23 +47,25 @@ class TicketQueue:
     def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
         """Create a queue that starts with `batches`, if there are any."""
         self.lanes = len(lanes)
-        self.going = False
+        self.running = False
         self._changed = Condition()
         self._batches: deque[_Batch] = deque()
+        """Tickets that any env may take."""
         self._left = 0
-        self._held: dict[int, deque[str]] = {}
+        """Tickets that no lane has taken."""
+        self._loaded_tasks: dict[int, deque[str]] = {}
         """Lane -> tasks that its envs got last. Tickets of the same task are preferred: many simulators need seconds to
         build the scene of another one.
         """
-        self._lane_of = {
-            env_id: lane.index for lane in lanes for env_id in range(lane.first_env, lane.first_env + lane.num_envs)
+        self._lane_of_env = {
+            env: lane.index for lane in lanes for env in range(lane.first_env, lane.first_env + lane.num_envs)
         }
-        self._own: dict[int, list[EpisodeRequest]] = {}
+        self._stream_tickets: dict[int, list[EpisodeRequest]] = {}
         """Lane -> tickets of its envs' streams."""
-        self._later: list[list[EpisodeRequest]] = []
+        self._blocked: list[list[EpisodeRequest]] = []
         """Tickets that wait for the end of the ticket that they continue, or for a version of the weights."""
         self._version = 0
-        self._standings = StreamCursors()
+        self._cursors = StreamCursors()
         self._report = RolloutReport()
         self._done: set[int] = set()
         """Numbers of the tickets in the report."""
@@ -75,7 +77,7 @@ class TicketQueue:
     def begin(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
         """Start a rollout with these tickets; call it before the first one is taken."""
         with self._changed:
-            self.going = True
+            self.running = True
             self._add(batches)
 
     def give(self, batches: Iterable[Sequence[EpisodeRequest]]) -> bool:
@@ -83,51 +85,55 @@ class TicketQueue:
         again.
         """
         with self._changed:
-            if self.going:
+            if self.running:
                 self._add(batches)
-            return self.going
+            return self.running
 
     def report(self, needed: Collection[int], early: bool) -> RolloutReport:
         """Wait until all these tickets are finished (`early`: one of all), or the rollout has ended. Return what was
         not reported before.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self.going or (self._done if early else self._done.issuperset(needed)))
-            found, self._report = self._report, RolloutReport()
+            self._changed.wait_for(lambda: not self.running or (self._done if early else self._done.issuperset(needed)))
+            report = self._report
+            self._report = RolloutReport()
             self._done.clear()
-            return found
+            return report
 
     def reach(self, version: int) -> None:
         """Take note that the policy has this version of the weights now; tickets that waited for it may start."""
         with self._changed:
             self._version = version
-            self._place()
+            self._unblock()
 
     def _add(self, batches: Iterable[Sequence[EpisodeRequest]]) -> None:
-        for starts in batches:
-            self._left += len(starts)
-            self._later.append(list(starts))
-        self._place()
+        for requests in batches:
+            self._left += len(requests)
+            self._blocked.append(list(requests))
+        self._unblock()
 
-    def _place(self) -> None:
-        """Move those of the waiting tickets that may start to the queues of their lanes or tasks."""
-        later, self._later = self._later, []
-        for starts in later:
-            anywhere, waiting = [], []
-            for start in map(self._standings.placed, starts):
-                if start.least > self._version or (start.env_id is not None and start.actions is None):
-                    waiting.append(start)
-                elif start.env_id is None:
-                    anywhere.append(start)
+    def _unblock(self) -> None:
+        """Move those of the blocked tickets that may start to the queues of their lanes or tasks."""
+        blocked = self._blocked
+        self._blocked = []
+        for requests in blocked:
+            for_any_env = []
+            still_blocked = []
+            for request in map(self._cursors.placed, requests):
+                lacks_cursor = request.env_id is not None and request.actions is None
+                if request.least > self._version or lacks_cursor:
+                    still_blocked.append(request)
+                elif request.env_id is None:
+                    for_any_env.append(request)
                 else:
-                    self._own.setdefault(self._lane_of[start.env_id], []).append(start)
-            if anywhere:
-                self._batches.append(_Batch(anywhere))
-            if waiting:
-                self._later.append(waiting)
+                    self._stream_tickets.setdefault(self._lane_of_env[request.env_id], []).append(request)
+            if for_any_env:
+                self._batches.append(_Batch(for_any_env))
+            if still_blocked:
+                self._blocked.append(still_blocked)
         self._changed.notify_all()
 
-    # -------------------------------------------------------------------------------------------- by whoever plays
+    # -------------------------------------------------------------------------------------------- by whoever rolls out
 
     def tickets(self, lane: Lane, free: int, ending: int, waiting: int) -> list[EpisodeRequest]:
         """Return tickets for a lane.
@@ -139,28 +145,28 @@ class TicketQueue:
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
             want = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
-            held = self._held.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))
-            found = self._own.pop(lane.slice.index, [])
-            self._left -= len(found)
-            while len(found) < want and self._batches:
-                start = self._batches[0].pop(held)
-                found.append(start)
-                held.append(start.state.task)
+            loaded_tasks = self._loaded_tasks.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))
+            tickets = self._stream_tickets.pop(lane.slice.index, [])
+            self._left -= len(tickets)
+            while len(tickets) < want and self._batches:
+                request = self._batches[0].pop(loaded_tasks)
+                tickets.append(request)
+                loaded_tasks.append(request.state.task)
                 self._left -= 1
-                if not self._batches[0].of_task:
+                if not self._batches[0].by_task:
                     self._batches.popleft()
-            return found
+            return tickets
 
-    def add(self, done: RolloutReport) -> None:
+    def add(self, work: RolloutReport) -> None:
         """Add finished tickets, and the work done, to the report."""
         with self._changed:
-            self._report.played += done.played
-            self._report.add(done)
-            self._done.update(ticket.finished.number for ticket in done.played)
-            for ticket in done.played:
-                self._standings.note(ticket.finished)
-            if done.played:
-                self._place()
+            self._report.played += work.played
+            self._report.add(work)
+            self._done.update(trajectory.finished.number for trajectory in work.played)
+            for trajectory in work.played:
+                self._cursors.note(trajectory.finished)
+            if work.played:
+                self._unblock()
 
     def end(self) -> bool:
         """End the rollout and return True where nothing is left. Otherwise return False, after a short wait where no
@@ -168,7 +174,7 @@ class TicketQueue:
         """
         with self._changed:
             if self._left:
-                self._changed.wait_for(lambda: self._own or self._batches, LOOK_S)
+                self._changed.wait_for(lambda: self._stream_tickets or self._batches, LOOK_S)
                 return False
             self.stop()
             return True
@@ -176,7 +182,9 @@ class TicketQueue:
     def stop(self) -> None:
         """End the rollout and drop the tickets that are left."""
         with self._changed:
-            self.going, self._left, self._later = False, 0, []
+            self.running = False
+            self._left = 0
+            self._blocked = []
             self._batches.clear()
-            self._own.clear()
+            self._stream_tickets.clear()
             self._changed.notify_all()

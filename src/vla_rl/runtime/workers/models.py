@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.hookspecs import Algorithm, VLAModel
+from vla_rl.core.hookspecs import ActingModel, Algorithm, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo
@@ -22,8 +22,8 @@ Scaling = Mapping[str, Any] | None
 
 def build_model(
     spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named
-) -> VLAModel:
-    """Build the spec's model with its wrappers.
+) -> ActingModel:
+    """Build the spec's model with its wrappers. It is a `VLAModel` (`trainable`) unless its plugin says `acts_only`.
 
     Raises UserError where it lacks the critic or the reference policy that the algorithm needs, unless nothing can
     train the model.
@@ -41,16 +41,23 @@ def build_model(
         values=values_for(algorithm),
         scaling=scaling,
     )
-    component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
-    no_rl = load("model", spec.model.type, spec.plugins).no_rl
-    learns = no_rl is None or no_rl(spec.model.config) is None
+    component: ActingModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+    plugin = load("model", spec.model.type, spec.plugins)
+    learns = not plugin.acts_only and (plugin.no_rl is None or plugin.no_rl(spec.model.config) is None)
     if learns and context.values != "none":
-        check_critic(component, spec)
+        check_critic(trainable(component), spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
     model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
     if learns and algorithm.needs.reference:
-        check_reference(model, spec, info)
+        check_reference(trainable(model), spec, info)
     return model
+
+
+def trainable(model: ActingModel) -> VLAModel:
+    """Return a model as a `VLAModel`. A cast, since wrapped models are proxies: `check_spec` has refused to train a
+    model that only acts.
+    """
+    return cast(VLAModel, model)
 
 
 def load_trained(model: VLAModel, trainer: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,80 +20,106 @@ from vla_rl.runtime.workers.env.closing import close_env
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
     from vla_rl.runtime.workers.env.env_worker import EnvWorker
+    from vla_rl.runtime.workers.learner.learner import Learner
+    from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 
 logger = logging.getLogger(__name__)
 
 WORKS_IN = {"sim": "act", "policy": "act", "learner": "learn"}
+"""Role -> phase in which it works."""
 
 
 class Offload:
     """Offload of one worker's roles."""
 
-    def __init__(self, roles: dict[str, Any], assignment: Assignment, make_env: Callable[[int], SimEnv]):
-        """Create the offload. `make_env`: lane -> a new simulator."""
-        self.roles, self.device, self.make_env = roles, assignment.slot.device, make_env
-        self.movable = [role for role in WORKS_IN if role in assignment.offload and role in assignment.slot.roles]
-        self.shared = {"policy", "learner"} <= set(assignment.slot.roles)
-        self.away: set[str] = set()
-        self.snapshots: dict[int, Any] = {}
+    def __init__(self, roles: Mapping[str, Any], assignment: Assignment, make_env: Callable[[int], SimEnv]):
+        """Create the offload.
 
-    def leave(self, phase: str) -> int:
+        Args:
+            roles: role -> the object that implements it; roles may be added later.
+            make_env: lane -> a new simulator.
+        """
+        self.away: set[str] = set()
+        """Roles that are in host memory."""
+        self._roles = roles
+        self._make_env = make_env
+        self._device = assignment.slot.device
+        self._movable = [role for role in WORKS_IN if role in assignment.offload and role in assignment.slot.roles]
+        self._one_model = {"policy", "learner"} <= set(assignment.slot.roles)
+        """True where policy and learner have one model, which then stays on the device."""
+        self._snapshots: dict[int, Any] = {}
+        """Lane -> snapshot of its simulator."""
+
+    def offload_for(self, phase: str) -> int:
         """Free what the phase does not need. Return the bytes of device memory that were freed."""
-        before, moved = self._allocated(), 0
-        for role in self.movable:
+        before = self._allocated()
+        moved = 0
+        for role in self._movable:
             if WORKS_IN[role] != phase and role not in self.away:
                 self.away.add(role)
-                moved += self._park_sim(self.roles["sim"]) if role == "sim" else self._move(role, "cpu")
-        if not self.device.startswith("cuda"):
+                moved += self._offload(role)
+        if not self._device.startswith("cuda"):
             return moved
         gc.collect()
         torch.cuda.empty_cache()
         return before - self._allocated()
 
-    def come_back(self, phase: str) -> None:
+    def reload_for(self, phase: str) -> None:
+        """Bring back what the phase needs."""
         for role in [role for role in self.away if WORKS_IN[role] == phase]:
             self.away.remove(role)
             if role == "sim":
-                self._unpark_sim(self.roles["sim"])
+                self._rebuild_envs(self._roles["sim"])
             else:
-                self._move(role, self.device)
+                self._move(role, self._device)
 
-    def _park_sim(self, sim: EnvWorker) -> int:
+    def _offload(self, role: str) -> int:
+        """Free the device memory of a role. Return the bytes that were moved to host memory."""
+        if role == "sim":
+            self._close_envs(self._roles["sim"])
+            return 0
+        return self._move(role, "cpu")
+
+    def _close_envs(self, sim: EnvWorker) -> None:
         """Take snapshots and close the simulators, since only their end frees all of their memory."""
         envs = sim.swap({})
-        self.snapshots = {lane: env.snapshot() for lane, env in envs.items()}
+        self._snapshots = {lane: env.snapshot() for lane, env in envs.items()}
         for env in envs.values():
             if flaw := close_env(env, sim.name):
                 logger.warning("%s", flaw)
-        return 0
 
-    def _unpark_sim(self, sim: EnvWorker) -> None:
-        envs = {lane: self.make_env(lane) for lane in self.snapshots}
+    def _rebuild_envs(self, sim: EnvWorker) -> None:
+        envs = {lane: self._make_env(lane) for lane in self._snapshots}
         for lane, env in envs.items():
-            env.restore(self.snapshots.pop(lane))
+            env.restore(self._snapshots.pop(lane))
         sim.swap(envs)
 
     def _move(self, role: str, device: str) -> int:
-        """Move a role to a device. Return the bytes moved. Weights that policy and learner share stay, and so does a
-        learner's share of sharded weights.
+        """Move a policy or a learner to a device. Return the bytes that were moved. A model that both share stays, and
+        so does a learner's shard of the weights.
         """
-        part, moved = self.roles[role], 0
+        moved = 0
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal moved
             moved += tensor.nbytes
             return tensor.to(device, copy=True)
 
+        sharded = False
+        worker: PolicyWorker | Learner = self._roles[role]
         if role == "learner":
-            part.optimizer.zero_grad(set_to_none=True)
-            for state, name, tensor in _moments(part.optimizer):
+            learner: Learner = self._roles[role]
+            learner.trained.optimizer.zero_grad(set_to_none=True)
+            for state, name, tensor in _moments(learner.trained.optimizer):
                 state[name] = copy(tensor)
-        if not self.shared and (role == "policy" or not part.group.lockstep):
-            part.model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
+            sharded = learner.trained.strategy.lockstep
+        if not self._one_model and not sharded:
+            model = worker.model if isinstance(worker, Learner) else worker.trained_model
+            model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
         return moved
 
     def _allocated(self) -> int:
-        return torch.cuda.memory_allocated() if self.device.startswith("cuda") else 0
+        return torch.cuda.memory_allocated() if self._device.startswith("cuda") else 0
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

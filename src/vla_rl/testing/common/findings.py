@@ -16,6 +16,7 @@ from attrs import frozen
 import vla_rl
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.hookspecs import ActingModel
 from vla_rl.core.manager import wrap
 from vla_rl.core.types import Context, Plugin
 
@@ -125,12 +126,15 @@ def error_body(error: str) -> str:
 def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:
     """The component, or what its `Plugin` builds (with `config`, or the config's defaults), seated as core does it:
     so signatures are compared with the contract. -> (component, name of its class)."""
+    base = KINDS[kind].base
     if isinstance(component, Plugin):
+        base = KINDS[kind].contract_of(component)
         component = component.build(_config(component, config), context)
     elif config is not None:
         raise TypeError("a config goes with a Plugin; this component is built already")
+    elif kind == "model" and isinstance(component, ActingModel):
+        base = ActingModel
     name = type(component).__name__
-    base = KINDS[kind].base
     if not isinstance(component, base):
         text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"
         raise CheckFailed(f"check_{kind} of {name}", (text,))

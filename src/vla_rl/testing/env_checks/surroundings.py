@@ -21,7 +21,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.manager import wrap
+from vla_rl.core.manager import unwrapped, wrap
 from vla_rl.testing.common.findings import Findings, LeftOut
 from vla_rl.testing.env_checks.arrangements import NOTHING_SHARED, Reference, compare
 from vla_rl.testing.env_checks.player import Player
@@ -268,7 +268,7 @@ def _own_temporary_folder() -> Generator[Path]:
 
 def envs_of_one_process(player: Player, reference: Reference) -> None:
     """Envs that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
-    env = getattr(player.env, "_component", None)
+    env = unwrapped(player.env)
     if not isinstance(env, SubprocEnvs) or not env.apart or len(player.env_ids) < 2:
         raise LeftOut("envs do not live in processes of their own")
     if not reference.holds:

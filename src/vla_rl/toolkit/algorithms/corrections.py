@@ -2,7 +2,7 @@
 
 Three policies take part: the behaviour policy mu, whose log-probs are recorded; the proximal policy pi_old, at the
 start of the training step; and the policy in training, pi. PPO's ratio pi / pi_old says how far an update went; the
-weight pi_old / mu says how old the data are. Formulas and sources: docs/algorithms.md.
+weight pi_old / mu says how old the data are. Formulas and sources: docs/reference/algorithms.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mathematics of the algorithms as pure functions on tensors; definitions as in docs/algorithms.md.
+"""The mathematics of the algorithms as pure functions on tensors; definitions as in docs/reference/algorithms.md.
 
 Shapes: T chunk steps, N trajectories or envs, C actions in a chunk, M tokens in an action. They are checked and never
 broadcast, since `[B]` against `[B, 1]` would be an outer product. Losses return one value per term; `weighted_sum`

@@ -41,10 +41,17 @@ def select_groups(rollout: Rollout, settings: GroupSettings) -> Tensor:
     return keep
 
 
-def trajectory_advantages(rollout: Rollout, scores: Tensor, relative: Tensor, settings: GroupSettings) -> Advantages:
-    """Return advantages with one number per trajectory, `relative` [N], at every chunk step with a valid action, with
-    the weights of the loss and metrics of the `scores` [N] behind it."""
-    samples = rollout.samples
+def group_relative_advantages(rollout: Rollout, settings: GroupSettings) -> Advantages:
+    """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid action,
+    with the weights of the loss and metrics of the scores."""
+    scores, samples = trajectory_scores(rollout), rollout.samples
+    relative = F.group_advantages(
+        scores,
+        rollout.groups,
+        baseline=settings.baseline,
+        normalize_by_std=settings.normalize_by_std,
+        std_of=settings.std_of,
+    )
     weights, counts = aggregation_weights(rollout, settings.log_prob, settings.aggregation)
     return Advantages(
         advantages=torch.where(samples, relative.expand(samples.shape), torch.zeros(())),

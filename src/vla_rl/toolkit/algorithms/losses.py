@@ -252,6 +252,12 @@ def critic_advantages(
     )
 
 
+def gae_advantages(rollout: Rollout, settings: CriticSettings) -> Advantages:
+    """Return generalised advantages (GAE) of chunk steps or of actions, as `critic_advantages`."""
+    rollout, steps = critic_steps(rollout, settings)
+    return critic_advantages(rollout, steps, *gae_of(steps, settings), settings)
+
+
 def critic_loss(scores: Scores, batch: Batch, settings: CriticSettings) -> tuple[Tensor, dict[str, Statistic]]:
     """Return (weighted sum of `functional.value_loss`, before value_coef; its statistics)."""
     if scores.values is None or batch.values is None or batch.returns is None or batch.value_weights is None:

@@ -1,17 +1,14 @@
-"""Matching of a chunk-denoising model, a simulator and a spec, and the parts of its policy that follow from it."""
+"""Inputs and outputs on which a flow-matching model, a simulator and a spec agree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import nn
 
-from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
@@ -21,14 +18,10 @@ from vla_rl.toolkit.models.fitting import (
     choose_cameras,
     require_state,
 )
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
-from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
-from vla_rl.toolkit.models.flow_network import freeze_unused
-from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
+from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
+from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics, rescaled
-from vla_rl.toolkit.models.networks import allocate, check_shapes, fill
-
-M = TypeVar("M", bound=nn.Module)
+from vla_rl.toolkit.models.prompts import train_tokenizer
 
 
 @frozen(kw_only=True)
@@ -41,20 +34,43 @@ class FlowIOAdapter:
     """Normalisation of the state; None: the model sees no state."""
 
 
-def precision(config: FlowConfig, device: torch.device) -> torch.dtype:
-    """Return the precision of the towers. Raise MismatchError if it is unsuitable for the device."""
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    if dtype == torch.float16 and device.type == "cpu":
-        raise MismatchError("dtype float16 is for GPUs: on the CPU it overflows and is slow; use float32 or bfloat16")
-    return dtype
-
-
 def preset_statistics(context: Context, env: EnvInfo, uses_state: bool) -> Statistics:
     """Return statistics that scale actions by the simulator's bounds and leave the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
         action=FeatureScale(mode="MIN_MAX", values=bounds, dim=env.action_dim),
         state=FeatureScale(mode="IDENTITY", values=(), dim=env.state_dim) if uses_state else None,
+    )
+
+
+def preset_checkpoint(
+    context: Context,
+    env: EnvInfo,
+    *,
+    sizes: Any,
+    shape: FlowShape,
+    slots: int,
+    prompt: Callable[[str], str],
+    vocab: int,
+    uses_state: bool,
+    quantiles: bool = False,
+) -> FlowCheckpoint:
+    """Return what stands in for a checkpoint where weights are random: statistics of the demonstrations, or of the
+    simulator's bounds, and a tokenizer trained on the instructions.
+
+    Args:
+        sizes, shape, slots: as in `FlowCheckpoint`.
+        prompt: instruction -> the model's prompt.
+        vocab: size of the tokenizer's vocabulary.
+        quantiles: as in `measured`.
+    """
+    return FlowCheckpoint(
+        sizes=sizes,
+        shape=shape,
+        statistics=measured(context, quantiles) or preset_statistics(context, env, uses_state),
+        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt, vocab),
+        raw={},
+        slots=slots,
     )
 
 
@@ -153,15 +169,6 @@ def _cameras(name: str, config: FlowConfig, env: EnvInfo, checkpoint: FlowCheckp
     return chosen
 
 
-def choose_trained(config: FlowConfig, vlm: nn.Module, language: Any, head: nn.Module | None) -> None:
-    """Freeze the vision-language model, or, if it is trained, its parts without influence. A critic that reads its
-    output makes all of it matter."""
-    if config.train_expert_only:
-        vlm.requires_grad_(False)
-    elif not isinstance(head, PrefixValueHead) or head.detach:
-        freeze_unused(language)
-
-
 def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.device) -> dict[str, Any]:
     """Return the arguments of `PaddedPrompts`."""
     return {
@@ -172,69 +179,3 @@ def prompt_options(checkpoint: FlowCheckpoint, env: EnvInfo, device: torch.devic
         "instructions": [task.instruction for task in env.tasks],
         "full_width": any(task.instruction_varies for task in env.tasks),
     }
-
-
-def begin(checkpoint: FlowCheckpoint, make: Callable[[], M], public_name: Callable[[str], str]) -> M:
-    """What `make` makes, a network whose memory is not initialised. Where a file tells its sizes, they are compared
-    with the weights before there is memory for them. Raises CheckpointError."""
-    if checkpoint.weights is not None and (checkpoint.weights.folder / ARCHITECTURE).is_file():
-        with torch.device("meta"):
-            check_shapes(make(), checkpoint.weights, public_name)
-    return make()
-
-
-def give_weights(
-    name: str,
-    config: FlowConfig,
-    context: Context,
-    checkpoint: FlowCheckpoint,
-    network: nn.Module,
-    start: Callable[[Any, int], None],
-    **rules: Any,
-) -> None:
-    """Load the folder's weights, or set random ones (`start`) that depend on the seed alone; on the device, in the
-    spec's precision. `rules`: `public_name` and `stays_float32` of `networks.fill`."""
-    device = torch.device(context.device)
-    dtype = precision(config, device)
-    if checkpoint.weights is not None:
-        fill(network, checkpoint.weights, device, dtype, **rules)
-        return
-    allocate(network, device, dtype, f"preset {config.preset}", rules["stays_float32"])
-    start(network, derived_seed(context.seed, f"{name}/network"))
-
-
-def add_adapters(name: str, config: FlowConfig, context: Context, network: nn.Module) -> None:
-    """Insert adapters on everything trained so far, if the spec asks for them."""
-    if config.lora is not None:
-        insert_adapters(network, config.lora, derived_seed(context.seed, f"{name}/lora"))
-
-
-def make_heads(
-    name: str,
-    config: FlowConfig,
-    options: ValueHeadConfig | PrefixHeadConfig,
-    context: Context,
-    checkpoint: FlowCheckpoint,
-    expert_width: int,
-    prefix_width: int,
-) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:
-    """Return the critic and Flow-Noise's network that algorithm and spec need, as saved beside the checkpoint or
-    new."""
-    value_head: HorizonValueHead | PrefixValueHead | None = None
-    noise_head = None
-    if context.values != "none":
-        per_action = context.chunk if context.values == "action" else None
-        seed = derived_seed(context.seed, f"{name}/value_head")
-        rest = options.hidden, per_action, options.detach, seed
-        if options.reads == "prefix":
-            value_head = PrefixValueHead(prefix_width, *rest)
-        else:
-            value_head = HorizonValueHead(expert_width, *rest)
-            value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
-    if config.noise.method == "flow_noise":
-        seed = derived_seed(context.seed, f"{name}/noise_head")
-        bounds = config.noise.std_range or (0.08, 0.16)
-        noise_head = NoiseHead(expert_width, checkpoint.shape.action_dim, bounds, seed)
-    load_head(value_head, checkpoint.folder, VALUE_HEAD)
-    load_head(noise_head, checkpoint.folder, NOISE_HEAD)
-    return value_head, noise_head

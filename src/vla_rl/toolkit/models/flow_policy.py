@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, to_numpy
+from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import before_training, seeded
 from vla_rl.toolkit.models.fitting import simulator_of
 from vla_rl.toolkit.models.flow_config import FlowConfig
@@ -29,7 +29,7 @@ from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_densi
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.models.real_time import Unexecuted, guided, weights_of
+from vla_rl.toolkit.models.real_time import guided, weights_of
 from vla_rl.toolkit.models.scaling import FeatureScaler
 
 NOWHERE = -1
@@ -126,16 +126,18 @@ class FlowPolicy(VLAModel):
         return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
 
     @torch.no_grad()
-    def continue_chunk(self, obs: Observation, noise: Noise, greedy: bool, rests: Sequence[Unexecuted]) -> Tensor:
+    def continue_chunk(
+        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
+    ) -> Tensor:
         """Return actions [B, C, A] that continue each sample's last chunk, by the ODE (`real_time`). They begin at the
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._see(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
-        for row, rest in enumerate(rests):
-            left = len(rest.actions)
-            last[row, :left] = self._actions.normalise(as_tensor(rest.actions, self._device), width).cpu()
-            weights[row, :, : self._actions.dim] = weights_of(left, rest.delay, horizon)[:, None]
+        for row, unexecuted in enumerate(previous):
+            left = len(unexecuted.actions)
+            last[row, :left] = self._actions.normalise(as_tensor(unexecuted.actions, self._device), width).cpu()
+            weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
         for i in range(self._schedule.steps):

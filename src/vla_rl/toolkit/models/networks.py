@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -16,6 +16,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
 
 GIB = 1024**3
+Built = TypeVar("Built", bound=nn.Module)
 Normal = Callable[[Tensor, float], None]
 """Function that fills a tensor with normal numbers of this standard deviation."""
 
@@ -121,6 +122,13 @@ def check_shapes(network: nn.Module, weights: WeightFiles, public_name: Callable
     """Raises CheckpointError where the files hold other tensors than the network."""
     shapes = {public_name(name): tuple(network.get_parameter(name).shape) for name in network.state_dict()}
     check_names(shapes, weights.shapes, weights.folder)
+
+
+def construct(make: Callable[[], Built], device: torch.device) -> Built:
+    """Return the module that `make` builds, on the device. PyTorch's constructors draw numbers that are discarded, so
+    its global generator is put back."""
+    with torch.random.fork_rng(devices=[]):
+        return make().to(device)
 
 
 def allocate(

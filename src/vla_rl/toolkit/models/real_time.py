@@ -14,23 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
-
-from vla_rl.core.types import Array
 
 LIMIT = 5.0
 """Limit of the guidance (the paper's beta): with few denoising steps more overshoots."""
-
-
-@frozen(eq=False)
-class Unexecuted:
-    """Remainder of the last chunk at the time of the observation."""
-
-    actions: Array
-    """Remaining actions, float32 [M, A] in the simulator's units; the first one is executed next."""
-    delay: int
-    """Number of them that will have been executed when the new chunk arrives; at most M."""
 
 
 def weights_of(left: int, delay: int, horizon: int) -> Tensor:

@@ -8,10 +8,8 @@ from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.losses import (
     add_entropy_and_kl,
-    critic_advantages,
     critic_loss,
-    critic_steps,
-    gae_of,
+    gae_advantages,
     loss_terms,
     policy_diagnostics,
 )
@@ -36,8 +34,7 @@ class GIPO(Algorithm):
 
     def advantages(self, rollout: Rollout) -> Advantages:
         """Return generalised advantages (GAE) of chunk steps or of actions, normalised over the whole rollout."""
-        rollout, steps = critic_steps(rollout, self.config)
-        return critic_advantages(rollout, steps, *gae_of(steps, self.config), self.config)
+        return gae_advantages(rollout, self.config)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return the trust-weighted surrogate, less the entropy bonus, plus the KL terms (to the reference and to the

@@ -10,7 +10,7 @@ from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Sc
 from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
-from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
+from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_groups
 from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_clip, proximal_policy_loss
 
 
@@ -32,16 +32,8 @@ class GRPO(Algorithm):
     def advantages(self, rollout: Rollout) -> Advantages:
         """Return one advantage per trajectory, its score relative to its group's, at every chunk step with a valid
         action."""
-        config, scores = self.config, trajectory_scores(rollout)
-        relative = F.group_advantages(
-            scores,
-            rollout.groups,
-            baseline=config.baseline,
-            normalize_by_std=config.normalize_by_std,
-            std_of=config.std_of,
-        )
-        made = trajectory_advantages(rollout, scores, relative, config)
-        return renormalise_masked(made, rollout, config, config.aggregation)
+        config = self.config
+        return renormalise_masked(group_relative_advantages(rollout, config), rollout, config, config.aggregation)
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return the clipped (or softly gated) surrogate around the proximal policy, less the entropy bonus, plus the

@@ -8,7 +8,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
 from vla_rl.plugins.algorithms.ppo import PPOConfig
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked, step_log_weights, v_trace
-from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_of
+from vla_rl.toolkit.algorithms.losses import critic_advantages, critic_loss, critic_steps, gae_advantages
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
 
@@ -27,11 +27,9 @@ class PPO(Algorithm):
         """Return generalised advantages of chunk steps or of actions, or V-trace's, normalised over the whole
         rollout."""
         config = self.config
-        rollout, steps = critic_steps(rollout, config)
         if config.correction != "v-trace":
-            return renormalise_masked(
-                critic_advantages(rollout, steps, *gae_of(steps, config), config), rollout, config, config.aggregation
-            )
+            return renormalise_masked(gae_advantages(rollout, config), rollout, config, config.aggregation)
+        rollout, steps = critic_steps(rollout, config)
         old = step_log_weights(rollout, config.advantage)
         advantages, targets = v_trace(
             steps.rewards,

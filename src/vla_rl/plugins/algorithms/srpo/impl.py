@@ -12,9 +12,8 @@ from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Sc
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
 from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
-from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
-from vla_rl.toolkit.algorithms.groups import select_groups, trajectory_advantages, trajectory_scores
+from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_groups
 from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
 from vla_rl.toolkit.algorithms.policy_loss import ppo_clip, proximal_policy_loss
 
@@ -73,17 +72,10 @@ class SRPO(Algorithm):
     def advantages(self, rollout: Rollout) -> Advantages:
         """Return one advantage per trajectory, its shaped score relative to its group's, at every chunk step with a
         valid action."""
-        config, scores = self.config, trajectory_scores(rollout)
-        relative = F.group_advantages(
-            scores,
-            rollout.groups,
-            baseline=config.baseline,
-            normalize_by_std=config.normalize_by_std,
-            std_of=config.std_of,
-        )
-        made = trajectory_advantages(rollout, scores, relative, config)
-        made = renormalise_masked(made, rollout, config, config.aggregation)
-        return attrs.evolve(made, metrics={**made.metrics, **shaping_metrics(rollout)})
+        config = self.config
+        advantages = group_relative_advantages(rollout, config)
+        advantages = renormalise_masked(advantages, rollout, config, config.aggregation)
+        return attrs.evolve(advantages, metrics={**advantages.metrics, **shaping_metrics(rollout)})
 
     def loss(self, scores: Scores, batch: Batch) -> Loss:
         """Return the clipped surrogate around the proximal policy, less the entropy bonus, plus the KL term."""

@@ -1,7 +1,8 @@
-"""Evaluation videos: all cameras side by side above a caption with instruction and outcome."""
+"""Evaluation videos: all cameras side by side above a caption with instruction and task, and the outcome at the end."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,23 +12,26 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vla_rl.core.events import EpisodeFrames, Evaluation, Run
+from vla_rl.core.paths import write_whole
 from vla_rl.core.types import to_numpy
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.video import VideoConfig
 
-INK, FAINT, PAPER = (235, 235, 235), (150, 150, 150), (24, 24, 27)
+INK, FAINT, PAPER, PROGRESS = (235, 235, 235), (150, 150, 150), (24, 24, 27), (96, 125, 200)
 OUTCOME = {True: ("SUCCESS", (52, 168, 83)), False: ("FAILURE", (217, 48, 37))}
 GAP, MARGIN, LINE = 4, 8, 20
 MIN_WIDTH = 320
-HOLD_SECONDS = 1.0
+HOLD_SECONDS = 1.6
+"""How long the last frame, the only one that shows the outcome, stays."""
 
 logger = logging.getLogger(__name__)
 Frames = np.ndarray[Any, Any]
 
 
 class VideoRecorder:
-    """Requests frames of evaluations and writes `videos/step_000020_ep0_success.mp4`."""
+    """Requests frames of evaluations and writes `videos/step_000020_ep0_success.mp4`, and what each shows into
+    `videos/step_000020.json`."""
 
     def __init__(self, config: VideoConfig) -> None:
         self._config = config
@@ -47,50 +51,54 @@ class VideoRecorder:
         folder.mkdir(exist_ok=True)
         for stale in folder.glob(f"step_{step:06d}_ep*.mp4"):
             stale.unlink()
+        captions = []
         for number, episode in enumerate(evaluation.frames[: self._config.episodes]):
             outcome = OUTCOME[bool(episode.success)][0].lower()
-            film = compose(episode, self._config.min_height)
+            video = compose(episode, self._config.min_height)
             file = folder / f"step_{step:06d}_ep{number}_{outcome}.mp4"
             try:
-                write_mp4(file, film, self._config.fps)
+                write_mp4(file, video, self._config.fps)
             except OSError as exc:  # includes the encoder's errors, with all that it printed
                 file.unlink(missing_ok=True)
                 said = [line for line in str(exc).splitlines() if line.strip()]
                 logger.warning("hook video could not encode %s, the run goes on without: %s", file, said[:1] or exc)
-                return
+                break
+            captions.append({"file": file.name, "task": episode.task, "instruction": episode.instruction})
+        write_whole(folder / f"step_{step:06d}.json", json.dumps({"episodes": captions}, indent=1) + "\n")
 
 
 def compose(episode: EpisodeFrames, min_height: int) -> Frames:
     """Return a video uint8 [frames, H, W, 3]: the cameras, enlarged to `min_height` by whole factors, above the
-    caption. H and W are even."""
+    caption, which shows the outcome in the last frame alone. H and W are even."""
     cameras = [_enlarge(to_numpy(images), min_height) for images in episode.images.values()]
     height = max(camera.shape[1] for camera in cameras)
     width = max(sum(camera.shape[2] for camera in cameras) + GAP * (len(cameras) - 1), MIN_WIDTH)
     width += width % 2
-    caption = _caption(episode, width)
+    caption = _caption(episode, width, ended=False)
     height += (height + len(caption)) % 2
-    film = np.full((len(cameras[0]), height + len(caption), width, 3), PAPER, np.uint8)
+    video = np.full((len(cameras[0]), height + len(caption), width, 3), PAPER, np.uint8)
     left = (width - sum(camera.shape[2] for camera in cameras) - GAP * (len(cameras) - 1)) // 2
     for camera in cameras:
-        film[:, : camera.shape[1], left : left + camera.shape[2]] = camera
+        video[:, : camera.shape[1], left : left + camera.shape[2]] = camera
         left += camera.shape[2] + GAP
-    film[:, height:] = caption
-    _progress_line(film, height, OUTCOME[bool(episode.success)][1])
-    return film
+    video[:-1, height:] = caption
+    video[-1, height:] = _caption(episode, width, ended=True)
+    _progress_line(video, height, OUTCOME[bool(episode.success)][1])
+    return video
 
 
-def write_mp4(path: Path, film: Frames, fps: float) -> None:
-    """Write H.264 that plays everywhere; the last frame is held for a second."""
-    size = (film.shape[2], film.shape[1])
+def write_mp4(path: Path, video: Frames, fps: float) -> None:
+    """Write H.264 that plays everywhere; the last frame is held for `HOLD_SECONDS`."""
+    size = (video.shape[2], video.shape[1])
     options = ["-crf", "18", "-preset", "veryfast", "-movflags", "+faststart"]
     writer = imageio_ffmpeg.write_frames(
         str(path), size, fps=fps, macro_block_size=2, quality=None, output_params=options, ffmpeg_log_level="error"
     )
     writer.send(None)
-    for frame in film:
+    for frame in video:
         writer.send(np.ascontiguousarray(frame))
     for _ in range(round(HOLD_SECONDS * fps)):
-        writer.send(np.ascontiguousarray(film[-1]))
+        writer.send(np.ascontiguousarray(video[-1]))
     writer.close()
 
 
@@ -99,7 +107,8 @@ def _enlarge(images: Frames, min_height: int) -> Frames:
     return images.repeat(factor, axis=1).repeat(factor, axis=2)
 
 
-def _caption(episode: EpisodeFrames, width: int) -> Frames:
+def _caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
+    """Return the strip below the cameras: instruction and task, and the outcome of an episode that has `ended`."""
     large, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
     lines = _wrap(episode.instruction, large, width - 2 * MARGIN)
     strip = Image.new("RGB", (width, MARGIN + LINE * (len(lines) + 1) + MARGIN), PAPER)
@@ -109,8 +118,9 @@ def _caption(episode: EpisodeFrames, width: int) -> Frames:
     top = MARGIN + LINE * len(lines)
     word, colour = OUTCOME[bool(episode.success)]
     badge = draw.textlength(word, font=small) + 12
-    draw.rounded_rectangle((width - MARGIN - badge, top, width - MARGIN, top + LINE - 2), radius=4, fill=colour)
-    draw.text((width - MARGIN - badge + 6, top + 2), word, fill=(255, 255, 255), font=small)
+    if ended:
+        draw.rounded_rectangle((width - MARGIN - badge, top, width - MARGIN, top + LINE - 2), radius=4, fill=colour)
+        draw.text((width - MARGIN - badge + 6, top + 2), word, fill=(255, 255, 255), font=small)
     draw.text((MARGIN, top + 2), _wrap(episode.task, small, width - 3 * MARGIN - badge)[0], fill=FAINT, font=small)
     return np.asarray(strip)
 
@@ -131,7 +141,7 @@ def _wrap(text: str, font: Any, width: float) -> list[str]:
     return lines
 
 
-def _progress_line(film: Frames, top: int, colour: tuple[int, int, int]) -> None:
-    """Draw a thin progress line under the cameras, in place."""
-    for number, frame in enumerate(film):
-        frame[top : top + 2, : film.shape[2] * (number + 1) // len(film)] = colour
+def _progress_line(video: Frames, top: int, outcome: tuple[int, int, int]) -> None:
+    """Draw a thin progress line under the cameras, in place: neutral, and in the outcome's colour at the end."""
+    for number, frame in enumerate(video, 1):
+        frame[top : top + 2, : video.shape[2] * number // len(video)] = outcome if number == len(video) else PROGRESS

@@ -26,7 +26,7 @@ from vla_rl.toolkit.models.fitting import (
 )
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
-from vla_rl.toolkit.models.networks import fill
+from vla_rl.toolkit.models.networks import construct, fill
 
 NAME = "film_resnet"
 
@@ -41,10 +41,9 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
     check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, setup, folder, device, dtype)
+    module = construct(lambda: _module(config, context, setup, folder, device, dtype), device)
     return FilmResnetPolicy(
-        module=module.to(device),
+        module=module,
         setup=setup,
         statistics=statistics,
         instructions=[task.instruction for task in env.tasks],

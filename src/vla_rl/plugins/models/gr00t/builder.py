@@ -20,12 +20,13 @@ from vla_rl.plugins.models.gr00t.inputs import CHATS, AreaImages, ChatPrompts
 from vla_rl.plugins.models.gr00t.opening import longest_chunk, read_folder
 from vla_rl.plugins.models.gr00t.policy import GrootCheckpoint, GrootPolicy
 from vla_rl.plugins.models.gr00t.robots import Robot
-from vla_rl.toolkit.models import flow_fit
+from vla_rl.toolkit.models import flow_build, flow_fit
 from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, read_sizes, read_tokenizer, resolve
 from vla_rl.toolkit.models.fitting import MismatchError, check_horizon, simulator_of
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape
 from vla_rl.toolkit.models.images import CroppedImages, ImageProcessor
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
+from vla_rl.toolkit.models.networks import construct
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, "gr00t")
     device = torch.device(context.device)
-    dtype = flow_fit.precision(config, device)
+    dtype = flow_build.precision(config, device)
     fit = (_preset if config.checkpoint is None else _fit)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
@@ -60,8 +61,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
     prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
     images = _images(fit, env, device, dtype)
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, fit, prompts).to(device)
+    module = construct(lambda: _module(config, context, fit, prompts), device)
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
@@ -194,17 +194,27 @@ def _module(
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
     assert isinstance(source, GrootCheckpoint)
-    groot = flow_fit.begin(source, partial(network.empty_network, sizes, shape), network.public_name)
-    rules = {"public_name": network.public_name, "stays_float32": network.stays_float32}
-    flow_fit.give_weights("gr00t", config, context, source, groot, network.initialise, **rules)
-    heads = flow_fit.make_heads(
+    groot = flow_build.build_network(
+        "gr00t",
+        config,
+        context,
+        source,
+        partial(network.empty_network, sizes, shape),
+        network.initialise,
+        stays_float32=network.stays_float32,
+        public_name=network.public_name,
+    )
+    heads = flow_build.make_heads(
         "gr00t", config, config.value_head, context, source, sizes.output, sizes.text_width + sizes.width
     )
-    if config.train_expert_only:
-        groot.backbone.requires_grad_(False)
-    if fit.state is None:  # the state is fed as zeros
-        groot.action_head.state_encoder.layer1.W.requires_grad_(False)
-    flow_fit.add_adapters("gr00t", config, context, groot)
+    flow_build.choose_trained(
+        "gr00t",
+        config,
+        context,
+        groot,
+        vlm=groot.backbone,
+        unused=groot.action_head.state_encoder.layer1.W if fit.state is None else None,  # the state is fed as zeros
+    )
     place = (groot, (shape.horizon, shape.action_dim), source.robot.row)
     if source.generation == N1_5:
         return network.EagleModule(*place, prompts.image_token, *heads)

@@ -47,6 +47,8 @@ class Parts:
     """Keep vision features computed while acting, and reuse them in training."""
     base: AdapterBase | None
     """Base of the adapters, if `save` writes adapters alone."""
+    statistics_name: str | None
+    """The spec's `unnorm_key`."""
 
 
 FEATURES = "vision_features"
@@ -66,6 +68,7 @@ class FamilyPolicy(VLAModel):
         self.tokens_per_action = self.codec.action_dim
         self._state_scaler, self._cameras = parts.state_scaler, parts.cameras
         self.cameras_read = parts.cameras
+        self.statistics_name = parts.statistics_name
         self._chunk, self._temperature = parts.chunk, parts.temperature
         self._device, self._dtype, self._base = parts.device, parts.dtype, parts.base
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]

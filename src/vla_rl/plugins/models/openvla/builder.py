@@ -33,7 +33,7 @@ from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
-from vla_rl.toolkit.models.networks import allocate, fill, load_weights, unchanged
+from vla_rl.toolkit.models.networks import allocate, construct, fill, load_weights, unchanged
 
 M = TypeVar("M", bound=PolicyModule)
 
@@ -52,8 +52,7 @@ def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
 def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
     fit = find_fit(config, context)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, fit, kind, device, dtype).to(device)
+    module = construct(lambda: _module(config, context, fit, kind, device, dtype), device)
     autoregressive = kind is ARModule
     fit.config.policy_setup = {
         "decoding": decoding(config),
@@ -86,6 +85,7 @@ def _parts(config: FamilyConfig, context: Context, kind: type[M]) -> Parts:
         autocast=config.autocast,
         reuse=config.reuse_vision_features,
         base=fit.checkpoint.adapter_base() if fit.checkpoint and config.save_lora == "adapter" else None,
+        statistics_name=config.unnorm_key,
         device=device,
         dtype=dtype,
     )

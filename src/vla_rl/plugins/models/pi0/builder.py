@@ -17,26 +17,21 @@ from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_state_kind
 from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, FlowShape
+from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision
+from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
-    add_adapters,
-    begin,
-    choose_trained,
     fit_checkpoint,
     fit_preset,
-    give_weights,
-    make_heads,
     measured,
-    precision,
-    preset_statistics,
+    preset_checkpoint,
     prompt_options,
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.heads import PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
-from vla_rl.toolkit.models.prompts import train_tokenizer
+from vla_rl.toolkit.models.networks import construct
 
 
 def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy | Pi05Policy:
@@ -46,8 +41,7 @@ def build_policy(config: Pi0Config | Pi05Config, context: Context) -> Pi0Policy 
     dtype = precision(config, device)
     fit, kind = (_preset if config.checkpoint is None else _fit)(config, context, env)
     source = fit.checkpoint
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, fit).to(device)
+    module = construct(lambda: _module(config, context, fit), device)
     options = prompt_options(source, env, device)
     if isinstance(module, Pi05Module):  # a prompt with the state changes at every step, and is padded separately
         options["full_width"] = module.pads or (fit.state is None and options["full_width"])
@@ -78,7 +72,9 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
         kind = config.state_in_prompt or ("exact" if env.state_dim else "none")
     sees = uses_state(_sees_state(config, kind, env), env)
     prompt = prompt_text if kind == "none" else (lambda text: state_text(text, range(10)))
-    checkpoint = FlowCheckpoint(
+    checkpoint = preset_checkpoint(
+        context,
+        env,
         sizes=TINY,
         shape=FlowShape(
             horizon=context.chunk,
@@ -86,10 +82,11 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
             state_dim=max(env.state_dim, 1),
             tokenizer_max_length=PROMPTS[model],
         ),
-        statistics=measured(context, model == "pi05") or preset_statistics(context, env, sees),
-        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt, TINY.vocab),
-        raw={},
         slots=SLOTS,
+        prompt=prompt,
+        vocab=TINY.vocab,
+        uses_state=sees,
+        quantiles=model == "pi05",
     )
     return fit_preset(model, config, env, checkpoint, sees), kind
 
@@ -114,16 +111,28 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
     source, sizes, model = fit.checkpoint, fit.checkpoint.sizes, name_of(config)
     adaptive = isinstance(config, Pi05Config)
     empty = empty_adaptive if adaptive else empty_network
-    pi0 = begin(source, lambda: empty(network_config(sizes, source.shape)), public_name)
-    start = initialise_adaptive if adaptive else partial(initialise, rms=0.0)
-    rules = {"public_name": public_name, "stays_float32": stays_float32}
-    give_weights(model, config, context, source, pi0, start, **rules)
-    head = config.value_head
-    heads = make_heads(model, config, head, context, source, sizes.expert_width, sizes.text_width)
-    choose_trained(config, pi0.model.vlm, pi0.model.vlm.language_model, heads[0])
-    if isinstance(config, Pi0Config) and fit.state is None:  # the state is fed as zeros
-        pi0.embed_action_time.state_proj.weight.requires_grad_(False)
-    add_adapters(model, config, context, pi0)
+    pi0 = build_network(
+        model,
+        config,
+        context,
+        source,
+        lambda: empty(network_config(sizes, source.shape)),
+        initialise_adaptive if adaptive else partial(initialise, rms=0.0),
+        stays_float32=stays_float32,
+        public_name=public_name,
+    )
+    heads = make_heads(model, config, config.value_head, context, source, sizes.expert_width, sizes.text_width)
+    blind = isinstance(config, Pi0Config) and fit.state is None  # the state is fed as zeros
+    choose_trained(
+        model,
+        config,
+        context,
+        pi0,
+        vlm=pi0.model.vlm,
+        language=pi0.model.vlm.language_model,
+        head=heads[0],
+        unused=pi0.embed_action_time.state_proj.weight if blind else None,
+    )
     if not isinstance(config, Pi05Config):
         return Pi0Module(pi0, *heads)
     module = Pi05Module(pi0, *heads)

@@ -28,5 +28,5 @@ plugin = Plugin(
     summary="a policy behind a websocket (openpi's protocol), for `vla-rl eval --policy ws://...`",
     extra="serve",
     check=check,
-    no_rl=lambda config: "its weights are with the process that serves it; it can be evaluated",
+    acts_only=True,
 )

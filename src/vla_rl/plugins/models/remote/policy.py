@@ -8,19 +8,18 @@ from http import HTTPStatus
 from pathlib import Path
 from socket import gaierror
 from time import monotonic, sleep
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from websockets.exceptions import InvalidProxy, InvalidProxyStatus, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from vla_rl.core.errors import NotOffered, PluginError, UserError
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.errors import PluginError, UserError
+from vla_rl.core.hookspecs import ActingModel
 from vla_rl.core.paths import read_text
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation, Scores
+from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation
 from vla_rl.plugins.models.remote.address import Proxy, proxy_for
 from vla_rl.plugins.models.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
@@ -48,14 +47,12 @@ class _ProxyTrouble(OSError):
         self.lasts = not (isinstance(error, InvalidProxyStatus) and error.response.status_code in (502, 503, 504))
 
 
-class RemotePolicy(VLAModel):
+class RemotePolicy(ActingModel):
     """Remote policy. It sends one observation per connection, so that a server may batch them. The server decides
     whether to act greedily; actions outside of the simulator's bounds are clipped."""
 
     def __init__(self, config: RemoteConfig, context: Context) -> None:
         """Connect to the server. Raise UserError where nobody answers, MismatchError for a policy of another robot."""
-        self.tokens_per_action = 1
-        self.module = nn.ParameterList([torch.zeros(1)])  # runtimes expect a parameter; the policy's are on the server
         self._config, self._chunk, self._env = config, context.chunk, simulator_of(context, "remote")
         self._lines: dict[int, ClientConnection] = {}
         self._headers = {} if config.api_key_file is None else _authorisation(Path(config.api_key_file))
@@ -74,21 +71,7 @@ class RemotePolicy(VLAModel):
             raise
         actions = np.stack([self._actions(reply) for reply in replies])
         low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
-        return Chunk(
-            actions=torch.from_numpy(np.clip(actions, low, high)), log_probs=torch.zeros(*actions.shape[:2], 1)
-        )
-
-    def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        self._refuse("log-probs")
-
-    def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
-        self._refuse("a loss")
-
-    def save(self, folder: Path) -> None:
-        self._refuse("weights")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise NotOffered(f"the policy at {self._config.url} gives actions alone, no {what}; use `vla-rl eval`")
+        return Chunk(actions=torch.from_numpy(np.clip(actions, low, high)))
 
     # ----------------------------------------------------------------------------------------------- connections
 

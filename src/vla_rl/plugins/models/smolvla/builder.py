@@ -13,27 +13,21 @@ from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, 
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
 from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint, FlowShape, open_folder
+from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision
+from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
-    add_adapters,
-    begin,
-    choose_trained,
     fit_checkpoint,
     fit_preset,
-    give_weights,
-    make_heads,
     measured,
-    precision,
-    preset_statistics,
+    preset_checkpoint,
     prompt_options,
     uses_state,
 )
 from vla_rl.toolkit.models.flow_network import initialise
 from vla_rl.toolkit.models.images import CornerImages
 from vla_rl.toolkit.models.lerobot import LEROBOT, check_actions, read_statistics
-from vla_rl.toolkit.models.networks import same_name
-from vla_rl.toolkit.models.prompts import train_tokenizer
+from vla_rl.toolkit.models.networks import construct
 
 SLOTS = 3
 """Number of images in the public model's training."""
@@ -65,8 +59,7 @@ def build_policy(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
     dtype = precision(config, device)
     fit = _preset(config, context, env) if config.checkpoint is None else _fit(config, context, env)
     source = fit.checkpoint
-    with torch.random.fork_rng(devices=[]):  # torch.nn's constructors draw numbers that are discarded
-        module = _module(config, context, fit).to(device)
+    module = construct(lambda: _module(config, context, fit), device)
     prompts = SmolVLAPrompts(**prompt_options(source, env, device))
     images = CornerImages(source.sizes.image_size, device, dtype)
     return SmolVLAPolicy(config, context, fit, module, images, device, prompts=prompts)
@@ -77,13 +70,15 @@ def _preset(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdap
     assert config.preset is not None
     sees, sizes = uses_state(config.use_state, env), PRESETS[config.preset]
     widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if sizes is TINY else {}
-    checkpoint = FlowCheckpoint(
+    checkpoint = preset_checkpoint(
+        context,
+        env,
         sizes=sizes,
         shape=FlowShape(horizon=context.chunk, **widths),
-        statistics=measured(context) or preset_statistics(context, env, sees),
-        tokenizer=train_tokenizer((task.instruction for task in env.tasks), prompt_text, TINY.vocab),
-        raw={},
         slots=SLOTS,
+        prompt=prompt_text,
+        vocab=TINY.vocab,
+        uses_state=sees,
     )
     return fit_preset("smolvla", config, env, checkpoint, sees)
 
@@ -110,14 +105,25 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
 def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> SmolVLAModule:
     """Return the network with weights from the folder, or random ones that depend on the seed alone."""
     source, sizes, shape = fit.checkpoint, fit.checkpoint.sizes, fit.checkpoint.shape
-    smolvla = begin(source, partial(empty_network, sizes, shape), same_name)
-    start = partial(initialise, rms=1.0)
-    give_weights("smolvla", config, context, source, smolvla, start, stays_float32=stays_float32)
-    head = config.value_head
-    heads = make_heads("smolvla", config, head, context, source, sizes.expert_width, sizes.text_width)
+    smolvla = build_network(
+        "smolvla",
+        config,
+        context,
+        source,
+        partial(empty_network, sizes, shape),
+        partial(initialise, rms=1.0),
+        stays_float32=stays_float32,
+    )
+    heads = make_heads("smolvla", config, config.value_head, context, source, sizes.expert_width, sizes.text_width)
     vlm = smolvla.vlm_with_expert.vlm
-    choose_trained(config, vlm, vlm.model.text_model, heads[0])
-    if fit.state is None:  # the state is fed as zeros
-        smolvla.state_proj.weight.requires_grad_(False)
-    add_adapters("smolvla", config, context, smolvla)
+    choose_trained(
+        "smolvla",
+        config,
+        context,
+        smolvla,
+        vlm=vlm,
+        language=vlm.model.text_model,
+        head=heads[0],
+        unused=smolvla.state_proj.weight if fit.state is None else None,  # the state is fed as zeros
+    )
     return SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)

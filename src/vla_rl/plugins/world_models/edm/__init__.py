@@ -1,5 +1,5 @@
 """`edm`: a diffusion world model (EDM, as in DIAMOND) that predicts the next frames. Settings only, light to import;
-see docs/world-models.md."""
+see docs/reference/world-models.md."""
 
 from __future__ import annotations
 

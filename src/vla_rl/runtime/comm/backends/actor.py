@@ -51,11 +51,11 @@ class Actor:
             role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
         )
 
-    def beside(self, order: bytes, *referenced: Any) -> Any:
-        """Run a call in a second thread, while the policy rolls out (group "beside")."""
+    def concurrent(self, order: bytes, *referenced: Any) -> Any:
+        """Run a call in a second thread, while the policy rolls out (group "concurrent")."""
         return self.call(order, *referenced)
 
-    beside.__ray_concurrency_group__ = "beside"  # type: ignore[attr-defined]
+    concurrent.__ray_concurrency_group__ = "concurrent"  # type: ignore[attr-defined]
 
     def weights(self, order: bytes, *referenced: Any) -> Any:
         """Run a call in a third thread: weights are swapped while the policy rolls out (group "weights")."""
@@ -69,13 +69,13 @@ class Actor:
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
-    def practice(self, order: bytes, *referenced: Any) -> Any:
+    def imagination(self, order: bytes, *referenced: Any) -> Any:
         """Run a call in one of two threads: the policy trains in imagination, in a world model that may be in this
         worker too.
         """
         return self.call(order, *referenced)
 
-    practice.__ray_concurrency_group__ = "practice"  # type: ignore[attr-defined]
+    imagination.__ray_concurrency_group__ = "imagination"  # type: ignore[attr-defined]
 
     def lane(self, order: bytes, *referenced: Any) -> Any:
         """Run a call in one of as many threads as there are concurrent lanes (group "lanes")."""
@@ -83,24 +83,24 @@ class Actor:
 
     lane.__ray_concurrency_group__ = "lanes"  # type: ignore[attr-defined]
 
-    def meet(self, actors: Mapping[int, Any]) -> None:
+    def connect(self, actors: Mapping[int, Any]) -> None:
         """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
         own = self.worker.assignment
-        self.worker.meet(RayPeers(own.index, actors, own.concurrent_lanes))
+        self.worker.connect(RayPeers(own.index, actors, own.concurrent_lanes))
 
-    def leave_play(self) -> None:
+    def request_stop(self) -> None:
         """End the running rollout or evaluation early."""
         self.worker.stop_requested = lambda: True
 
-    leave_play.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+    request_stop.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
-    def doing(self) -> tuple[str, float]:
+    def activity(self) -> tuple[str, float]:
         """Return the longest-running activity and its last heartbeat (group "monitor", which answers while others are
         stuck).
         """
-        return self.worker.doing
+        return self.worker.activity
 
-    doing.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+    activity.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
     def process(self) -> tuple[tuple[str, str] | None, int]:
         """Return the `host_key` of this process's machine, and the process id."""
@@ -108,8 +108,8 @@ class Actor:
 
     process.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
 
-    def played(self) -> RolloutProgress:
+    def progress(self) -> RolloutProgress:
         """Return how far this worker is with what it rolls out."""
-        return self.worker.count()
+        return self.worker.progress()
 
-    played.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]
+    progress.__ray_concurrency_group__ = "monitor"  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend
 from vla_rl.runtime.comm.interfaces import HostInterface, MakeHost
-from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import machine
@@ -47,11 +47,13 @@ class LocalBackend(Backend):
     def starting(self) -> tuple[Work, ...]:
         return works_now()
 
-    def played(self, workers: Sequence[int]) -> RolloutProgress:
+    def progress(self, workers: Sequence[int]) -> RolloutProgress:
         assert self.worker is not None
-        return self.worker.count()
+        return self.worker.progress()
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+    def call(
+        self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
+    ) -> Any:
         assert self.worker is not None
         self.interrupts.check_waiting()
         return self.worker.call(role, method, *arguments)

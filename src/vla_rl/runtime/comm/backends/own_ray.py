@@ -103,7 +103,9 @@ class OwnRay:
         self.vital = {process.name(): process for process in _started() if process.name() in VITAL}
         where = ray.util.get_node_ip_address()
         if where != LOOPBACK:
-            logger.warning("this version of Ray listens on %s, not on the loopback only; see docs/security.md", where)
+            logger.warning(
+                "this version of Ray listens on %s, not on the loopback only; see docs/explanation/security.md", where
+            )
         warn_without_token("the Ray of this run")
 
     def ended(self) -> list[str]:
@@ -168,7 +170,7 @@ def warn_without_token(which: str) -> None:
     raylet = import_module("ray._raylet")
     if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
         logger.warning(
-            "%s asks for no token: whoever reaches its ports runs code in its processes (%s; docs/security.md)",
+            "%s asks for no token: whoever reaches its ports runs code in its processes (%s; docs/explanation/security.md)",
             which,
             f"{MODE}={os.environ.get(MODE, '')}",
         )

@@ -25,7 +25,7 @@ class ProgressPolls:
             if asked is not None and self._ray.wait([asked], timeout=0)[0]:
                 self._known[actor] = self._answer(asked)
                 asked = None
-            self._asked[actor] = actor.played.remote() if asked is None else asked
+            self._asked[actor] = actor.progress.remote() if asked is None else asked
             total += self._known.get(actor, RolloutProgress())
         return total
 

@@ -22,7 +22,7 @@ from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
 from vla_rl.runtime.comm.interfaces import CLOSE_S, IDLE, MakeHost
-from vla_rl.runtime.comm.remote import Door
+from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
@@ -112,13 +112,13 @@ class RayBackend(Backend):
         group, bundle = self.held[assignment.index]
         # Threads of each group of `comm/remote.py`, besides the default group ("call"), which has one. "monitor"
         # answers while all others are busy. "waiting" has two, for the reports of the rollout and of imagination;
-        # "practice" has two, for the policy and for the world model.
+        # "imagination" has two, for the policy and for the world model.
         threads = {
             "monitor": 1,
-            "beside": 1,
+            "concurrent": 1,
             "weights": 1,
             "waiting": 2,
-            "practice": 2,
+            "imagination": 2,
             "lanes": assignment.threads or 1,
         }
         actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]
@@ -136,7 +136,7 @@ class RayBackend(Backend):
     def dead(self) -> list[int]:
         if self.own and self.own.ended():
             return []
-        asked = {actor.doing.remote(): index for index, actor in enumerate(self.actors)}
+        asked = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
         there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
         return [asked[answer] for answer in there if self._raises(answer)]
 
@@ -159,18 +159,20 @@ class RayBackend(Backend):
             return True
         return False
 
-    def call(self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, door: Door = "call") -> Any:
+    def call(
+        self, worker: int, role: str, method: str, *arguments: Any, returns: int = 1, group: ConcurrencyGroup = "call"
+    ) -> Any:
         self.last[self.names[worker]] = f"{role} {method}"
-        handle = self.handles.get((worker, door, returns))
+        handle = self.handles.get((worker, group, returns))
         if handle is None:
-            handle = getattr(self.actors[worker], door).options(num_returns=returns)
-            self.handles[worker, door, returns] = handle
+            handle = getattr(self.actors[worker], group).options(num_returns=returns)
+            self.handles[worker, group, returns] = handle
         references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
         plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
 
-    def introduce(self, worker: int, others: Sequence[int]) -> Any:
-        return self.actors[worker].meet.remote({other: self.actors[other] for other in others})
+    def connect(self, worker: int, others: Sequence[int]) -> Any:
+        return self.actors[worker].connect.remote({other: self.actors[other] for other in others})
 
     def get(self, reference: Any) -> Any:
         self._begin_waiting()
@@ -181,12 +183,15 @@ class RayBackend(Backend):
                 self._wait_on()
 
     def starting(self) -> tuple[Work, ...]:
-        works, there = self.played(range(len(self.actors))).works, len(self.actors) - self._glances.silent(self.actors)
+        works, there = (
+            self.progress(range(len(self.actors))).works,
+            len(self.actors) - self._glances.silent(self.actors),
+        )
         if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=there, total=len(self.actors)), *works
 
-    def played(self, workers: Sequence[int]) -> RolloutProgress:
+    def progress(self, workers: Sequence[int]) -> RolloutProgress:
         return self._glances.count([self.actors[worker] for worker in workers]) + RolloutProgress(works=works_now())
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
@@ -227,7 +232,7 @@ class RayBackend(Backend):
             with suppress(self.ray.exceptions.RayError):  # the worker has died
                 for flaw in self.ray.get(reference):
                     logger.warning("%s", flaw)
-        asked = [actor.doing.remote() for actor in late]
+        asked = [actor.activity.remote() for actor in late]
         for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
             with suppress(self.ray.exceptions.RayError):
                 what, _ = self.ray.get(answer)
@@ -244,7 +249,7 @@ class RayBackend(Backend):
         if self.interrupts.requested and not self.leaving:
             self.leaving = True
             for actor in self.actors:
-                actor.leave_play.remote()
+                actor.request_stop.remote()
         self._check_ray()
         self.tick()
         if time() - self.looked > self.deadline / LOOKS:
@@ -292,7 +297,7 @@ class RayBackend(Backend):
         Raises WorkerDied or CallHung.
         """
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
-            asked, answer = time(), actor.doing.remote()
+            asked, answer = time(), actor.activity.remote()
             there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
             if not there:
                 if time() - self.silent.setdefault(name, asked) < self.deadline:

@@ -2,7 +2,7 @@
 
 A simulator plugin implements `reset` and `chunk_step`; everything else that a rollout needs happens here, once. Envs
 run tickets: an env that has finished one takes the next, and waits for no other env. There are three modes (RLinf-VLA
-fig. 7; docs/algorithms.md):
+fig. 7; docs/reference/algorithms.md):
 
 | auto_reset | ignore_terminations | a ticket is |
 | off | false | an episode: the actions up to and including the one that ends it |

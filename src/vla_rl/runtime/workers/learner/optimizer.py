@@ -12,13 +12,15 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrategy
 
 
-def built(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec) -> torch.optim.AdamW:
+def build_optimizer(
+    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], train: TrainSpec
+) -> torch.optim.AdamW:
     """Return the optimiser. On a CPU it is the fused one, which passes once over weights and moments and is several
     times faster than PyTorch's default there.
     """
     groups = [{"params": actor}, *([{"params": critic}] if critic else [])]  # every update sets the learning rates
-    plain = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # False for shards
-    return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay, fused=plain or None)
+    on_cpu = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in (*actor, *critic))  # False for shards
+    return torch.optim.AdamW(groups, lr=train.lr, weight_decay=train.weight_decay, fused=on_cpu or None)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, train: TrainSpec, factor: float) -> None:
@@ -34,10 +36,10 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def step(
+def clip_and_step(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[nn.Parameter],
-    group: ParallelStrategy,
+    strategy: ParallelStrategy,
     limit: float | None,
     loss: torch.Tensor,
     model: str,
@@ -48,8 +50,9 @@ def step(
     Raises UserError naming `model` and `where` for a loss or gradient that is not finite; the weights are unchanged
     then.
     """
-    group.reduce(parameters)
-    norm = group.whole(torch.nn.utils.clip_grad_norm_(parameters, limit if limit is not None else float("inf")))
+    strategy.reduce(parameters)
+    max_norm = limit if limit is not None else float("inf")
+    norm = strategy.full_tensor(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
     if not bool(torch.isfinite(norm + loss)):
         raise UserError(
             f"the loss or gradient of model {model!r} is not finite in {where}; the weights are unchanged. Lower "

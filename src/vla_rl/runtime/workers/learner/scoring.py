@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from attrs import asdict, frozen
 
-from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrategy
 from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredRows
+from vla_rl.runtime.workers.learner.trained_model import TrainedModel
 
 T = TypeVar("T")
 
@@ -25,58 +24,66 @@ T = TypeVar("T")
 class Scoring:
     """Scoring of samples in the buffer of one rank."""
 
-    model: VLAModel
-    group: ParallelStrategy
+    trained: TrainedModel
     buffer: SampleBuffer
-    filler: ModelInputs | None
-    """A sample for dummy batches, by which the rank keeps step with others; None where ranks run their passes
-    independently.
-    """
-    beat: Callable[[], None]
+    heartbeat: Callable[[], None]
+    """Called before each batch."""
 
     @torch.no_grad()
-    def answer(self, asked: ScoreRequest) -> SampleScores:
+    def answer(self, request: ScoreRequest) -> SampleScores:
         """Compute all scores of a request. Raises KeyError for a sample that this rank does not hold."""
-        heavy, finals = self.buffer.heavy, self.buffer.finals
-        values, next_values, log_probs = asked.passes
-        return SampleScores(
-            values=self._each(lambda b: self._values(_all(heavy(*b)).obs), asked.values, values, self._blank_values),
-            next_values=self._each(
-                lambda b: _first(self._values(_all(finals(*b)))), asked.finals, next_values, self._blank_values
-            ),
-            log_probs=self._each(
-                lambda b: self._log_probs(_all(heavy(*b[0])), b[1]), asked.log_probs, log_probs, self._blank_log_probs
-            ),
-        )
+        inputs, finals = self.buffer.inputs, self.buffer.finals
+        values, next_values, log_probs = request.passes
+        with self.trained.released():
+            return SampleScores(
+                values=self._each(
+                    lambda refs: self._values(_all(inputs(*refs)).obs), request.values, values, self._dummy_values
+                ),
+                next_values=self._each(
+                    lambda refs: _first(self._values(_all(finals(*refs)))),
+                    request.finals,
+                    next_values,
+                    self._dummy_values,
+                ),
+                log_probs=self._each(
+                    lambda batch: self._log_probs(_all(inputs(*batch[0])), batch[1]),
+                    request.log_probs,
+                    log_probs,
+                    self._dummy_log_probs,
+                ),
+            )
 
     def _each(
-        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, blank: Callable[[ModelInputs], Any]
+        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, dummy: Callable[[ModelInputs], Any]
     ) -> list[Array]:
-        found = []
+        """Score each batch, then dummy batches while other ranks have batches left (`passes`: the most of any rank)."""
+        scores = []
         for batch in batches:
-            self.beat()
-            found.append(score(batch))
-        for _ in range(passes - len(batches) if self.group.lockstep else 0):
-            self.beat()
-            assert self.filler is not None
-            blank(self.filler)
-        return found
+            self.heartbeat()
+            scores.append(score(batch))
+        for _ in range(self.trained.dummy_passes(passes, len(batches))):
+            self.heartbeat()
+            dummy(self.trained.dummy)
+        return scores
 
     def _values(self, obs: Observation) -> Array:
-        values: Array = to_numpy(self.group.run(lambda: self.model.values(obs))).astype(np.float32)
+        model = self.trained.model
+        values: Array = to_numpy(self.trained.strategy.run(lambda: model.values(obs))).astype(np.float32)
         return values
 
-    def _log_probs(self, heavy: ModelInputs, recorded: Array) -> Array:
-        chunk = Chunk(actions=heavy.actions, log_probs=recorded, extras=heavy.extras)
-        scores = self.group.run(lambda: asdict(self.model.chunk_log_probs(heavy.obs, chunk), recurse=False))
+    def _log_probs(self, inputs: ModelInputs, recorded: Array) -> Array:
+        model = self.trained.model
+        chunk = Chunk(actions=inputs.actions, log_probs=recorded, extras=inputs.extras)
+        scores = self.trained.strategy.run(lambda: asdict(model.chunk_log_probs(inputs.obs, chunk), recurse=False))
         log_probs: Array = to_numpy(scores["log_probs"]).astype(np.float32)
         return log_probs
 
-    def _blank_values(self, filler: ModelInputs) -> None:
-        self._values(filler.obs)
+    def _dummy_values(self, inputs: ModelInputs) -> None:
+        self._values(inputs.obs)
 
-    def _blank_log_probs(self, filler: ModelInputs) -> None:
-        self._log_probs(filler, np.zeros((*filler.actions.shape[:2], self.model.tokens_per_action), np.float32))
+    def _dummy_log_probs(self, inputs: ModelInputs) -> None:
+        tokens = self.trained.model.tokens_per_action
+        self._log_probs(inputs, np.zeros((*inputs.actions.shape[:2], tokens), np.float32))
 
 
 def _all(rows: ScatteredRows[Any]) -> Any:

@@ -38,7 +38,7 @@ class EnvClients:
     def __attrs_post_init__(self) -> None:
         self._inboxes = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
-    def meet(self, peers: RayPeers) -> None:
+    def connect(self, peers: RayPeers) -> None:
         """Connect to the workers of the other simulators, in place of earlier connections."""
         if self.peers is not None:
             self.peers.close()

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from attrs import define
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import ActingModel, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
@@ -57,7 +57,7 @@ class PolicyWorker(PolicyInterface):
 
     def __init__(
         self,
-        model: VLAModel,
+        model: ActingModel,
         *,
         name: str,
         seed: int,
@@ -89,6 +89,11 @@ class PolicyWorker(PolicyInterface):
         """Inferences by number, until none of their samples is needed."""
         self.tickets: dict[int, list[tuple[_Inference, int]]] = {}
         """Ticket -> its chunk steps: (inference, row in its batch)."""
+
+    @property
+    def trained_model(self) -> VLAModel:
+        """Return the model, in a run that trains it. A model that only acts is in evaluations alone."""
+        return cast(VLAModel, self.model)
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         before = perf_counter()
@@ -162,9 +167,9 @@ class PolicyWorker(PolicyInterface):
         if finals is not None:
             finals = _taken(finals, np.searchsorted(np.flatnonzero(inference.ended), with_final))
         return SampleBatch(
-            places=SampleId.pack(inference.place, rows),
-            heavy=inference.heavy.take(rows),
-            ended=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
+            sample_ids=SampleId.pack(inference.place, rows),
+            inputs=inference.heavy.take(rows),
+            final_ids=SampleId.pack(inference.place, rows[:0] if finals is None else with_final),
             finals=finals if finals is not None and len(finals) else None,
         )
 
@@ -192,9 +197,9 @@ class PolicyWorker(PolicyInterface):
     # ------------------------------------------------------------------------------------------------- weights
 
     def load(self, version: int, published: PublishedWeights) -> None:
-        received = receive(self.model, published)
+        received = receive(self.trained_model, published)
         with self.between_requests:
-            swap_in(self.model, received, published)
+            swap_in(self.trained_model, received, published)
             self._take(version)
 
     def adopt(self, version: int) -> None:
@@ -239,10 +244,11 @@ class PolicyWorker(PolicyInterface):
     def _remember(self) -> None:
         if self.past and self.past[-1][0] == self.version:
             self.past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
-        self.past.append((self.version, [(n, w.detach().to("cpu", copy=True)) for n, w in self.model.weights()]))
+        weights = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self.trained_model.weights()]
+        self.past.append((self.version, weights))
 
     def _put(self, version: int, weights: list[tuple[str, torch.Tensor]]) -> None:
-        self.model.load_weights(weights)
+        self.trained_model.load_weights(weights)
         self.version = version
 
     def _frames(self, ticket: EnvTrajectory) -> Array:
@@ -264,7 +270,7 @@ class PolicyWorker(PolicyInterface):
     # ------------------------------------------------------------------------------------------------- records
 
     def _keep(self, request: StepRequest, chunk: Chunk, part: slice, versions: Array) -> None:
-        assert request.obs is not None
+        assert request.obs is not None and chunk.log_probs is not None
         heavy = ModelInputs(
             obs=request.obs,
             actions=chunk.actions[part],
@@ -306,12 +312,13 @@ class PolicyWorker(PolicyInterface):
 
     def _bootstrap(self, obs: Observation) -> Array:
         """Return the value of the first action of each row, float32 [R]."""
-        values = to_numpy(self.model.values(obs))
+        values = to_numpy(self.trained_model.values(obs))
         first: Array = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
         return first
 
     def _check(self, actions: Array, chunk: Chunk) -> None:
-        if not np.isfinite(actions).all() or not np.isfinite(to_numpy(chunk.log_probs)).all():
+        log_probs = np.zeros(0) if chunk.log_probs is None else to_numpy(chunk.log_probs)
+        if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
             raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
 
 
@@ -324,10 +331,11 @@ def _joined(parts: Sequence[tuple[Array, Chunk]]) -> Chunk:
     if len(parts) == 1:
         return parts[0][1]
     chunks, order = [chunk for _, chunk in parts], np.argsort(np.concatenate([rows for rows, _ in parts]))
+    log_probs = [chunk.log_probs for chunk in chunks if chunk.log_probs is not None]
     values = [chunk.values for chunk in chunks if chunk.values is not None]
     return Chunk(
         actions=pick(concat([chunk.actions for chunk in chunks]), order),
-        log_probs=pick(concat([chunk.log_probs for chunk in chunks]), order),
+        log_probs=pick(concat(log_probs), order) if log_probs else None,
         values=pick(concat(values), order) if values else None,
         extras={key: pick(concat([chunk.extras[key] for chunk in chunks]), order) for key in chunks[0].extras},
     )

@@ -62,7 +62,7 @@ class WorldModelWorker(WorldModelInterface):
         device: str,
         wrappers: Named,
         *,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         """Build the world model and the store of its episodes.
@@ -70,14 +70,15 @@ class WorldModelWorker(WorldModelInterface):
         Args:
             info: description of the simulator.
             folder: folder of the run.
-            beat: heartbeat, called within long calls.
+            heartbeat: called within long calls.
             stop_requested: whether a fit has to end early, with StopRequested.
         Raises UserError where the simulator has no cameras, episodes do not fit on disk or in memory, or they have
         another shape than those in the store.
         """
         assert spec.world_model is not None and spec.imagination is not None
         self.spec, self.section, self.folder = spec, spec.imagination, folder
-        self.beat, self.stop_requested = beat, stop_requested
+        self._heartbeat = heartbeat
+        self._stop_requested = stop_requested
         self.info = limited(info, spec.rollout.max_steps)
         shape = EpisodeShape.of(self.info, spec.rollout.chunk)
         self.recorder = EpisodeStore(
@@ -101,18 +102,18 @@ class WorldModelWorker(WorldModelInterface):
         self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
     ) -> dict[str, dict[int, Episodes]]:
         """Return the imagined episodes of all lanes: purpose of a `PolicyMode` -> lane -> episodes. "imagination" is
-        for training, "inflation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
+        for training, "over_estimation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
         """
         section, rollout = self.section, self.spec.rollout
         assert self.spec.world_model is not None
-        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "inflation": {}}
+        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "over_estimation": {}}
         for lane, count in rows.items():
             settings: dict[str, Any] = {"outcome": section.outcome, "recent": section.recent, "seed": self.spec.seed}
             longest, of_model = self.recorder.shape.longest, (self.model, self.recorder, self.info, count)
             practice = ImaginedEnv(*of_model, horizon=section.horizon, start=section.start, **settings)
             probe = ImaginedEnv(*of_model, horizon=longest, start="first", **settings)
             self.envs.append(practice)
-            for purpose, env in (("imagination", practice), ("inflation", probe)):
+            for purpose, env in (("imagination", practice), ("over_estimation", probe)):
                 found[purpose][lane] = Episodes(
                     env,
                     name=f"{self.spec.env.type} (imagined by {self.spec.world_model.type})",
@@ -162,16 +163,16 @@ class WorldModelWorker(WorldModelInterface):
                 "time/fit": fitted - before,
                 "time/measure": perf_counter() - fitted,
             },
-            gates=opened,
-            last=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
+            thresholds_met=opened,
+            last_episodes=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
         )
 
-    def draw(self, groups: Sequence[int]) -> list[ResetState]:
+    def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
         return (
             [draw_state(self._pool, self.spec.seed, group, IMAGINED_EPISODES) for group in groups] if self._pool else []
         )
 
-    def over(self) -> None:
+    def finish_step(self) -> None:
         if self._before is not None:
             self._before = None
             self.recorder.dropped()
@@ -221,8 +222,8 @@ class WorldModelWorker(WorldModelInterface):
         return self.recorder.windows(ids, history=self.model.history, rollout=longest) if len(ids) else None
 
     def _go_on(self) -> None:
-        self.beat()
-        if self.stop_requested():
+        self._heartbeat()
+        if self._stop_requested():
             raise StopRequested
 
 

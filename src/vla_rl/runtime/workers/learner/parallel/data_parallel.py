@@ -34,16 +34,16 @@ class ParallelStrategy(Protocol):
     def release(self) -> None:
         """Undo `gather`."""
 
-    def whole_weights(self) -> AbstractContextManager[None]:
+    def full_weights(self) -> AbstractContextManager[None]:
         """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
 
-    def whole(self, tensor: Any) -> Any:
+    def full_tensor(self, tensor: Any) -> Any:
         """Return a tensor that may be sharded as a full tensor in host memory; all ranks together. Other values are
         returned unchanged.
         """
 
-    def share(self, tensor: Any, like: torch.Tensor) -> Any:
-        """Return this rank's share of a full tensor, sharded as the parameter `like`. Other values are returned
+    def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
+        """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values are returned
         unchanged.
         """
 
@@ -78,13 +78,13 @@ class DataParallel:
     def release(self) -> None:
         """Do nothing: the weights stay full."""
 
-    def whole_weights(self) -> AbstractContextManager[None]:
+    def full_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def whole(self, tensor: Any) -> Any:
+    def full_tensor(self, tensor: Any) -> Any:
         return on_host(tensor)
 
-    def share(self, tensor: Any, like: torch.Tensor) -> Any:
+    def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         return tensor
 
 

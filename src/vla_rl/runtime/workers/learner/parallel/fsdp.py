@@ -25,7 +25,7 @@ from vla_rl.runtime.workers.learner.parallel.data_parallel import on_host
 T = TypeVar("T")
 
 
-class _Whole(nn.Module):
+class _RunModule(nn.Module):
     """Module whose forward pass is any function of the model, so that FSDP gathers weights around it."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -55,60 +55,66 @@ class FullyShardedParallel:
         _check_types(module, blocks)
         mesh = init_device_mesh(torch.device(device).type, (world,))
         self.blocks: list[FSDPModule] = [fully_shard(block, mesh=mesh) for block in blocks]
-        self.whole_module: Any = fully_shard(_Whole(module), mesh=mesh)
-        for part in (self.whole_module, *self.blocks):
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
-        self.whole_module.set_reduce_scatter_unused_params(True)
+        self.root: Any = fully_shard(_RunModule(module), mesh=mesh)
+        for unit in self._units:
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
+        self.root.set_reduce_scatter_unused_params(True)
+
+    @property
+    def _units(self) -> tuple[Any, ...]:
+        """Modules that FSDP gathers one at a time."""
+        return self.root, *self.blocks
 
     def run(self, forward: Callable[[], T]) -> T:
-        result: T = self.whole_module(forward)
+        result: T = self.root(forward)
         return result
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         """Do nothing: the backward pass has reduced the gradients."""
 
     def gather(self) -> None:
-        for part in (self.whole_module, *self.blocks):
-            part.unshard()
-        self.whole_module.set_reshard_after_forward(False)
+        for unit in self._units:
+            unit.unshard()
+        self.root.set_reshard_after_forward(False)
 
     def release(self) -> None:
-        for part in (self.whole_module, *self.blocks):
-            part.reshard()
-        self.whole_module.set_reshard_after_forward(True)
+        for unit in self._units:
+            unit.reshard()
+        self.root.set_reshard_after_forward(True)
 
     @contextmanager
-    def whole_weights(self) -> Iterator[None]:
+    def full_weights(self) -> Iterator[None]:
         """Context in which the module's parameters are plain full tensors, outside of FSDP: `state_dict` finds them,
         and NumPy may share their memory.
         """
-        parts = list(self.whole_module.modules())
-        places = [(part, name, p) for part in parts for name, p in part.named_parameters(recurse=False)]
-        made: dict[int, nn.Parameter] = {}
-        for part, name, p in places:
-            if id(p) not in made:
-                made[id(p)] = nn.Parameter(_tensor_of_all(p.detach()), requires_grad=p.requires_grad)
-            setattr(part, name, made[id(p)])
+        modules = list(self.root.modules())
+        sharded = [(module, name, p) for module in modules for name, p in module.named_parameters(recurse=False)]
+        full: dict[int, nn.Parameter] = {}
+        """Id of a sharded parameter -> the full one; modules may share a parameter."""
+        for module, name, p in sharded:
+            if id(p) not in full:
+                full[id(p)] = nn.Parameter(_gathered(p.detach()), requires_grad=p.requires_grad)
+            setattr(module, name, full[id(p)])
         yield
-        for part, name, p in places:
-            setattr(part, name, p)
+        for module, name, p in sharded:
+            setattr(module, name, p)
 
-    def whole(self, tensor: Any) -> Any:
-        return on_host(_tensor_of_all(tensor))
+    def full_tensor(self, tensor: Any) -> Any:
+        return on_host(_gathered(tensor))
 
-    def share(self, tensor: Any, like: torch.Tensor) -> Any:
-        """Return this rank's share as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
+    def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
+        """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
         fewer rows.
         """
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return tensor
         assert isinstance(like, DTensor)
-        parts = tensor.chunk(like.device_mesh.size())
+        chunks = tensor.chunk(like.device_mesh.size())
         rank = like.device_mesh.get_local_rank()
-        own = parts[rank] if rank < len(parts) else tensor[:0]
+        chunk = chunks[rank] if rank < len(chunks) else tensor[:0]
         return DTensor.from_local(
-            own.to(like.to_local().device).contiguous(),
+            chunk.to(like.to_local().device).contiguous(),
             like.device_mesh,
             like.placements,
             run_check=False,
@@ -117,7 +123,7 @@ class FullyShardedParallel:
         )
 
 
-def _tensor_of_all(value: Any) -> Any:
+def _gathered(value: Any) -> Any:
     """Return the full tensor of all ranks' shares; other values unchanged."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
@@ -129,17 +135,17 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
     for p in module.parameters():
         if p.requires_grad:
             types.setdefault(of_block.get(id(p), "outside of its blocks"), set()).add(str(p.dtype))
-    for name, found in types.items():
-        if len(found) > 1:
+    for name, dtypes in types.items():
+        if len(dtypes) > 1:
             raise UserError(
                 f"train.sharding: full needs trainable weights of one type in a block, and the model has "
-                f"{', '.join(sorted(found))} in {name!r}; set train.sharding: replicated, or keep all weights in "
+                f"{', '.join(sorted(dtypes))} in {name!r}; set train.sharding: replicated, or keep all weights in "
                 f"float32 and compute in bfloat16 (model.dtype: float32, train.precision: bf16)"
             )
 
 
 @contextmanager
-def called(model: VLAModel) -> Iterator[list[nn.Module]]:
+def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
     """Context that collects the model's blocks that are called in it: members of its module lists, and the critic.
     Blocks inside other blocks are left out.
     """
@@ -147,9 +153,9 @@ def called(model: VLAModel) -> Iterator[list[nn.Module]]:
     lists = [part for parts in model.module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
     candidates = [part for part in (*critic, *lists) if any(True for _ in part.parameters())]
     inner = {id(below) for part in candidates for below in part.modules() if below is not part}
-    found: dict[int, nn.Module] = {}
+    called_blocks: dict[int, nn.Module] = {}
     hooks = [
-        part.register_forward_pre_hook(lambda part, inputs: found.__setitem__(id(part), part))
+        part.register_forward_pre_hook(lambda part, inputs: called_blocks.__setitem__(id(part), part))
         for part in candidates
         if id(part) not in inner
     ]
@@ -159,7 +165,7 @@ def called(model: VLAModel) -> Iterator[list[nn.Module]]:
     finally:
         for hook in hooks:
             hook.remove()
-        blocks.extend(found.values())
+        blocks.extend(called_blocks.values())
 
 
 def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[FullyShardedParallel, ModelInputs]:
@@ -169,7 +175,7 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Full
     obs, chunk = dummy_sample(model, info)
     passes: list[Callable[[], Any]] = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        with called(model) as blocks:
+        with collect_called_blocks(model) as blocks:
             for forward in (
                 lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
                 lambda: model.imitation_loss(obs, chunk.actions),
@@ -179,7 +185,7 @@ def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[Full
                 except NotOffered:  # the model cannot be trained in this way
                     continue
                 passes.append(forward)
-        held = FullyShardedParallel(model.module, blocks, device, world)
-        held.run(passes[0])  # FSDP finds its blocks in the first pass
-    held.release()
-    return held, ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
+        strategy = FullyShardedParallel(model.module, blocks, device, world)
+        strategy.run(passes[0])  # FSDP finds its blocks in the first pass
+    strategy.release()
+    return strategy, ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)

@@ -1,0 +1,85 @@
+"""Rollouts in the simulators: from tickets to a rollout batch and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+
+from vla_rl.core.run.flow import Ticket
+from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Rollout
+from vla_rl.runtime.driver import rollout_metrics
+from vla_rl.runtime.driver.assembler import RolloutBatch, assemble
+from vla_rl.runtime.driver.collector import Collector
+from vla_rl.runtime.driver.episode_requests import EpisodeRequests
+from vla_rl.runtime.driver.faults import FaultLog
+from vla_rl.runtime.driver.recordings import with_recordings
+from vla_rl.runtime.driver.trace import Trace
+
+
+class Rollouts:
+    """Requests the episodes of tickets, and assembles their trajectories into the rollout of a step."""
+
+    def __init__(
+        self, collector: Collector, requests: EpisodeRequests, spec: Spec, fault_log: FaultLog, trace: Trace
+    ) -> None:
+        self.collector = collector
+        self.requests = requests
+        self.spec = spec
+        self.fault_log = fault_log
+        self.trace = trace
+        self.shape = RunShape.of(spec)
+        self.tickets_per_batch = self.shape.envs if self.shape.streaming else self.shape.tickets_per_step
+        """Tickets that are rolled out together, before later ones: one for each env with streaming updates, else those
+        of a step.
+        """
+        self.faults = 0
+        """Faults of envs in the running step."""
+        self._batch: RolloutBatch | None = None
+
+    @property
+    def batch(self) -> RolloutBatch:
+        """Rollout batch of the running step, once it is assembled."""
+        assert self._batch is not None
+        return self._batch
+
+    def collect(self, step: int, version: int, tickets: Sequence[Ticket]) -> None:
+        """Have tickets rolled out that were issued while `step` ran and `version` was the newest. Does not wait."""
+        batches = groupby(tickets, lambda ticket: ticket.number // self.tickets_per_batch)
+        self.collector.collect(
+            [[self.requests.request(ticket, step, version) for ticket in batch] for _, batch in batches]
+        )
+
+    def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
+        """Wait as `Collector.wait_for_tickets`, and report faults."""
+        collected = self.collector.wait_for_tickets(needed)
+        faults = self.collector.work.faults
+        self.faults += len(faults)
+        self.fault_log.report(faults)
+        return collected
+
+    def assemble(self, step: int, version: int, tickets: Sequence[int]) -> tuple[Rollout, dict[str, float]]:
+        """Assemble these collected tickets. Return (trajectory records, metrics)."""
+        collector = self.collector
+        trajectories = [collector.trajectories[number] for number in tickets]
+        self._batch = assemble(step, trajectories, self.shape.group_size)
+        self.trace.ticket_chunk_steps = [len(trajectory.finished.light["valid"]) for _, trajectory in trajectories]
+        rollout = with_recordings(self._batch.rollout, collector.fleet, self.spec, tickets)
+        metrics = {
+            **rollout_metrics.episode_metrics(rollout.episodes),
+            **rollout_metrics.work_metrics(collector.work),
+            **(rollout_metrics.lag_metrics(rollout, version) if collector.runs_ahead else {}),
+            **collector.metrics(len(tickets)),
+            **self.requests.record_outcomes(step, rollout.episodes, tickets[-1]),
+            "faults/envs": float(self.faults),
+        }
+        return rollout, metrics
+
+    def finish(self) -> None:
+        """End the step: drop its trajectories, and count its faults anew."""
+        tickets = self.batch.numbers.tolist()
+        self.requests.consume([self.collector.trajectories[number][1].finished for number in tickets])
+        self.collector.drop(tickets)
+        self._batch = None
+        self.faults = 0

@@ -1,0 +1,72 @@
+"""Start of a run's workers: simulators, models, connections, and the group of learners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from vla_rl.core.run.runtime import Scaling
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo, ResetState
+from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface
+
+
+@frozen(kw_only=True)
+class StartedRun:
+    """What the driver learns from the workers as they start."""
+
+    info: EnvInfo
+    train_states: Sequence[ResetState]
+    eval_states: Sequence[ResetState]
+    recorded_samples: int
+    """Samples of the demonstrations that the learners opened; 0: none."""
+    scaling: Scaling
+    """Normalisation statistics of the model; None: its own."""
+
+
+def start_workers(
+    fleet: Fleet, spec: Spec, *, imitation: bool, scaling: Scaling, recording_folder: Path | None
+) -> StartedRun:
+    """Start all roles of the workers, which the backend has created.
+
+    Args:
+        imitation: the learners open the data that the spec names.
+        scaling: statistics that the model normalises by, if they are known; else those of that data, if the spec wants
+            them.
+        recording_folder: run folder in which episodes are recorded for a world model; None: there is none.
+    """
+    info = fleet.start_simulators(recording_folder)
+    recorded_samples = 0
+    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+        recorded_samples = _open_data(fleet, info)
+        if spec.imitation.statistics == "data" and scaling is None:
+            scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
+    hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
+    fleet.get_all([worker.call(HostInterface.start_model, info, scaling) for worker in hosts])
+    fleet.connect_policies([sim.worker for sim in fleet.sims])
+    if len(fleet.learners) > 1:
+        _join_learners(fleet)
+    first_sim = fleet.sim_of[0]
+    return StartedRun(
+        info=info,
+        eval_states=fleet.get(first_sim.call(EnvInterface.eval_states)),
+        train_states=fleet.get(first_sim.call(EnvInterface.train_states)),
+        recorded_samples=recorded_samples,
+        scaling=scaling,
+    )
+
+
+def _open_data(fleet: Fleet, info: EnvInfo) -> int:
+    """Let all learners open the demonstrations. Return the number of samples that all of them have."""
+    workers = [fleet.worker_of(learner) for learner in fleet.learners]
+    return min(fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers]))
+
+
+def _join_learners(fleet: Fleet) -> None:
+    """Let the learners form their process group."""
+    address = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.rendezvous))
+    calls = [learner.call(LearnerInterface.join, address, learner.assignment.rank) for learner in fleet.learners]
+    fleet.get_all(calls)

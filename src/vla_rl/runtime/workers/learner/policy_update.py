@@ -1,0 +1,136 @@
+"""The policy update of one rank: forward and backward passes over its samples, and optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.types import Array
+from vla_rl.runtime.messages.learning import UNNORMALISED, OptimizerStep
+from vla_rl.runtime.messages.model_inputs import ModelInputs
+from vla_rl.runtime.workers.learner import optimizer
+from vla_rl.runtime.workers.learner.gradient_accumulator import GradientAccumulator, MetricAccumulator
+from vla_rl.runtime.workers.learner.micro_batches import InputRows, MicroBatches, SampleFields
+from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+
+
+class PolicyUpdate:
+    """Updates of the policy by an algorithm's loss."""
+
+    def __init__(self, trained: TrainedModel, algorithm: Algorithm, heartbeat: Callable[[], None]) -> None:
+        """Create the updates. `heartbeat` is called before each pass."""
+        self.batches = MicroBatches(trained, algorithm)
+        self._trained = trained
+        self._algorithm = algorithm
+        self._heartbeat = heartbeat
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a training step without samples, and free the samples of the last one."""
+        train = self._trained.train
+        self._accumulator = GradientAccumulator(
+            self._trained.parameters, self._algorithm.loss, keep_samples=train.epochs > 1
+        )
+
+    def update(
+        self, step: int, version: int, inputs: InputRows | None, fields: SampleFields, steps: Sequence[OptimizerStep]
+    ) -> dict[str, Any]:
+        """Make all optimiser steps of one training step.
+
+        Args:
+            version: version of the weights before the update.
+            inputs, fields: this rank's samples in one order.
+
+        Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
+        once they are added over ranks) and "seconds".
+        """
+        before = perf_counter()
+        seconds_before = 0.0
+        trained = self._trained
+        metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
+        norms: list[float] = []
+        with trained.released():
+            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
+            if any(optimizer_step.accumulated for optimizer_step in steps):
+                seconds_before = self._accumulator.seconds
+                inputs, fields, steps = self._accumulator.epochs(steps)
+            for optimizer_step in steps:
+                if optimizer_step.accumulated:
+                    loss = self._accumulator.normalise(optimizer_step, metrics, len(steps))
+                else:
+                    loss = self._passes(version, inputs, fields, optimizer_step, metrics, len(steps))
+                critic_only = step <= trained.train.critic_warmup_steps
+                norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
+            self.restart()
+        maxima = {name: float(value) for name, value in metrics.maxima.items()}
+        return {
+            "sums": {name: float(value) for name, value in metrics.sums.items()},
+            "maxima": {**maxima, "policy/grad_norm": max(norms, default=0.0)},
+            "statistics": {name: statistic.cpu() for name, statistic in metrics.statistics.items()},
+            "seconds": seconds_before + perf_counter() - before,
+        }
+
+    def forward_backward(
+        self,
+        version: int,
+        inputs: ModelInputs | None,
+        fields: SampleFields,
+        micro_batches: Sequence[Array],
+        passes: int,
+        first: bool,
+    ) -> None:
+        """Run the passes of a part of a training step's samples, before the rest is there. `update` makes the optimiser
+        step.
+
+        Args:
+            version, inputs, fields: as in `update`.
+            micro_batches, passes: as in `OptimizerStep`.
+            first: this is the training step's first part.
+        """
+        self._trained.strategy.release()  # the policy acts again after `update`
+        if first:
+            self._trained.optimizer.zero_grad(set_to_none=True)
+            self.restart()
+        with self._accumulator.part(inputs, fields, micro_batches, passes):
+            for indices in micro_batches:
+                assert inputs is not None
+                self._heartbeat()
+                batch = self.batches.build(inputs, fields, indices, UNNORMALISED, version)
+                self._accumulator.add(self._trained.scores(batch), batch)
+            for _ in range(self._trained.dummy_passes(passes, len(micro_batches))):
+                self._heartbeat()
+                batch = self.batches.dummy(fields, UNNORMALISED, version)
+                self._accumulator.add(self._trained.scores(batch), batch, counts=False)
+
+    def _passes(
+        self,
+        version: int,
+        inputs: InputRows | None,
+        fields: SampleFields,
+        step: OptimizerStep,
+        metrics: MetricAccumulator,
+        count: int,
+    ) -> torch.Tensor:
+        """Run the passes of all micro-batches of one of `count` optimiser steps. Return the loss."""
+        trained = self._trained
+        trained.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=trained.device)
+        for indices in step.micro_batches:
+            assert inputs is not None
+            self._heartbeat()
+            batch = self.batches.build(inputs, fields, indices, step, version)
+            loss = self._algorithm.loss(trained.scores(batch), batch)
+            loss.total.backward()
+            total = total + loss.total.detach()
+            metrics.add_sums(loss.metrics, count)
+            metrics.add(loss.maxima, loss.statistics)
+        metrics.add_sums({"loss/total": total}, count)
+        for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
+            self._heartbeat()
+            batch = self.batches.dummy(fields, step, version)
+            self._algorithm.loss(trained.scores(batch), batch).total.backward()
+        return total

@@ -1,0 +1,72 @@
+"""Checkpoint file of the learners: exact weights, optimiser state and version, as full tensors for any number of
+learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.toolkit.models.checkpoints import read_pickled
+
+
+def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> None:
+    """Write the file, on the first rank; all ranks together where they hold shards."""
+    if rank != 0 and not trained.strategy.lockstep:
+        return
+    strategy = trained.strategy
+    weights = {name: strategy.full_tensor(tensor) for name, tensor in trained.parameters.items()}
+    optimizer = trained.optimizer.state_dict()
+    optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
+    if rank == 0:
+        torch.save({"weights": weights, "optimizer": optimizer, "version": version}, file)
+
+
+def load_state(trained: TrainedModel, file: Path) -> int:
+    """Restore what `save_state` wrote; all ranks together. Return the version of the weights. Raises UserError for the
+    weights of another model.
+    """
+    state = read_pickled(file, ("weights", "optimizer", "version"))
+    _check_weights(state["weights"], trained, file)
+    strategy = trained.strategy
+    with torch.no_grad():
+        for name, parameter in trained.parameters.items():
+            parameter.copy_(strategy.local_shard(state["weights"][name], parameter))
+    parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
+    optimizer = state["optimizer"]
+    optimizer["state"] = _converted(
+        lambda value, index: strategy.local_shard(value, parameters[index]), optimizer["state"]
+    )
+    trained.optimizer.load_state_dict(optimizer)
+    for group in trained.optimizer.param_groups:
+        group["weight_decay"] = trained.train.weight_decay
+    return int(state["version"])
+
+
+def _check_weights(weights: Mapping[str, torch.Tensor], trained: TrainedModel, file: Path) -> None:
+    """Raises UserError where names or shapes are not those of the model."""
+    in_file = set(weights)
+    in_model = set(trained.parameters)
+    if in_file != in_model:
+        raise UserError(
+            f"{file} holds the weights of another model: missing {sorted(in_model - in_file)[:5]}, "
+            f"unexpected {sorted(in_file - in_model)[:5]}"
+        )
+    for name, parameter in trained.parameters.items():
+        if parameter.shape != weights[name].shape:
+            raise UserError(
+                f"{file}: {name} has shape {tuple(weights[name].shape)}, the model has {tuple(parameter.shape)}"
+            )
+
+
+def _converted(convert: Callable[[Any, int], Any], state: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return an optimiser's state with `convert` applied to every value and the index of its parameter."""
+    return {
+        index: {name: convert(value, index) for name, value in of_parameter.items()}
+        for index, of_parameter in state.items()
+    }

@@ -1,0 +1,133 @@
+"""The rollout loop of a policy's worker: it drives lanes of real or imagined envs until no ticket is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import evolve
+
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.runtime.comm.remote import IMAGINED
+from vla_rl.runtime.comm.tracing import IMAGINATION
+from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.scheduling.batching import Call, drive
+from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
+from vla_rl.runtime.workers.policy.env_clients import EnvClients
+from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
+from vla_rl.runtime.workers.policy.progress import ProgressCounter
+
+REAL_PURPOSES = "action", "evaluation"
+"""Purposes of a `PolicyMode` in the simulators; the other purposes are in the world model."""
+
+
+class RolloutLoop:
+    """Rollouts and evaluations of the policy of one worker, in simulators and in the world model."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        clients: EnvClients,
+        direct: Callable[[str, str | None], Call],
+        policy: Callable[[], PolicyWorker],
+        *,
+        frames: bool,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """Create the loop.
+
+        Args:
+            clients: clients of the lanes that the policy acts for.
+            direct: (role, track of the trace) -> a function that calls a role of this worker.
+            policy: returns the policy role, which is built after the loop.
+            frames: the algorithm sees the frames of episodes.
+        """
+        self._assignment = assignment
+        self._clients = clients
+        self._direct = direct
+        self._policy = policy
+        self._frames = frames
+        self._stop_requested = stop_requested
+        self._progress = ProgressCounter()
+        self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
+        """Lane -> worker of its simulator."""
+        self.queues = {purpose: TicketQueue(assignment.served) for purpose in ("action", "imagination")}
+        """Purpose -> the tickets of its rollout."""
+
+    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
+        self.queues["action"].begin(batches)
+        with self._clients.talking():
+            return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
+
+    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
+        self.queues["imagination"].begin(batches)
+        return self._drive(PolicyMode(purpose="imagination", greedy=False, keep=True), self.queues["imagination"])
+
+    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
+        queue = TicketQueue(self._assignment.served, [tickets])
+        with self._clients.talking():
+            return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), queue)
+
+    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
+        queue = TicketQueue(self._assignment.served, [tickets])
+        return self._drive(PolicyMode(purpose="over_estimation", greedy=False, keep=False), queue)
+
+    def progress(self) -> RolloutProgress:
+        """Return the progress of the rollout or the evaluation in the simulators."""
+        return self._progress.count()
+
+    def _drive(self, mode: PolicyMode, queue: TicketQueue) -> RolloutReport:
+        """Roll out the tickets of the queue, and those that are added meanwhile. Return what was not reported."""
+        real = mode.purpose in REAL_PURPOSES
+        lanes = self._clients.lanes("sim" if real else IMAGINED)
+        infer = self._direct("policy", None if real else IMAGINATION)
+        batching = self._assignment.batching
+        if self._assignment.local:
+            batching = evolve(batching, max_wait_s=None)
+        if real:
+            self._progress.begin()
+
+        def act(method: str, mode: PolicyMode, indices: Sequence[int], *requests: StepRequest) -> Any:
+            if real:
+                for lane, request in zip(indices, requests, strict=True):
+                    self._progress.note(lane, request)
+            report = self._work_of(indices, requests)
+            actions = infer(method, mode, indices, *requests)
+            self._add_results(report, mode, requests)
+            queue.add(report)
+            return actions
+
+        try:
+            while not queue.end():
+                if self._stop_requested():
+                    raise StopRequested
+                for _ in drive(lanes, act, mode, batching, queue.tickets, self._clients.value_of, self._clients.ready):
+                    pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
+        finally:
+            queue.stop()
+        return queue.report((), False)
+
+    def _work_of(self, lanes: Sequence[int], requests: Sequence[StepRequest]) -> RolloutReport:
+        """Return the simulators' work that these requests report."""
+        report = RolloutReport()
+        for lane, request in zip(lanes, requests, strict=True):
+            source = lane if self._assignment.concurrent_lanes else self._worker_of[lane]
+            report.env_seconds[source] = report.env_seconds.get(source, 0.0) + request.seconds
+            report.env_steps += request.env_steps
+            report.replayed += request.replayed
+            report.restarted += request.restarted
+            report.faults += request.faults
+        return report
+
+    def _add_results(self, report: RolloutReport, mode: PolicyMode, requests: Sequence[StepRequest]) -> None:
+        """Add the tickets that these requests finished, with the policy's half of their trajectories."""
+        policy = self._policy()
+        finished = [trajectory for request in requests for trajectory in request.finished]
+        policy_fields = policy.results(finished, self._frames) if mode.keep else [{} for _ in finished]
+        report.played = [
+            TrajectoryResult(finished=trajectory, chosen=fields)
+            for trajectory, fields in zip(finished, policy_fields, strict=True)
+        ]
+        report.policy_seconds[self._assignment.index] = policy.seconds.pop(mode.purpose, 0.0)

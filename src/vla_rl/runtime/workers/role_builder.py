@@ -1,0 +1,132 @@
+"""Construction of a worker's roles from the spec and the worker's assignment.
+
+Every process builds its components itself; live components are never pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from vla_rl.core.hookspecs import ActingModel, Algorithm, Demonstrations, SimEnv
+from vla_rl.core.manager import Named, wrap
+from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.workers.env.env_worker import EnvWorker
+from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
+from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.models import build_model, trainable
+from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
+from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
+from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
+
+
+@frozen(eq=False)
+class RoleBuilder:
+    """Builder of the roles of one worker."""
+
+    spec: Spec
+    assignment: Assignment
+    algorithm: Algorithm
+    wrappers: Named
+    heartbeat: Callable[[], None]
+    """Called by the roles within long calls."""
+    stop_requested: Callable[[], bool]
+
+    def env(self, lane: int) -> SimEnv:
+        """Build the simulator of a lane."""
+        name = self.spec.env.type
+        env = build_env(self.spec, self.assignment, lane)
+        if "sim" in self.assignment.offload:
+            check_offload(env, name)
+        return wrap("env", env, name, self.wrappers)
+
+    def envs(self) -> dict[int, SimEnv]:
+        """Build the simulators of all lanes of this worker: lane -> simulator."""
+        if not on_this_machine(self.spec):
+            ask_plugin(self.spec)
+        return {lane.index: self.env(lane.index) for lane in self.assignment.lanes}
+
+    def env_worker(self, envs: dict[int, SimEnv], recordings: WorldModelRecordings | None) -> EnvWorker:
+        return EnvWorker(
+            self.spec,
+            envs,
+            self.assignment.lanes,
+            bootstrap=self._bootstrap,
+            framed=self.algorithm.needs.frames,
+            camera=self.algorithm.camera,
+            local=self.assignment.local,
+            recordings=recordings,
+            beat=self.heartbeat,
+            stop_requested=self.stop_requested,
+        )
+
+    def world_model(self, info: EnvInfo, folder: Path) -> WorldModelWorker:
+        return WorldModelWorker(
+            self.spec,
+            info,
+            folder,
+            self.assignment.slot.device,
+            self.wrappers,
+            heartbeat=self.heartbeat,
+            stop_requested=self.stop_requested,
+        )
+
+    def imagined_envs(self, world_model: WorldModelWorker, num_envs: Mapping[int, int]) -> ImaginedEnvs:
+        """Build the imagined envs of all lanes of the run (`num_envs`: lane -> number of its envs)."""
+        return ImaginedEnvs(world_model, num_envs, self._bootstrap)
+
+    def demonstrations(self, info: EnvInfo) -> Demonstrations:
+        """Open the demonstrations of the spec's `imitation:`."""
+        return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
+
+    def model(self, info: EnvInfo, scaling: Any) -> ActingModel:
+        return build_model(self.spec, info, self.assignment.slot.device, scaling, self.algorithm, self.wrappers)
+
+    def policy(
+        self,
+        model: ActingModel,
+        *,
+        on_version: Callable[[int], None],
+        between_requests: AbstractContextManager[Any],
+    ) -> PolicyWorker:
+        shape = RunShape.of(self.spec)
+        needs = self.algorithm.needs
+        return PolicyWorker(
+            model,
+            name=self.spec.model.type,
+            seed=self.spec.seed,
+            lag=0 if acts_only(self.spec) else shape.pinned_lag,
+            finals=needs.recomputed_values or (needs.values and shape.replays),
+            embed=self.algorithm.features,
+            on_version=on_version,
+            between_requests=between_requests,
+        )
+
+    def learner(self, model: ActingModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
+        slot = self.assignment.slot
+        return Learner(
+            trainable(model),
+            self.algorithm,
+            self.spec.train,
+            name=self.spec.model.type,
+            device=slot.device,
+            world=self.assignment.world,
+            info=info,
+            acting="policy" in slot.roles,
+            heartbeat=self.heartbeat,
+            demonstrations=demonstrations,
+        )
+
+    @property
+    def _bootstrap(self) -> bool:
+        """True where values are computed after truncations."""
+        return values_for(self.algorithm) != "none"

@@ -1,0 +1,149 @@
+"""Calls of the roles of one worker: each holds its role's lock, sends a heartbeat, and is recorded for the trace.
+
+The table at the top of `host.py` says which thread may hold which lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.comm.remote import IMAGINED, Remote, declaration_of
+from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.runtime.scheduling.batching import Call
+from vla_rl.runtime.workers.heartbeat import Heartbeats
+
+
+class RoleLocks:
+    """The outer locks of a worker: a thread holds at most one of them, except in `all_lanes`."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.between_requests = Lock()
+        """Held while the policy role is used: weights are swapped between two requests, never within one."""
+        self.in_lane = {lane.index: Lock() for lane in assignment.lanes}
+        """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
+        last call is still running.
+        """
+        self.imagining = Lock()
+        """Held while the world model is used."""
+
+    def for_call(self, role: str, declaration: Remote, arguments: Sequence[Any]) -> Lock | AbstractContextManager[None]:
+        """Return the lock that a call of this role holds."""
+        # Methods of the group "weights" lock by themselves, only while they swap: receiving a version takes long, and
+        # the locks are not reentrant.
+        if role == "policy" and declaration.group != "weights":
+            return self.between_requests
+        if role == "sim" and declaration.lane is not None:
+            return self.in_lane[arguments[declaration.lane]]
+        if role in ("imagination", IMAGINED):
+            return self.imagining
+        return nullcontext()
+
+    @contextmanager
+    def all_lanes(self) -> Iterator[None]:
+        """Context that holds the locks of all lanes, acquired in the order of `assignment.lanes`."""
+        with ExitStack() as stack:
+            for lane in self.in_lane.values():
+                stack.enter_context(lane)
+            yield
+
+
+class RoleCalls:
+    """Calls of the roles of one worker, from other processes or from another role."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        assignment: Assignment,
+        roles: Mapping[str, object],
+        worker: object,
+        heartbeats: Heartbeats,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """Create the calls.
+
+        Args:
+            roles: role -> the object that implements it; roles may be added later.
+            worker: object that implements the role "worker".
+        """
+        self._spec = spec
+        self._assignment = assignment
+        self._roles = roles
+        self._worker = worker
+        self._heartbeats = heartbeats
+        self._stop_requested = stop_requested
+        self.locks = RoleLocks(assignment)
+        self.recorder = CallRecorder()
+
+    def call(self, role: str, method: str, *arguments: Any) -> Any:
+        """Call a method for another process. Errors of concurrent lanes name the lane."""
+        callee = self._callee(role, method, arguments)
+        self._heartbeats.beat(f"{callee} ({self._plugin(role)}): {method}")
+        try:
+            return self._run(role, method, arguments)
+        except Exception as exc:
+            if role == "sim" and self._assignment.concurrent_lanes:
+                exc.add_note(f"in {callee}")
+            raise
+        finally:
+            self._heartbeats.idle()
+
+    def direct(self, role: str, track: str | None = None) -> Call:
+        """Return a function that calls a role for another role of this worker. It raises StopRequested once a rollout
+        has to end.
+
+        Args:
+            track: track of the trace, instead of the one that the method declares.
+        """
+
+        def call(method: str, *arguments: Any) -> Any:
+            if self._stop_requested():
+                raise StopRequested
+            self._heartbeats.beat(f"{self._callee(role, method, arguments)} ({self._plugin(role)}): {method}")
+            return self._run(role, method, arguments, track)
+
+        return call
+
+    def _run(self, role: str, method: str, arguments: Sequence[Any], track: str | None = None) -> Any:
+        """Run a call while holding the lock of its role, and record it on `track`, or on the declared one."""
+        owner = self._owner(role)
+        function = getattr(owner, method)
+        declaration = declaration_of(owner, method)
+        with self.locks.for_call(role, declaration, arguments):
+            start = monotonic()
+            try:
+                return function(*arguments)
+            finally:
+                if declaration.track != "none":
+                    lane = None if declaration.lane is None else arguments[declaration.lane]
+                    track = track or self._track(role, declaration)
+                    self.recorder.add(Event(track, method, lane, start, monotonic(), declaration.main))
+
+    def _owner(self, role: str) -> object:
+        return self._worker if role == "worker" else self._roles[role]
+
+    def _track(self, role: str, declaration: Remote) -> str:
+        """Return the track on which a call shows, as `Remote.track` says."""
+        if declaration.track in CONCURRENT_TRACKS:
+            return declaration.track
+        roles = self._assignment.slot.roles
+        return {"own": role, "first": roles[0], "last": roles[-1]}[declaration.track]
+
+    def _callee(self, role: str, method: str, arguments: Sequence[Any]) -> str:
+        """Return role, worker and, for simulators, lane of a call, for messages."""
+        if role == "worker":
+            return f"worker {self._assignment.index}"
+        lane = declaration_of(self._roles[role], method).lane if role in ("sim", IMAGINED) else None
+        return f"{role} worker {self._assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
+
+    def _plugin(self, role: str) -> str:
+        """Return kind and type of the plugin that a role runs, for messages."""
+        if role in ("imagination", IMAGINED) and self._spec.world_model is not None:
+            return f"world model {self._spec.world_model.type!r}"
+        return f"env {self._spec.env.type!r}" if role == "sim" else f"model {self._spec.model.type!r}"

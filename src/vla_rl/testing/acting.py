@@ -1,0 +1,78 @@
+"""Checks of `check_model` that need actions alone: all of a model that only acts, and `continue_chunk` of any model."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from vla_rl.core.manager import offers
+from vla_rl.core.types import UnexecutedActions, to_numpy
+from vla_rl.testing.model_case import ActingCase
+from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
+
+
+def check_acting(case: ActingCase) -> None:
+    """Record findings on a model that only acts: types, shapes and bounds of its actions, repeatability, and rows that
+    know nothing of each other. It may ignore `noise`."""
+    with case.f.section("cameras"):
+        read = case.model.cameras_read
+        unknown = sorted(set(read or ()) - set(case.env.cameras))
+        known = ", ".join(case.env.cameras)
+        case.f.expect(not unknown, "cameras_read", f"some of {known}", ", ".join(unknown), "correct the names")
+    with case.f.section("sample_chunk"):
+        _sampling(case)
+    check_continuing(case)
+
+
+def _sampling(case: ActingCase) -> None:
+    for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
+        ran = run_from(11, partial(case.sample, greedy))
+        chunk = ran.result
+        if not case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions"):
+            return
+        case.within_bounds(chunk.actions, where)
+        moved = changed_generators(ran.start, ran.end)
+        expected = "the global random generators left alone"
+        case.f.expect(not moved, where, expected, f"a change of {' and '.join(moved)}'s", OWN)
+        what, remedy = "the same chunk from the same noise", "draw from `noise` only"
+        case.near(case.sample(greedy).actions, chunk.actions, where, what, remedy)
+        order = list(range(case.rows))[::-1]
+        turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order), greedy)
+        what, remedy = "a row's chunk wherever it stands in the batch", "use no statistics of the batch"
+        case.near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
+
+
+def check_continuing(case: ActingCase) -> None:
+    """Record findings on `continue_chunk`, if the model offers it."""
+    if not offers(case.model, "continue_chunk"):
+        return
+    where, shape = "continue_chunk", (case.rows, case.chunk, case.env.action_dim)
+    with case.f.section(where):
+        actions = to_numpy(case.sample().actions)
+        # a rest of another length, and another delay, for each row
+        starts = [row % case.chunk for row in range(case.rows)]
+        previous = [
+            UnexecutedActions(actions=actions[row, start:].copy(), delay=row % (case.chunk - start + 1))
+            for row, start in enumerate(starts)
+        ]
+        for greedy in (False, True):
+            continued = case.model.continue_chunk(case.obs, case.noise(), greedy, previous)
+            if not case.is_array(continued, shape, where):
+                return
+            case.within_bounds(continued, where)
+            graph = isinstance(continued, torch.Tensor) and continued.requires_grad
+            case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
+            again = case.model.continue_chunk(case.obs, case.noise(), greedy, previous)
+            case.near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
+        order = list(range(case.rows))[::-1]
+        turned = case.model.continue_chunk(
+            case.obs.take(np.array(order)), case.noise(order), True, [previous[row] for row in order]
+        )
+        what, remedy = "a row's actions wherever it stands in the batch", "use each row's own previous actions"
+        case.near(to_numpy(turned)[order], continued, where, what, remedy, KERNELS)
+
+
+KERNELS = 10.0
+"""Times `atol`: batches in another order may run other kernels."""

@@ -1,0 +1,159 @@
+"""Benchmarks of several suites, their pages, and two policies on the same states."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+from vla_rl.cli.benchmark.paired import Pair, compare, episodes
+from vla_rl.cli.benchmark.suites import load, mean_of, names
+from vla_rl.cli.main import app
+from vla_rl.core.errors import UserError
+
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml")
+SHORT = ["runtime.backend=local", "env.num_envs=16", "eval.episodes_per_task=2"]
+
+
+def vla_rl(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    return result.output
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_shipped_benchmark_names_keys_of_its_simulator(name):
+    benchmark = load(name)
+    assert benchmark.suites and all("=" in override for override in benchmark.overrides(next(iter(benchmark.suites))))
+    assert all(0 <= rate <= 100 for published in benchmark.published for rate in published.rates.values())
+    assert all(published.source for published in benchmark.published)
+
+
+@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install 'vla-rl[metaworld]'")
+def test_meta_worlds_fifty_tasks_are_each_in_one_suite():
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+    tasks = [task for keys in load("metaworld").suites.values() for task in keys["env.tasks"]]
+    assert sorted(tasks) == sorted(ALL_V3_ENVIRONMENTS)
+
+
+@pytest.mark.sim
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
+def test_suites_of_libero_are_installed():
+    from vla_rl.plugins.envs.libero.suites import Suite
+
+    for name in ("libero", "libero_pro"):
+        for keys in load(name).suites.values():
+            Suite(keys["env.suite"])
+
+
+def test_suites_are_played_kept_and_shown(tmp_path):
+    arguments = ["eval", EXAMPLE, *SHORT, "--benchmark", "tabletop", "--folder", str(tmp_path)]
+    first = vla_rl(*arguments, "--suite", "Put")
+    assert "Put" in first and "Pick" not in first and "mean" not in first
+    second = vla_rl(*arguments)
+    assert re.search(r"Put .*n=8  \(was there\)", second) and re.search(r"Pick .*n=8\n", second)
+    assert "mean of Pick, Put" in second
+    pick = json.loads((tmp_path / "pick.json").read_text())
+    assert pick["success"]["n"] == len(pick["episodes"]) == 8 and len(pick["tasks"]) == 4
+    page = (tmp_path / "index.html").read_text()
+    assert "<h1>Tabletop</h1>" in page and "pick_red" in page and "put_red" in page
+    other = vla_rl(*arguments, "--suite", "Put", "eval.greedy=false")
+    assert "was there" not in other
+    assert "all" in vla_rl("compare", str(tmp_path), str(tmp_path))
+
+
+def test_one_evaluation_is_compared_by_its_states(tmp_path):
+    files = [str(tmp_path / f"{n}.json") for n in (2, 1)]
+    for n, file in zip((2, 1), files, strict=True):
+        vla_rl("eval", EXAMPLE, *SHORT, f"eval.episodes_per_task={n}", "env.tasks=[pick_red]", "--output", file)
+    printed = vla_rl("compare", *files).splitlines()
+    assert [line.split()[0] for line in printed] == ["success", "all", "pick_red"]
+    assert all(line.endswith("1.0000      1") for line in printed[1:])
+
+
+@pytest.mark.parametrize(("first_only", "second_only"), [(1, 9), (9, 1), (0, 0), (3, 3), (30, 12), (0, 200)])
+def test_mcnemars_test_is_the_binomial_one(first_only, second_only):
+    pair = Pair(n=400, first=0, second=0, first_only=first_only, second_only=second_only)
+    n = first_only + second_only
+    expected = binomtest(first_only, n).pvalue if n else 1.0
+    assert pair.p == pytest.approx(expected, rel=1e-9)
+
+
+def test_pairs_are_of_the_states_that_both_played():
+    first = {("", "a", 1, 0): True, ("", "a", 2, 0): True, ("", "b", 3, 0): False}
+    second = {("", "a", 1, 0): False, ("", "b", 3, 0): True, ("", "b", 4, 0): True}
+    pairs = compare(first, second)
+    assert pairs["all"] == Pair(n=2, first=1, second=1, first_only=1, second_only=1)
+    assert pairs["a"] == Pair(n=1, first=1, second=0, first_only=1, second_only=0)
+    with pytest.raises(UserError, match="no evaluation state in common"):
+        compare(first, {("Spatial", "a", 1, 0): True})
+
+
+def test_a_mean_is_of_all_its_suites():
+    assert mean_of({"a": 1.0, "b": 2.0}, ("a", "b")) == 1.5
+    assert mean_of({"a": 1.0}, ("a", "b")) is None
+    assert mean_of({"a": 1.0}, ()) is None
+
+
+def test_what_is_no_evaluation_is_refused(tmp_path):
+    (tmp_path / "results.json").write_text('{"success": 1}')
+    with pytest.raises(UserError, match="is no evaluation"):
+        episodes(tmp_path / "results.json")
+    with pytest.raises(
+        UserError, match=r"nowhere.json does not exist; `vla-rl eval RUN --output .*nowhere.json` writes it"
+    ):
+        episodes(tmp_path / "nowhere.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no evaluation"):
+        episodes(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title: x\nenv: tabletop\nsuits: {}", "suits"),
+        ("title: x\nenv: tabletop\nsuites: {A: {}}\nmean: [B]", "names a suite 'B' that it does not have: A"),
+        ("title: [", "mine.yaml:1: not valid YAML"),
+    ],
+)
+def test_a_file_that_holds_no_benchmark(tmp_path, text, said):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert said in refusal("eval", EXAMPLE, "--benchmark", str(file))
+
+
+def test_wrong_choices_name_what_there_is():
+    assert "did you mean 'libero'" in refusal("eval", EXAMPLE, "--benchmark", "libro")
+    assert "plays env 'libero', the spec has 'tabletop'" in refusal("eval", EXAMPLE, "--benchmark", "libero")
+    assert "--output is for a single evaluation" in refusal(
+        "eval", EXAMPLE, "--benchmark", "tabletop", "--output", "x.json"
+    )
+    assert "name it: --benchmark" in refusal("eval", EXAMPLE, "--suite", "Pick")
+    assert "did you mean 'Pick'" in refusal("eval", EXAMPLE, "--benchmark", "tabletop", "--suite", "Pik")
+
+
+@pytest.mark.parametrize("end", ["", "/checkpoints/step_000001"])
+def test_runs_are_compared_by_two_evaluations(tmp_path, monkeypatch, end):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name, "checkpoints", "step_000001", "model").mkdir(parents=True)
+        Path(name, "spec.yaml").touch()
+    Path("kept.json").write_text("{}")
+    files = ["a.json", "b.json"] if not end else ["a-step_000001.json", "b-step_000001.json"]
+    said = refusal("compare", f"a{end}", f"b{end}")
+    evaluations = [f"vla-rl eval {name}{end} --output {file}" for name, file in zip("ab", files, strict=True)]
+    assert all(f"  {command}\n" in said for command in evaluations) and f"  vla-rl compare {' '.join(files)}" in said
+    said = refusal("compare", f"a{end}", "kept.json")
+    assert "vla-rl eval b" not in said and f"  vla-rl compare {files[0]} kept.json" in said

@@ -1,0 +1,97 @@
+"""Every plugin that the distribution offers keeps to the contract of its kind; a new one is checked by being there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_rl.core.catalogue import KINDS, OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.manager import broadcast
+from vla_rl.core.types import Context
+from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
+from vla_rl.testing.synthetic import env_info
+
+DOCS = Path(__file__).parents[2] / "docs"
+HEAVY = ("torch", "ray", "transformers", "mujoco", "sapien", "tensorboard", "imageio_ffmpeg")
+REQUIRED: dict[str, dict[str, Any]] = {
+    "gr00t": {"preset": "tiny"},
+    "openvla": {"preset": "fast"},
+    "openvla_oft": {"preset": "fast"},
+    "pi0": {"preset": "tiny"},
+    "pi05": {"preset": "tiny"},
+    "smolvla": {"preset": "tiny"},
+    "srpo": {"encoder": "tiny"},
+}
+"""Keys without default, where a check needs some."""
+SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
+"""Checked by tests of their own, with the settings they need."""
+ACTS_ELSEWHERE = {"remote"}
+"""Nothing of it is trained, and it needs a server."""
+
+
+def own(kind: str) -> list[str]:
+    return [name for name, offers in installed(kind).items() if any(item.dist == OWN_DIST for item in offers)]
+
+
+def ready(kind: str, name: str) -> tuple[Any, Any]:
+    """The plugin and a config; skips, with the command, where its dependencies are not installed."""
+    plugin = load(kind, name)
+    missing = missing_requirements(OWN_DIST, plugin.extra)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+    return plugin, plugin.config(**REQUIRED.get(name, {}))
+
+
+@pytest.mark.parametrize("name", [name for name in own("env") if name not in SLOW_SIMULATORS])
+def test_env(name: str) -> None:
+    check_env(*ready("env", name))
+
+
+@pytest.mark.parametrize("name", own("algorithm"))
+def test_algorithm(name: str) -> None:
+    check_algorithm(*ready("algorithm", name))
+
+
+@pytest.mark.parametrize("name", own("placement"))
+def test_placement(name: str) -> None:
+    check_placement(*ready("placement", name))
+
+
+@pytest.mark.parametrize("name", [name for name in own("model") if name not in ACTS_ELSEWHERE])
+def test_model(name: str) -> None:
+    plugin, config = ready("model", name)
+    check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))
+
+
+def test_world_model() -> None:
+    """`edm`; `oracle` needs recorded windows: tests/runtime/workers/world_model/test_imagined_env.py."""
+    plugin, small = load("world_model", "edm"), {"channels": (16, 16), "depths": (1, 1), "condition": 32, "fold": 4}
+    config = plugin.config(**{**plugin.presets["tiny"], **small})
+    check_world_model(plugin, config, env=env_info(pixels=16))
+
+
+@pytest.mark.parametrize("name", own("hook"))
+def test_hook(name: str) -> None:
+    plugin, config = ready("hook", name)
+    assert broadcast({name: plugin.build(config, Context())})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in own(kind)])
+def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> None:
+    code = f"import sys; from vla_rl.core.catalogue import load; load({kind!r}, {name!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(HEAVY) & set(done.stdout.split())
+    (item,) = [item for item in installed(kind)[name] if item.dist == OWN_DIST]
+    module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
+    folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
+    pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
+    pages |= {
+        "data": DOCS / "how-to" / "clone-demonstrations.md",
+        "world_model": DOCS / "reference" / "world-models.md",
+    }
+    assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
+    assert load(kind, name).summary

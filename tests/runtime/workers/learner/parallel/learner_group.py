@@ -1,0 +1,208 @@
+"""Learner ranks in processes of their own, on recorded data: what `test_parallel_strategies.py` runs there."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from pathlib import Path
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import nn
+
+from updates import Update, update_of
+from vla_rl.core.catalogue import build
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.manager import wrap
+from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.spec.spec import component
+from vla_rl.core.types import Context
+from vla_rl.runtime.messages.learning import ImitationStep, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.testing import synthetic
+from vla_rl.testing.linear import LinearModel
+
+CHUNK, MICRO_BATCH = 3, 4
+INFO = synthetic.env_info(cameras=1, pixels=8, state_dim=6, action_dim=2)
+
+
+class DeepModel(LinearModel):
+    """A `LinearModel` behind three residual blocks and a layer that no sample ever uses."""
+
+    def __init__(self) -> None:
+        super().__init__(INFO, CHUNK, values="chunk")
+        width = INFO.state_dim
+        self.module.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3))
+        self.module.unused = nn.Linear(width, 5)
+        for name, parameter in self.module.named_parameters():
+            draws = generator(1, f"deep/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
+            parameter.data.copy_(torch.from_numpy(0.3 * draws))
+
+    def _features(self, obs):
+        x = super()._features(obs)
+        for block in self.module.blocks:
+            x = x + block(x)
+        return x
+
+
+@frozen(kw_only=True)
+class Work:
+    """What a group does: optimiser steps of `steps` updates from 1, or from where `load` ended."""
+
+    world: int = 1
+    sharding: str = "replicated"
+    precision: str = "float32"
+    steps: int = 4
+    lopsided: bool = False
+    """Rank 0 has all samples."""
+    global_batch: int | None = 17
+    parts: int = 0
+    """In so many parts samples come, where an optimiser step has all of them."""
+    acting: bool = False
+    """Policies act with the learners' models."""
+    imitation: int = 0
+    """Optimiser steps of imitation, instead of updates."""
+    scoring: bool = False
+    """Samples are scored too; rank 0 has most of them."""
+    load: Path | None = None
+    save: Path | None = None
+
+
+def update_at(algorithm: Algorithm, work: Work, step: int) -> Update:
+    rollout = synthetic.rollout(chunk=CHUNK, values="chunk", groups=4, seed=step).evolve(step=step)
+    return update_of(
+        algorithm,
+        rollout,
+        INFO,
+        world=work.world,
+        micro_batch=MICRO_BATCH,
+        global_batch=work.global_batch,
+        lopsided=work.lopsided,
+    )
+
+
+def learn(work: Work, rank: int, address: str) -> dict:
+    """One rank. -> its part of the loss at each step, gradient norms, whole weights, what it would publish, and how
+    many numbers it holds of weights and optimiser."""
+    torch.set_num_threads(1)
+    algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK))
+    narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
+    model = wrap("model", DeepModel(), "deep", narrow)
+    train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
+    role = Learner(
+        model,
+        algorithm,
+        train,
+        name="deep",
+        device="cpu",
+        world=work.world,
+        info=INFO,
+        acting=work.acting,
+        heartbeat=lambda: None,
+    )
+    role.join(address, rank)
+    done = role.load(work.load) if work.load else 0
+    losses, norms = [], []
+    for step in range(done + 1, work.steps + 1):
+        update = update_at(algorithm, work, step)
+        result = update.train_in_parts(role, rank, step, work.parts) if work.parts else update.train(role, rank, step)
+        losses.append(result["sums"].get("loss/total", 0.0))
+        norms.append(result["maxima"]["policy/grad_norm"])
+    if work.imitation:
+        heavy = update_at(algorithm, work, 1).heavy
+        whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
+        shares = [np.array_split(indices, work.world) for indices in whole]
+        role.set_demonstrations((heavy.obs, heavy.actions))
+        losses.append(
+            role.behaviour_cloning_update(
+                [
+                    ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
+                    for parts, all_ in zip(shares, whole, strict=True)
+                ]
+            )
+        )
+    scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
+    moments = [
+        value for state in role.trained.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])
+    ]
+    held = sum(_local(t).numel() for t in (*role.trained.parameters.values(), *moments))
+    acting = None
+    if work.acting:  # each rank by itself, and not as often as the others
+        for _ in range(rank + 1):
+            acting = model.sample_chunk(synthetic.observation(INFO, 2), Noise(0, "test", [0, 1], [0, 0], [0, 0]), False)
+    if work.save:
+        role.save(work.save / "model", work.save / "learner.pt")
+    published = role.weights(False)
+    weights = published and [(t.name, t.read(torch.from_numpy(published.memory)).numpy()) for t in published.tensors]
+    if work.world > 1:
+        torch.distributed.destroy_process_group()
+    kinds = {p.dtype for p in role.trained.parameters.values()}
+    return {
+        "loss": losses,
+        "norm": norms,
+        "weights": weights,
+        "held": held,
+        "acting": acting,
+        "kinds": kinds,
+        **(scored or {}),
+    }
+
+
+def score(role: Learner, heavy: ModelInputs, rank: int, world: int) -> dict:
+    """-> what this rank finds of its share of 10 samples, by place, of which the odd ones have final observations."""
+    own = np.array_split(np.arange(10), world) if world == 1 else [np.arange(7), np.arange(7, 10)]
+    passes = tuple(-(-max(map(len, parts)) // 2) for parts in (own, [part[part % 2 == 1] for part in own], own))
+    places, ended = own[rank], own[rank][own[rank] % 2 == 1]
+    part = SampleBatch(sample_ids=places, inputs=heavy.take(places), final_ids=ended, finals=heavy.obs.take(ended + 10))
+    role.receive(3, part, True)
+
+    def batches(places):
+        return [(np.full(len(part), 3), part) for part in np.split(places, range(2, len(places), 2))]
+
+    recorded = np.zeros((2, CHUNK, role.model.tokens_per_action), np.float32)
+    found = role.score(
+        ScoreRequest(
+            values=batches(places),
+            finals=batches(ended),
+            log_probs=[(batch, recorded[: len(batch[1])]) for batch in batches(places)],
+            passes=passes,
+        )
+    )
+    assert role.release({3: places, 4: places}) == 0
+    scored = {"values": found.values, "next_values": found.next_values, "log_probs": found.log_probs}
+    return {name: np.concatenate(parts) for name, parts in scored.items()}
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class Groups:
+    """Processes that stand ready for the ranks of any group."""
+
+    def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
+        self.pool, self.folder, self.done = pool, folder, {}
+
+    def run(self, **work) -> dict:
+        """-> losses summed over ranks, and the rest of rank 0; done once for equal work."""
+        wanted = Work(**work)
+        if wanted not in self.done:
+            address = f"file://{self.folder}/meet_{len(self.done)}"
+            ranks = [self.pool.submit(learn, wanted, rank, address) for rank in range(wanted.world)]
+            wait(ranks, timeout=60, return_when=FIRST_EXCEPTION)
+            results = [rank.result(timeout=0) for rank in sorted(ranks, key=lambda rank: not rank.done())]
+            self.done[wanted] = {
+                **results[0],
+                "loss": np.sum([result["loss"] for result in results], 0),
+                "held": [result["held"] for result in results],
+                "acting": [result["acting"] for result in results],
+                "scored": {
+                    name: np.concatenate([result[name] for result in results])
+                    for name in ("values", "next_values", "log_probs")
+                    if name in results[0]
+                },
+            }
+        return self.done[wanted]

@@ -1,0 +1,102 @@
+"""Our data sets and checkpoints in lerobot's own code, in an interpreter of its own.
+
+    VLA_RL_LEROBOT_PYTHON=/path/to/python pytest tests/tools/test_in_lerobot.py
+
+names one (Python 3.12) in which `pip install 'lerobot[dataset,pi,smolvla]'` was run.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.types import Context, to_numpy
+from vla_rl.runtime.start import evaluate
+from vla_rl.testing import synthetic
+
+PYTHON = os.environ.get("VLA_RL_LEROBOT_PYTHON", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="VLA_RL_LEROBOT_PYTHON names no interpreter with lerobot"),
+]
+SCRIPT = Path(__file__).parents[2] / "tools" / "in_lerobot.py"
+CHUNK, ROWS = 4, 3
+
+
+def in_lerobot(*arguments: Any) -> None:
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [PYTHON, SCRIPT, *arguments]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rows", ["steps", "chunks"])
+def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
+    import pyarrow.parquet as pq
+
+    spec = parse_spec(
+        {
+            "name": "recorded",
+            "plugins": ["vla_rl.testing.scripted"],
+            "model": {"type": "linear"},
+            "env": {"type": "tabletop", "num_envs": 4, "image_size": 16},
+            "rollout": {"chunk": CHUNK, "episodes": 4, "group_size": 4, "max_steps": 10},
+            "algorithm": {"type": "grpo"},
+            "runtime": {"backend": "local"},
+            "train": {"steps": 0, "lr": 1e-3, "micro_batch": 4},
+            "eval": {"episodes_per_task": 1},
+        }
+    )
+    evaluate(spec, record=component("hook", "lerobot", folder=str(tmp_path / "set"), rows=rows))
+    in_lerobot("dataset", tmp_path / "set", tmp_path / "rows.npz")
+    found = np.load(tmp_path / "rows.npz")
+    files = sorted((tmp_path / "set" / "data").rglob("*.parquet"))
+    table = [row for file in files for row in pq.read_table(file).to_pylist()]
+    assert found["counts"].tolist() == [8, len(table), 10] and len(files) == 8
+    for name in ("action", "observation.state", "next.reward", "next.success", "episode_index", "index", "timestamp"):
+        assert np.array_equal(found[name], np.array([row[name] for row in table], found[name].dtype)), name
+    for camera in ("overhead", "wrist"):
+        name = f"observation.images.{camera}"
+        images = np.stack([np.asarray(Image.open(io.BytesIO(row[name]["bytes"]))) for row in table])
+        assert np.array_equal(np.round(found[name] * 255).astype(np.uint8), images.transpose(0, 3, 1, 2))
+        assert found[f"stats/{name}"].ravel() == pytest.approx((images / 255).mean((0, 1, 2)), abs=0.05)
+    assert len(set(found["tasks"].tolist())) == 8
+    assert found["stats/action"] == pytest.approx(found["action"].mean(0), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("pi0", {}),
+        ("pi05", {"state_in_prompt": "exact"}),
+        ("pi05", {"state_in_prompt": "none"}),
+        ("smolvla", {}),
+    ],
+    ids=["pi0", "pi05", "pi05 blind", "smolvla"],
+)
+def test_an_exported_checkpoint_acts_alike(tmp_path: Path, model: str, keys: dict[str, Any]) -> None:
+    """With the same noise, to 1e-5 of the actions' range, which is [-1, 1]."""
+    env, plugin = synthetic.env_info(bounds=((-1.0, 1.0),)), load("model", model)
+    config = plugin.config(preset="tiny", greedy_start="zeros", denoise_steps=10, **keys)
+    policy = plugin.build(config, Context(env=env, chunk=CHUNK))
+    policy.save(tmp_path / "model")
+    obs = synthetic.observation(env, ROWS)
+    ours = to_numpy(policy.sample_chunk(obs, Noise(0, "test", range(ROWS), [0] * ROWS, [0] * ROWS), True).actions)
+    noise = np.zeros((1, *policy._shape), np.float32)
+    images = {f"observation.images.{camera}": to_numpy(image) for camera, image in obs.images.items()}
+    np.savez(tmp_path / "seen.npz", tasks=obs.instructions, state=to_numpy(obs.state), noise=noise, **images)
+    in_lerobot("policy", tmp_path / "model", tmp_path / "seen.npz", tmp_path / "actions.npz")
+    found = np.load(tmp_path / "actions.npz")["actions"]
+    low, high = np.float32(env.action_low), np.float32(env.action_high)
+    assert ours.std() > 1e-3, "actions that never change prove nothing"
+    assert abs(np.clip(found[:, :CHUNK], low, high) - ours).max() < 1e-5
