@@ -228,8 +228,8 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
     """After fits on them, recorded outcomes are no less likely than `chances`, float [rows, classes], said before."""
     if case.mind.module is None or not np.isfinite(chances).all():
         return
-    now, played = case.recorded_chances(), case.windows.executed[:, case.mind.history - 1].any(-1)
-    if now.shape != chances.shape or not played.any():
+    now, was_executed = case.recorded_chances(), case.windows.executed[:, case.mind.history - 1].any(-1)
+    if now.shape != chances.shape or not was_executed.any():
         return
     if np.array_equal(now, chances):
         still = _unmoved(case.mind, before)
@@ -238,7 +238,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
         remedy = "train what `outcome` is told from, or freeze it by requires_grad_(False)"
         case.f.expect(not still, "fit", expected, got, remedy)
         return
-    rows = np.flatnonzero(played)
+    rows = np.flatnonzero(was_executed)
     recorded = case.windows.outcomes[rows, case.mind.history - 1]
     first, last = (float(np.log(np.maximum(said[rows, recorded], 1e-12)).mean()) for said in (chances, now))
     expected = f"recorded outcomes that are likelier after {FITS} fits on them"
@@ -424,8 +424,8 @@ def _check_rows_apart(case: _Case) -> None:
         f.expect(not len(wrong), "imagine", expected, said, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
-    beside = case.imagine(past, others)
-    got = _gap(after.take(one), beside.take(one))
+    repeated = case.imagine(past, others)
+    got = _gap(after.take(one), repeated.take(one))
     expected, remedy = "a row that does not depend on other rows' actions", "let rows share nothing"
     f.expect(got < 0.1, "imagine", expected, f"{got:.3g} of 255 apart", remedy)
     chances = to_numpy(mind.outcome(past, actions, after))[1:2]

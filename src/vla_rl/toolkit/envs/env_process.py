@@ -123,7 +123,7 @@ def _rendered(env: SingleEnv) -> View:
         raise PluginError(_wrong_type(env, "render", view, "View(images, state)"))
     if not isinstance(view.images, Mapping):
         raise PluginError(
-            f"{_place(env, 'render')} returned a View whose images are {_told(view.images)}; "
+            f"{_place(env, 'render')} returned a View whose images are {_formatted(view.images)}; "
             "name them by camera: View({'main': image}, state)"
         )
     images = {name: np.asarray(image) for name, image in view.images.items()}
@@ -133,12 +133,12 @@ def _rendered(env: SingleEnv) -> View:
 def _wrong_type(env: SingleEnv, method: str, got: object, wanted: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
-        f"{_place(env, method)} returned {_told(got)}{gym}; "
+        f"{_place(env, method)} returned {_formatted(got)}{gym}; "
         f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
     )
 
 
-def _told(value: object) -> str:
+def _formatted(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"

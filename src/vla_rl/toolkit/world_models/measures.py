@@ -168,9 +168,9 @@ def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
         for prefix, guess in (("", imagined), ("copy_", before)):
             found[f"{prefix}psnr/{k}"] = psnr(guess, real)
             found[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)
-        told, was = replay.imagined[k - 1].state, replay.real[k - 1].state
-        if told is not None and was is not None:
-            error = np.abs(to_numpy(told)[rows] - to_numpy(was)[rows]) / spread
+        imagined_state, was = replay.imagined[k - 1].state, replay.real[k - 1].state
+        if imagined_state is not None and was is not None:
+            error = np.abs(to_numpy(imagined_state)[rows] - to_numpy(was)[rows]) / spread
             found[f"state_mae/{k}"] = float(error.mean())
     return found
 

@@ -55,9 +55,9 @@ class ManiSkillEnv(SingleEnv):
 
     @torch.inference_mode()
     def step(self, action: Array) -> Outcome:
-        played = self._scene.step(torch.tensor(action)[None])
-        success, ended = bool(played.success), bool(played.ended)
-        return Outcome(float(played.reward), success, terminated=ended)
+        result = self._scene.step(torch.tensor(action)[None])
+        success, ended = bool(result.success), bool(result.ended)
+        return Outcome(float(result.reward), success, terminated=ended)
 
     @torch.inference_mode()
     def render(self) -> View:

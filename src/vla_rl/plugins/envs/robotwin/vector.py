@@ -40,8 +40,8 @@ class VectorRobotwin(SimEnv):
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
         self._tasks = [info.tasks[0].name] * self.num_envs
-        blank = {name: np.zeros((*size, 3), np.uint8) for name, size in info.cameras.items()}
-        self._views = [View(blank, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
+        dummy_images = {name: np.zeros((*size, 3), np.uint8) for name, size in info.cameras.items()}
+        self._views = [View(dummy_images, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
         self._ready = np.zeros(self.num_envs, bool)
         self._solved = np.zeros(self.num_envs, bool)
         self._usable: dict[tuple[str, int], bool] = {}

@@ -40,7 +40,7 @@ class Status:
         self.phase, self.about, self.done, self.total = "starting", "", 0, 0
         self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self.history: list[float] = []
         """Success rate of each rollout, for the sparkline."""
         self.first_eval: Evaluation | None = None
@@ -64,8 +64,8 @@ class Status:
     def unknown(self) -> list[str]:
         """Return the selected metrics that do not exist, each one once."""
         missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
-        new = [pattern for pattern in missing if pattern not in self._told and "loss/policy" in self.metrics]
-        self._told.update(new)
+        new = [pattern for pattern in missing if pattern not in self._announced and "loss/policy" in self.metrics]
+        self._announced.update(new)
         return new
 
     def spoke(self) -> None:

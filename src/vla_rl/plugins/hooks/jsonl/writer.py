@@ -98,9 +98,9 @@ class JsonlWriter:
         if kept == text:
             return
         self.on_run_end()
-        beside = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
-        beside.write_text(kept, encoding="utf-8")
-        beside.replace(self._path)
+        partial = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
+        partial.write_text(kept, encoding="utf-8")
+        partial.replace(self._path)
 
 
 def _parse(raw: str) -> dict[str, Any] | None:

@@ -40,14 +40,14 @@ class Oracle(WorldModel):
         return {}
 
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._played(windows, actions)])
+        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._replayed(windows, actions)])
 
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         """Return the true outcome as probabilities of 0 and 1, whatever `after` shows."""
         width = actions.shape[1]
         chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
         first = 0
-        for count, result in self._played(windows, actions):
+        for count, result in self._replayed(windows, actions):
             ended, success = to_numpy(result.terminated), to_numpy(result.success)
             won = np.where(success, 1, 1 + width) + ended.argmax(1)
             chosen = np.where(ended.any(1), won, 0)[:count]
@@ -58,7 +58,7 @@ class Oracle(WorldModel):
     def close(self) -> None:
         self.env.close()
 
-    def _played(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
+    def _replayed(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
         """Return the result of the chunk after each window, in batches of at most the simulator's envs: (number of
         windows, result)."""
         if (windows.first > 0).any():
