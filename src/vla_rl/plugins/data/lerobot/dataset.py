@@ -157,8 +157,8 @@ def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[s
 
 
 def _place(name: str, column: Any) -> Array:
-    """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or non-finite
-    numbers."""
+    """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or
+    non-finite numbers."""
     values: Array = column.to_numpy()
     kinds = "iuf" if name == "timestamp" else "iu"
     if column.null_count or values.dtype.kind not in kinds:
