@@ -53,7 +53,7 @@ class RayBackend(Backend):
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """Worker -> the call that it was last asked for."""
-        self._glances = ProgressPolls(ray)
+        self._progress_polls = ProgressPolls(ray)
         self.silent: dict[str, float] = {}
         """Worker -> time since which it has not even answered what it is doing."""
         self.looked = time()
@@ -93,7 +93,9 @@ class RayBackend(Backend):
         )
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
-        self.spec, self.assignments, self.begun = spec, tuple(assignments), monotonic()
+        self.spec = spec
+        self.assignments = tuple(assignments)
+        self.begun = monotonic()
         group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
         self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
@@ -185,14 +187,16 @@ class RayBackend(Backend):
     def starting(self) -> tuple[Work, ...]:
         works, there = (
             self.progress(range(len(self.actors))).works,
-            len(self.actors) - self._glances.silent(self.actors),
+            len(self.actors) - self._progress_polls.silent(self.actors),
         )
         if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=there, total=len(self.actors)), *works
 
     def progress(self, workers: Sequence[int]) -> RolloutProgress:
-        return self._glances.count([self.actors[worker] for worker in workers]) + RolloutProgress(works=works_now())
+        return self._progress_polls.count([self.actors[worker] for worker in workers]) + RolloutProgress(
+            works=works_now()
+        )
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
@@ -202,7 +206,8 @@ class RayBackend(Backend):
 
     def close(self) -> None:
         self._line.clear()
-        actors, self.actors = self.actors, []
+        actors = self.actors
+        self.actors = []
         if self.ray.is_initialized() and not (self.own and self.own.ended()):
             self._end(actors)
         if self.own:
@@ -222,7 +227,8 @@ class RayBackend(Backend):
             self._warn_of_closing(closed, [closing[reference] for reference in late])
         for actor in simulating:
             self.ray.kill(actor)
-        groups, self.groups = self.groups, []
+        groups = self.groups
+        self.groups = []
         for group in groups:
             self.ray.util.remove_placement_group(group)
 
@@ -282,9 +288,9 @@ class RayBackend(Backend):
 
     def _kill(self, worker: int) -> None:
         """End a worker that answers neither the driver nor Ray."""
-        told, _ = self.ray.wait([self.processes[worker]], timeout=0)
+        started, _ = self.ray.wait([self.processes[worker]], timeout=0)
         with suppress(self.ray.exceptions.RayError, ProcessLookupError):
-            machine, number = self.ray.get(told[0]) if told else (None, 0)
+            machine, number = self.ray.get(started[0]) if started else (None, 0)
             if machine is not None and machine == host_key():
                 os.kill(number, signal.SIGKILL)
         self.ray.kill(self.actors[worker])
