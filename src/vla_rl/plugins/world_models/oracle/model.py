@@ -31,8 +31,8 @@ class Oracle(WorldModel):
             expected = getattr(run, name)
             if simulated != expected:
                 raise UserError(
-                    f"world model 'oracle': its env {config.env!r} has {name} {simulated}, and the run's simulator {expected}; "
-                    "give it the same settings (world_model.keys)"
+                    f"world model 'oracle': its env {config.env!r} has {name} {simulated}, and the run's simulator "
+                    f"{expected}; give it the same settings (world_model.keys)"
                 )
         if not env.info.deterministic:
             raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
