@@ -17,7 +17,7 @@ from vla_rl.core.errors import WorkerDied
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
-from vla_rl.runtime.comm.backends.actor import HERE, Actor
+from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
@@ -60,7 +60,7 @@ class RayBackend(Backend):
         """Time of the last check for hung workers, or of the beginning of the waiting."""
         self.begun = monotonic()
         """Time at which workers began to start."""
-        self.leaving = False
+        self.stop_sent = False
         """True once workers were told to end their rollouts early."""
         self.assignments: tuple[Assignment, ...] = ()
         self.groups: list[Any] = []
@@ -138,9 +138,9 @@ class RayBackend(Backend):
     def dead(self) -> list[int]:
         if self.own and self.own.ended():
             return []
-        asked = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
-        there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
-        return [asked[answer] for answer in there if self._raises(answer)]
+        workers = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
+        answers, _ = self.ray.wait(list(workers), num_returns=len(workers), timeout=30)
+        return [workers[answer] for answer in answers if self._raises(answer)]
 
     def revive(self, workers: Sequence[int]) -> None:
         homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
@@ -170,7 +170,7 @@ class RayBackend(Backend):
             handle = getattr(self.actors[worker], group).options(num_returns=returns)
             self.handles[worker, group, returns] = handle
         references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
-        plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
+        plain = [BY_REFERENCE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
 
     def connect(self, worker: int, others: Sequence[int]) -> Any:
@@ -238,8 +238,8 @@ class RayBackend(Backend):
             with suppress(self.ray.exceptions.RayError):  # the worker has died
                 for flaw in self.ray.get(reference):
                     logger.warning("%s", flaw)
-        asked = [actor.activity.remote() for actor in late]
-        for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
+        activities = [actor.activity.remote() for actor in late]
+        for answer in self.ray.wait(activities, num_returns=len(activities), timeout=1.0)[0] if activities else ():
             with suppress(self.ray.exceptions.RayError):
                 what, _ = self.ray.get(answer)
                 if what.endswith(": close"):  # otherwise the worker is still in an abandoned call, before `close`
@@ -252,8 +252,8 @@ class RayBackend(Backend):
     def _wait_on(self) -> None:
         """Do what is due every `TICK_S` seconds while the driver waits."""
         self.interrupts.check_waiting()
-        if self.interrupts.requested and not self.leaving:
-            self.leaving = True
+        if self.interrupts.requested and not self.stop_sent:
+            self.stop_sent = True
             for actor in self.actors:
                 actor.request_stop.remote()
         self._check_ray()
@@ -303,10 +303,11 @@ class RayBackend(Backend):
         Raises WorkerDied or CallHung.
         """
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
-            asked, answer = time(), actor.activity.remote()
-            there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
-            if not there:
-                if time() - self.silent.setdefault(name, asked) < self.deadline:
+            asked_at = time()
+            answer = actor.activity.remote()
+            answered, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
+            if not answered:
+                if time() - self.silent.setdefault(name, asked_at) < self.deadline:
                     continue
                 self._kill(worker)
                 raise WorkerDied(
@@ -314,10 +315,10 @@ class RayBackend(Backend):
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
             self.silent.pop(name, None)
-            what, since = self._result(answer)
-            if what != IDLE and time() - since > self.deadline:
+            activity, since = self._result(answer)
+            if activity != IDLE and time() - since > self.deadline:
                 raise CallHung(
-                    f"{what} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
+                    f"{activity} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
                     f"runtime.deadline_s); its output is above"
                 )
 
