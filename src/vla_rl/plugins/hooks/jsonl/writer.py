@@ -35,7 +35,8 @@ class JsonlWriter:
         self._first_step = 0
 
     def on_run_start(self, run: Run) -> None:
-        self._path, self._first_step = Path(run.folder) / self._name, run.first_step
+        self._path = Path(run.folder) / self._name
+        self._first_step = run.first_step
         if run.first_step == 0:
             self._keep_copy()
         self._keep(lambda line: line["step"] <= run.first_step)

@@ -28,7 +28,8 @@ class Glance(nn.Module):
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()
         self.told = nn.Linear(condition, 2 * channels)
-        self.conv_in, self.mixed = conv3x3(3, channels), nn.Conv2d(channels, channels, 1)
+        self.conv_in = conv3x3(3, channels)
+        self.mixed = nn.Conv2d(channels, channels, 1)
         self.halved = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
         self.quartered = nn.Conv2d(2 * channels, 2 * channels, 3, stride=2, padding=1)
         self.seen = nn.Linear(2 * channels * (AROUND // 4) ** 2, 2 * channels)

@@ -41,7 +41,8 @@ class Networks(nn.Module):
 
     def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
         super().__init__()
-        self.denoiser, self.heads = denoiser, heads
+        self.denoiser = denoiser
+        self.heads = heads
 
 
 @frozen(eq=False, kw_only=True)
@@ -75,7 +76,9 @@ class EDM(WorldModel):
             raise UserError(
                 f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; there are: {shown}"
             )
-        self.config, self.history, self.cameras = config, config.history, tuple(info.cameras)
+        self.config = config
+        self.history = config.history
+        self.cameras = tuple(info.cameras)
         self.device = torch.device(context.device)
         self._low = torch.tensor(info.action_low, device=self.device)
         self._span = torch.tensor(info.action_high, device=self.device) - self._low
@@ -94,7 +97,9 @@ class EDM(WorldModel):
         average = AveragedModel(networks, avg_fn=_running_mean).requires_grad_(False)
         self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion})
         self.module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._networks, self._average, self._motion = networks, average, motion
+        self._networks = networks
+        self._average = average
+        self._motion = motion
         self._averaged: Networks = average.module  # type: ignore[assignment]
         self._optimizers = {
             "denoiser": torch.optim.AdamW(_groups(denoiser, config.lr, config.weight_decay), eps=1e-8),

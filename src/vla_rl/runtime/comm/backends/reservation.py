@@ -27,11 +27,11 @@ NODE_LABEL = "ray.io/node-id"
 def nodes_of(ray: Any) -> list[tuple[str, Node]]:
     """Return the Ray id and the resources of each live node. Nodes with the same name are numbered: `a`, `a#2`."""
     seen: dict[str, int] = {}
-    found = []
+    nodes = []
     for node in sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeName"], n["NodeID"])):
         name, resources = node["NodeName"], node["Resources"]
         seen[name] = seen.get(name, 0) + 1
-        found.append(
+        nodes.append(
             (
                 node["NodeID"],
                 Node(
@@ -42,7 +42,7 @@ def nodes_of(ray: Any) -> list[tuple[str, Node]]:
                 ),
             )
         )
-    return found
+    return nodes
 
 
 def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str | None], list[int]]:

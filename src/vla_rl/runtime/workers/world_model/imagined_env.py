@@ -32,7 +32,7 @@ class ImaginedEnv(SimEnv):
     def __init__(
         self,
         model: WorldModel,
-        recorder: EpisodeStore,
+        store: EpisodeStore,
         info: EnvInfo,
         num_envs: int,
         *,
@@ -51,23 +51,33 @@ class ImaginedEnv(SimEnv):
             seed: seed of the run.
         Raises UserError for a store with another simulator's episodes.
         """
-        found, wanted = recorder.shape, EpisodeShape.of(info, recorder.shape.chunk)
+        recorded = store.shape
+        simulated = EpisodeShape.of(info, recorded.chunk)
         for name in ("cameras", "state_dim", "action_dim"):
-            if getattr(found, name) != getattr(wanted, name):
+            if getattr(recorded, name) != getattr(simulated, name):
                 raise UserError(
-                    f"the recorder in {recorder.folder} holds episodes with {name} {getattr(found, name)}, and the "
-                    f"simulator has {getattr(wanted, name)}; give the simulator that was recorded"
+                    f"the recorder in {store.folder} holds episodes with {name} {getattr(recorded, name)}, and the "
+                    f"simulator has {getattr(simulated, name)}; give the simulator that was recorded"
                 )
-        self.model, self.recorder, self.num_envs, self.seed = model, recorder, num_envs, seed
+        self.model = model
+        self.store = store
+        self.num_envs = num_envs
+        self.seed = seed
         self.info = evolve(info, notes=(*info.notes, "imagined by a world model"))
-        self._start, self._outcome, self._recent = start, outcome, recent
-        self._horizon, self._limits = horizon * recorder.shape.chunk, {task.name: task.max_steps for task in info.tasks}
+        self._start = start
+        self._outcome = outcome
+        self._recent = recent
+        self._horizon = horizon * store.shape.chunk
+        self._limits = {task.name: task.max_steps for task in info.tasks}
         self._limit = np.full(num_envs, self._horizon)
         self._windows: Windows | None = None
-        self._seed, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._chunks, self._ids = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._seed = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._chunks = np.zeros(num_envs, np.int64)
+        self._ids = np.zeros(num_envs, np.int64)
         self._tries = np.zeros(num_envs, np.int64)
-        self._over, self._success = np.ones(num_envs, bool), np.zeros(num_envs, bool)
+        self._over = np.ones(num_envs, bool)
+        self._success = np.zeros(num_envs, bool)
         self._faults: dict[int, list[str]] = {}
         self._tried: dict[tuple[int, int], int] = {}
         """(reset state, seed) of a trajectory -> number of times it broke since `refresh`."""
@@ -76,7 +86,7 @@ class ImaginedEnv(SimEnv):
     def refresh(self) -> None:
         """Use all episodes that are recorded by now as starts."""
         self._tried.clear()
-        self._starts = self.recorder.starts(self._start, newest=self._recent)
+        self._starts = self.store.starts(self._start, newest=self._recent)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         if split == "eval":
@@ -86,16 +96,17 @@ class ImaginedEnv(SimEnv):
     def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
         chosen = np.array(to_numpy(env_ids), np.int64)
         ids = np.array(to_numpy(state_ids), np.int64)
-        windows = self.recorder.windows(ids, history=self.model.history)
+        windows = self.store.windows(ids, history=self.model.history)
         if self._windows is None:
             self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
         self._windows = put_rows(self._windows, chosen, windows)
-        self._ids[chosen], self._seed[chosen] = ids, to_numpy(seed)
+        self._ids[chosen] = ids
+        self._seed[chosen] = to_numpy(seed)
         self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectories(chosen)]
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
-        limits = np.array([self._limits[task] for task in self.recorder.tasks(ids)])
-        played = (windows.first + self.model.history - 1) * self.recorder.shape.chunk
+        limits = np.array([self._limits[task] for task in self.store.tasks(ids)])
+        played = (windows.first + self.model.history - 1) * self.store.shape.chunk
         self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
         return self._seen(chosen)
 
@@ -126,8 +137,9 @@ class ImaginedEnv(SimEnv):
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
-        return found
+        faults = self._faults
+        self._faults = {}
+        return faults
 
     def _imagine(self, env_ids: Array, actions: Array) -> Array:
         """Advance these envs by a chunk. Return the outcome class of each, int64 [R]."""
