@@ -30,7 +30,7 @@ class World:
         flow = self.flow
         while flow.step < flow.steps:
             self.waiting += flow.issue()
-            self.most = max(self.most, flow.held)
+            self.most = max(self.most, flow.groups_held)
             while self.waiting and len(self.running) < self.num_envs:
                 ticket = self.waiting.pop(0)
                 self.began_at[ticket.number] = flow.step
@@ -76,7 +76,7 @@ def test_promises_hold_whatever_happens(seed):
     random = Random(seed)
     size, per_step, max_lag = random.choice([1, 2, 8]), random.choice([1, 3, 8]), random.randrange(4)
     further, drops = random.choice([0, 5]), random.choice([0.0, 0.3, 0.9])
-    flow = Flow(per_step=per_step, steps=12, group_size=size, max_lag=max_lag, further=further)
+    flow = Flow(groups_per_step=per_step, steps=12, group_size=size, max_lag=max_lag, resampled_groups=further)
     world = World(flow, random, num_envs=random.choice([1, 5, 64]), update=random.choice([0.0, 2.0, 30.0]),
                   deaths=random.choice([0.0, 0.2]), drops=drops)  # fmt: skip
     world.run()
@@ -99,7 +99,7 @@ def play_all(flow):
 
 
 def test_without_lag_a_step_is_played_after_the_one_before():
-    flow = Flow(per_step=2, steps=3, group_size=2)
+    flow = Flow(groups_per_step=2, steps=3, group_size=2)
     assert [(t.number, t.group) for t in flow.issue()] == [(0, 0), (1, 0), (2, 1), (3, 1)]
     assert flow.issue() == [] and flow.take() is None
     for number in (3, 0, 1):
@@ -113,7 +113,7 @@ def test_without_lag_a_step_is_played_after_the_one_before():
 
 
 def test_lag_lets_envs_run_ahead_by_so_many_steps():
-    flow = Flow(per_step=2, steps=9, max_lag=1)
+    flow = Flow(groups_per_step=2, steps=9, max_lag=1)
     assert play_all(flow) == [0, 1, 2, 3]
     flow.take()
     assert flow.issue() == []
@@ -122,7 +122,7 @@ def test_lag_lets_envs_run_ahead_by_so_many_steps():
 
 
 def test_filtered_groups_make_room_for_others():
-    flow = Flow(per_step=2, steps=9, further=2)
+    flow = Flow(groups_per_step=2, steps=9, resampled_groups=2)
     play_all(flow)
     assert flow.take() == [0, 1]
     flow.keep([])
@@ -136,7 +136,7 @@ def test_filtered_groups_make_room_for_others():
 
 
 def test_a_step_of_which_nothing_is_left_is_over_too():
-    flow = Flow(per_step=2, steps=2)
+    flow = Flow(groups_per_step=2, steps=2)
     play_all(flow)
     flow.take()
     flow.keep([])
@@ -146,13 +146,13 @@ def test_a_step_of_which_nothing_is_left_is_over_too():
 
 
 def test_nothing_is_played_for_steps_that_never_come():
-    flow = Flow(per_step=4, steps=1, max_lag=3)
+    flow = Flow(groups_per_step=4, steps=1, max_lag=3)
     assert play_all(flow) == [0, 1, 2, 3]
 
 
 def test_what_is_ready_are_the_first_groups():
     """Also those that were played ahead, and never more than the running step wants."""
-    flow = Flow(per_step=3, steps=9, group_size=2, max_lag=1)
+    flow = Flow(groups_per_step=3, steps=9, group_size=2, max_lag=1)
     flow.issue()
     for number, ready in ((3, []), (2, []), (8, []), (9, []), (0, []), (1, [0, 1]), (4, [0, 1]), (5, [0, 1, 2])):
         flow.add(number)
@@ -165,7 +165,7 @@ def test_what_is_ready_are_the_first_groups():
 
 
 def test_a_ticket_is_played_once():
-    flow = Flow(per_step=3, steps=2, max_lag=1)
+    flow = Flow(groups_per_step=3, steps=2, max_lag=1)
     first = flow.issue()
     assert flow.needed == [0, 1, 2] and flow.running == [0, 1, 2, 3, 4, 5]
     for ticket in first:
@@ -178,10 +178,10 @@ def test_a_ticket_is_played_once():
 
 
 def test_a_run_that_goes_on_issues_what_was_not_consumed_again():
-    flow = Flow(per_step=2, steps=9, max_lag=2)
+    flow = Flow(groups_per_step=2, steps=9, max_lag=2)
     play_all(flow)
     flow.take()
     flow.finish()
     flow.take()  # killed before the end of the second step
-    again = Flow(per_step=2, steps=9, max_lag=2, ledger=Ledger(**asdict(flow.ledger)))
+    again = Flow(groups_per_step=2, steps=9, max_lag=2, ledger=Ledger(**asdict(flow.ledger)))
     assert again.step == 1 and play_all(again) == [2, 3, 4, 5, 6, 7]

@@ -3,12 +3,12 @@
 A **ticket** is one trajectory to be collected (elsewhere: rollout request). Tickets are numbered through the whole run;
 group g holds the tickets g * G .. g * G + G - 1, with G the group size. Training steps consume groups in the order of
 their numbers. The tickets issued at any time are those that the running step still wants, plus those of
-`max_lag * per_step` further groups. So
+`max_lag * groups_per_step` further groups. So
 
 - every chunk is at most `max_lag` training steps old when it is trained on, since each of the steps after the running
-  one consumes at least `per_step` groups;
-- nothing is discarded for its age, short trajectories are not favoured, and at most `(max_lag + 1) * per_step` groups
-  are between their issue and the end of their step;
+  one consumes at least `groups_per_step` groups;
+- nothing is discarded for its age, short trajectories are not favoured, and at most
+  `(max_lag + 1) * groups_per_step` groups are between their issue and the end of their step;
 - `max_lag: 0` is synchronous, on-policy training.
 
 If a filter drops groups, the running step may want others: dynamic sampling only issues further tickets. The scheduler
@@ -55,35 +55,35 @@ class Flow:
     def __init__(
         self,
         *,
-        per_step: int,
+        groups_per_step: int,
         steps: int,
         group_size: int = 1,
         max_lag: int = 0,
-        further: int = 0,
+        resampled_groups: int = 0,
         ledger: Ledger | None = None,
     ):
         """
         Args:
-            per_step: groups that a training step wants.
+            groups_per_step: groups that a training step wants.
             steps: training steps of the run.
             group_size: tickets in a group.
             max_lag: training steps that a chunk may be old when it is trained on.
-            further: groups that a step may consume beyond `per_step`, in place of filtered ones.
+            resampled_groups: groups that a step may consume beyond `groups_per_step`, in place of filtered ones.
             ledger: counts to resume from. Groups that were not consumed are issued again under the same numbers.
         """
-        self.per_step = per_step
+        self.groups_per_step = groups_per_step
         self.steps = steps
         self.group_size = group_size
-        self.further = further
+        self.resampled_groups = resampled_groups
         self.max_lag = max_lag
         self.ledger = ledger or Ledger()
-        self.next = self.ledger.first
+        self.next_group = self.ledger.first
         """Next group to issue."""
         self.cursor = self.ledger.first
         """Next group to consume."""
         self.kept: Sequence[int] = ()
         """Groups that the running step has consumed and will train on."""
-        self.missing: dict[int, set[int]] = {}
+        self.uncollected: dict[int, set[int]] = {}
         """Group -> its tickets that are still to be collected, for all groups issued and not yet consumed."""
 
     @property
@@ -92,27 +92,27 @@ class Flow:
         return self.ledger.step
 
     @property
-    def held(self) -> int:
+    def groups_held(self) -> int:
         """Number of groups between their issue and the end of their step; dropped groups no longer count."""
-        return len(self.missing) + len(self.kept)
+        return len(self.uncollected) + len(self.kept)
 
     @property
     def wanted(self) -> int:
         """Number of groups that the running step has still to consume."""
         tried = self.cursor - self.ledger.first
-        return min(self.per_step - len(self.kept), self.per_step + self.further - tried)
+        return min(self.groups_per_step - len(self.kept), self.groups_per_step + self.resampled_groups - tried)
 
     @property
     def needed(self) -> list[int]:
         """Tickets that the running step waits for."""
-        groups = range(self.cursor, min(self.cursor + self.wanted, self.next))
-        return sorted(number for group in groups for number in self.missing[group])
+        groups = range(self.cursor, min(self.cursor + self.wanted, self.next_group))
+        return sorted(number for group in groups for number in self.uncollected[group])
 
     @property
     def ready(self) -> list[int]:
         """Complete groups among those the running step consumes next, up to the first incomplete one."""
         groups = range(self.cursor, self.cursor + self.wanted)
-        return list(takewhile(lambda group: not self.missing.get(group, {-1}), groups))
+        return list(takewhile(lambda group: not self.uncollected.get(group, {-1}), groups))
 
     def tickets_of(self, groups: Sequence[int]) -> list[int]:
         size = self.group_size
@@ -121,25 +121,25 @@ class Flow:
     @property
     def running(self) -> list[int]:
         """All tickets that are still to be collected."""
-        return sorted(number for numbers in self.missing.values() for number in numbers)
+        return sorted(number for numbers in self.uncollected.values() for number in numbers)
 
     def issue(self) -> list[Ticket]:
         """Return the tickets that may start now, in the order in which they should. Each is returned once."""
         tickets = []
         ahead = min(self.max_lag, self.steps - self.step - 1)
-        while self.next < self.cursor + self.wanted + ahead * self.per_step:
-            first = self.next * self.group_size
+        while self.next_group < self.cursor + self.wanted + ahead * self.groups_per_step:
+            first = self.next_group * self.group_size
             numbers = range(first, first + self.group_size)
-            self.missing[self.next] = set(numbers)
-            tickets += [Ticket(number, self.next) for number in numbers]
-            self.next += 1
+            self.uncollected[self.next_group] = set(numbers)
+            tickets += [Ticket(number, self.next_group) for number in numbers]
+            self.next_group += 1
         return tickets
 
     def add(self, number: int) -> None:
         """Record that a ticket was collected. Raise ValueError for a ticket that was not issued or is already
         recorded."""
         try:
-            self.missing[number // self.group_size].remove(number)
+            self.uncollected[number // self.group_size].remove(number)
         except KeyError:
             raise ValueError(f"ticket {number} is not being collected") from None
 
@@ -151,7 +151,7 @@ class Flow:
             return None
         self.cursor += len(groups)
         for group in groups:
-            del self.missing[group]
+            del self.uncollected[group]
         self.kept = [*self.kept, *groups]
         return groups
 

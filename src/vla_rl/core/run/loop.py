@@ -122,10 +122,10 @@ def flow_of(spec: Spec, state: State) -> Flow:
     """Return the flow of a run, from its current state."""
     shape = RunShape.of(spec)
     return Flow(
-        per_step=shape.groups_per_step,
+        groups_per_step=shape.groups_per_step,
         steps=spec.train.steps,
         group_size=shape.group_size,
         max_lag=shape.max_lag,
-        further=shape.resampled_groups,
+        resampled_groups=shape.resampled_groups,
         ledger=state.tickets,
     )

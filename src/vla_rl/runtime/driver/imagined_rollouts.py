@@ -30,7 +30,7 @@ class ImaginedRollouts:
     @property
     def next_groups(self) -> list[int]:
         """Groups of the next rollout."""
-        return list(range(self.flow.next, self.flow.next + self.flow.per_step))
+        return list(range(self.flow.next_group, self.flow.next_group + self.flow.groups_per_step))
 
     def resume(self, ledger: Ledger) -> None:
         """Continue with the tickets after those that were counted."""
@@ -38,7 +38,7 @@ class ImaginedRollouts:
 
     def collect(self, step: int, states: Sequence[ResetState], world_version: int) -> RolloutBatch:
         """Roll out the next groups from these states, one for each group, in the world model of this version. Waits."""
-        first_group = self.flow.next
+        first_group = self.flow.next_group
         offset = IMAGINED_GROUPS * self.flow.group_size
         requests = [
             EpisodeRequest(state=states[ticket.group - first_group], number=offset + ticket.number, world=world_version)
@@ -80,7 +80,7 @@ class ImaginedRollouts:
 
     def _flow(self, ledger: Ledger) -> Flow:
         return Flow(
-            per_step=RunShape.of(self.spec).imagined_groups,
+            groups_per_step=RunShape.of(self.spec).imagined_groups,
             steps=self.spec.train.steps,
             group_size=self.spec.rollout.group_size,
             ledger=ledger,

@@ -124,7 +124,7 @@ class Simulation:
     _most_held: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self.flow = Flow(per_step=self.job.tickets, steps=ENDLESS, max_lag=self.max_lag)
+        self.flow = Flow(groups_per_step=self.job.tickets, steps=ENDLESS, max_lag=self.max_lag)
         self._queues = {p.index: TicketQueue(p.served) for p in self.job.policies}
         self._held_tickets = dict.fromkeys(self._queues, 0)
 
@@ -145,7 +145,7 @@ class Simulation:
     def _begin_step(self) -> None:
         self._step_start = self.now
         self._waiting.extend(EpisodeRequest(state=STATE, number=ticket.number) for ticket in self.flow.issue())
-        self._most_held = max(self._most_held, self.flow.held * self.job.fold)
+        self._most_held = max(self._most_held, self.flow.groups_held * self.job.fold)
         self._dispatch()
         self._begin_update()
         self._train()
