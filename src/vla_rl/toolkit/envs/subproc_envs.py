@@ -42,10 +42,13 @@ class SubprocEnvs(SimEnv):
         Args:
             states: split -> its reset states.
         """
-        self.num_envs, self.info = context.num_envs, info
+        self.num_envs = context.num_envs
+        self.info = info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
-        self._chunk, self._processes = context.chunk, processes
-        self._make_env, self._context = make_env, context
+        self._chunk = context.chunk
+        self._processes = processes
+        self._make_env = make_env
+        self._context = context
         instructions = {task.name: task.instruction for task in info.tasks}
         self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
@@ -122,8 +125,9 @@ class SubprocEnvs(SimEnv):
         return chunks
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
-        return found
+        faults = self._faults
+        self._faults = {}
+        return faults
 
     def close(self) -> None:
         for process in self._homes:
