@@ -20,8 +20,9 @@ from PIL import Image
 
 from vla_rl import Context, Noise, Observation, SimEnv, StepWindows, WorldModel, build, load, to_numpy
 from vla_rl.runtime.messages.world_model import Recording
-from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
-from vla_rl.toolkit.world_models.measures import gates, measure, play
+from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
+from vla_rl.toolkit.world_models.measures import imagine_episodes, measure, thresholds_met
 from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 
 CHUNK = 4
@@ -76,7 +77,7 @@ def _recording(frames: list[Observation], parts: list[tuple[Any, Any, int]], sta
 
 def draw(world: WorldModel, windows: StepWindows, file: Path, episodes: int = 6) -> None:
     """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
-    replay = play(world, take_rows(windows, np.arange(episodes)))
+    replay = imagine_episodes(world, take_rows(windows, np.arange(episodes)))
     first = frames_of(windows, world.history - 1)
     lines = []
     for row in range(episodes):
@@ -125,7 +126,7 @@ def main() -> None:
                 found = measure(world, windows)
                 line = {"minutes": fitted / 60, "updates": updates, **losses, **found}
                 print(json.dumps({name: round(value, 4) for name, value in line.items()}))
-                print(f"  gates: {gates(found)}", flush=True)
+                print(f"  gates: {thresholds_met(found)}", flush=True)
                 if options.picture:
                     draw(world, windows, options.picture)
 

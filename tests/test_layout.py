@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -36,10 +37,16 @@ MODULES = {".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in 
 LIGHT = [file for file in FILES if file.name == "__init__.py" and "plugins" in file.parts]
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
+
+
+@cache
 def imports(file: Path) -> set[str]:
     """Modules that a file imports, anywhere in it and also for type checking."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -121,7 +128,7 @@ RUNTIME = {
     "placement": set(),
     "run_folder": set(),
     "scheduling": {"messages", "placement"},
-    "planning": {"messages", "placement", "scheduling"},
+    "planning": {"messages", "placement", "run_folder", "scheduling"},
     "checks": {"messages", "placement", "planning"},
     "comm": {"messages", "placement"},
     "comm.backends": {"comm", "messages", "placement"},
@@ -193,7 +200,7 @@ def test_array_is_defined_in_core_types_alone():
     assigned = [
         name_of(file)
         for file in FILES
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("Array", "ArrayOrTensor")
     ]
     assert assigned == ["vla_rl.core.types"] * 2
@@ -227,7 +234,7 @@ def test_core_knows_no_plugin():
     names = {"tabletop", "libero", "maniskill", "metaworld", "robotwin", "grpo", "ppo"}
     names |= {"openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "film_resnet"}
     for file in (SOURCE / "vla_rl" / "core").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
                 raise AssertionError(f"{file}:{node.lineno}: {node.value!r}")
 
@@ -236,7 +243,7 @@ def test_text_files_have_an_encoding() -> None:
     """UTF-8 whatever the locale is: `LC_ALL=C` is usual in containers and on clusters."""
     wrong = []
     for file in FILES:
-        calls = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)]
         lacking = [c for c in calls if _reads_text(c) and all(keyword.arg != "encoding" for keyword in c.keywords)]
         wrong += [f"{file.relative_to(SOURCE)}:{call.lineno}" for call in lacking]
     assert not wrong, f"no encoding: {', '.join(wrong)}"

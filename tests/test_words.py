@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,6 +13,11 @@ SOURCE = ROOT / "src"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
 DANGLING = {"Of", "That", "Those", "As", "Its", "These", "They", "So", "Whose", "Which"}
 """First words that leave out what they are about; a docstring opens with a verb or with the thing itself."""
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -28,7 +34,7 @@ def test_docstrings_open_with_their_subject():
     wrong = [
         f"{file.relative_to(SOURCE)}:{line}: {text.splitlines()[0]}"
         for file in FILES
-        for line, text in docstrings(ast.parse(file.read_text("utf-8")))
+        for line, text in docstrings(tree_of(file))
         if text and text.split()[0].rstrip(",.:;") in DANGLING
     ]
     assert not wrong, "\n".join(wrong)
@@ -37,7 +43,7 @@ def test_docstrings_open_with_their_subject():
 def test_a_public_class_name_is_used_once():
     places: dict[str, list[str]] = {}
     for file in FILES:
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     twice = {name: files for name, files in places.items() if len(files) > 1}
@@ -175,7 +181,7 @@ def public_names(file: Path) -> Iterator[tuple[int, str]]:
     module = file.parent.name if file.stem == "__init__" else file.stem
     if not module.startswith("_"):
         yield 1, module
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.lineno, node.name
             if node.name.endswith(("Spec", "Config", "Settings")):
@@ -186,7 +192,7 @@ def public_names(file: Path) -> Iterator[tuple[int, str]]:
 def identifiers(file: Path) -> Iterator[tuple[int, str]]:
     """Yield line and name of what a file defines: functions, classes, parameters, variables, attributes, itself."""
     yield 1, file.parent.name if file.stem == "__init__" else file.stem
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -197,6 +203,7 @@ def identifiers(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
+@cache
 def private_words() -> dict[str, list[str]]:
     """Return the private words that occur, and where: `file:line: name`."""
     occurrences: dict[str, list[str]] = {}

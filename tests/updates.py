@@ -14,7 +14,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.types import EnvInfo, Rollout
-from vla_rl.runtime.driver.assembler import RolloutBatch, find_samples, light_arrays
+from vla_rl.runtime.driver.assembler import RolloutBatch, batch_fields, find_samples
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
 from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner.learner import Learner
@@ -72,10 +72,10 @@ def update_of(
     keep = algorithm.select(rollout).nonzero().flatten().numpy()
     kept = take_columns(rollout, keep)
     columns = np.zeros(len(rollout.groups), np.int64)
-    places = np.zeros(rollout.samples.shape, np.int64)
-    gathered = RolloutBatch(rollout=rollout, places=places, workers=columns, numbers=columns)
+    sample_ids = np.zeros(rollout.samples.shape, np.int64)
+    gathered = RolloutBatch(rollout=rollout, sample_ids=sample_ids, workers=columns, numbers=columns)
     samples = find_samples(kept, keep, gathered)
-    light = light_arrays(kept, algorithm.advantages(kept), samples)
+    light = batch_fields(kept, algorithm.advantages(kept), samples)
     count, (chunk, tokens) = len(samples.steps), rollout.log_probs.shape[2:]
     rng = generator(rollout.step, "samples")
     heavy = ModelInputs(

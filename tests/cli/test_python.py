@@ -73,7 +73,7 @@ def test_a_policy_acts_and_is_served(record, tmp_path):
     assert there["episodes"] == here["episodes"]
     recorded = [json.loads((folder / "meta" / "info.json").read_text()) for folder in (sessions, played)]
     assert recorded[0]["total_episodes"] > 0 and recorded[1]["total_episodes"] == 16
-    assert served.server.asked > 0
+    assert served.server.answered > 0
     with pytest.raises(vla_rl.UserError, match="there is no 'openpie'; did you mean"):
         vla_rl.serve(record.folder, dialect="openpie")
 

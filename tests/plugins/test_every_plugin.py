@@ -29,8 +29,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
 """Keys without default, where a check needs some."""
 SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
 """Checked by tests of their own, with the settings they need."""
-ACTS_ELSEWHERE = {"remote"}
-"""Nothing of it is trained, and it needs a server."""
 
 
 def own(kind: str) -> list[str]:
@@ -61,7 +59,7 @@ def test_placement(name: str) -> None:
     check_placement(*ready("placement", name))
 
 
-@pytest.mark.parametrize("name", [name for name in own("model") if name not in ACTS_ELSEWHERE])
+@pytest.mark.parametrize("name", [name for name in own("model") if not load("model", name).acts_only])
 def test_model(name: str) -> None:
     plugin, config = ready("model", name)
     check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))

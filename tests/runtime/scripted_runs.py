@@ -108,9 +108,9 @@ def prepared(runtime, rollout):
 
 def heavy_of(runtime, rollout):
     """The heavy part of a rollout's samples in time-major order; one policy has played it, and it is not over."""
-    places = runtime.rollouts.batch.places[rollout.samples.numpy()]
-    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(places)))
-    return part.inputs.take(np.argsort(np.argsort(places)))
+    sample_ids = runtime.rollouts.batch.sample_ids[rollout.samples.numpy()]
+    part = runtime.fleet.get(runtime.fleet.policies[0].call(PolicyInterface.take, np.sort(sample_ids)))
+    return part.inputs.take(np.argsort(np.argsort(sample_ids)))
 
 
 def assert_no_heavy_rows(runtime):

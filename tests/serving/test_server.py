@@ -66,7 +66,7 @@ def test_a_client_gets_what_the_policy_chooses(policy):
             assert np.array_equal(reply["actions"], policy.act(**seen)) and reply["actions"].dtype == np.float32
             assert reply["policy_timing"]["infer_ms"] > 0
             assert ("prev_total_ms" in reply["server_timing"]) == (seed > 0)
-        assert server.asked == 5
+        assert server.answered == 5
         about = client.metadata
         assert about["action_chunk"] == 4 and about["action_dim"] == 3 and about["greedy"] is True
         assert about["cameras"] == {"overhead": [16, 16], "wrist": [16, 16]} and about["state_dim"] == 4
@@ -365,12 +365,12 @@ with connect(sys.argv[1], compression=None) as socket:
             client.stdin.write(pack(request))
             client.stdin.close()
             until = time.monotonic() + WAIT
-            while server.asked < 20 and time.monotonic() < until:
+            while server.answered < 20 and time.monotonic() < until:
                 time.sleep(0.01)
             client.kill()
         while server._clients and time.monotonic() < until:
             time.sleep(0.01)
-        assert server.asked >= 20 and not server._clients
+        assert server.answered >= 20 and not server._clients
         with Client(server) as other:
             assert np.array_equal(other.infer(request)["actions"], policy.act(**sight(policy, 0)))
 
@@ -450,7 +450,7 @@ def test_vla_evaluation_harness(policy):
                 kind, answer = say("observation", payload)
                 assert kind == "action" and np.array_equal(answer["actions"], wanted[i % 4])
             say("episode_end", {"success": False}, hears=False)
-        assert server.asked == 4
+        assert server.answered == 4
         assert say("observation", {})[0] == "error"
         socket.send(b"\x80")
         assert "lacks type, payload, seq, timestamp" in unpack(socket.recv(timeout=WAIT))["payload"]["error"]

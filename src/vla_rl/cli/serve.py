@@ -79,7 +79,7 @@ def main(
 
     server = serve_policy(policy, settings, listening)
     typer.echo(
-        f"answered {server.asked} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "
+        f"answered {server.answered} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "
         f"had numbers outside of the bounds and were clipped"
     )
     if server.recorder is not None:

@@ -33,7 +33,7 @@ class Answer:
 
 
 @frozen(eq=False)
-class _Asked:
+class _PendingRequest:
     obs: Observation
     key: Key
     unexecuted: UnexecutedActions | None
@@ -51,7 +51,7 @@ class Batcher:
     batching: Batching
     clients: Callable[[], int]
     """Number of clients that may send requests."""
-    _waiting: asyncio.Queue[_Asked] = field(factory=asyncio.Queue, init=False)
+    _waiting: asyncio.Queue[_PendingRequest] = field(factory=asyncio.Queue, init=False)
     _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "inference"), init=False)
 
     async def act(
@@ -64,39 +64,39 @@ class Batcher:
         """The answer for one row. Raises what the policy raised for it, and ClientGone.
 
         Args:
-            waits: whether there is somebody to answer; is asked before the inference.
+            waits: whether there is somebody to answer; called before the inference.
         """
         loop = asyncio.get_running_loop()
-        asked = _Asked(obs, key, unexecuted, waits, loop.time(), loop.create_future())
-        self._waiting.put_nowait(asked)
-        return await asked.answer
+        pending = _PendingRequest(obs, key, unexecuted, waits, loop.time(), loop.create_future())
+        self._waiting.put_nowait(pending)
+        return await pending.answer
 
     async def run(self) -> None:
         """Answer until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next()
-            wanted = [asked for asked in batch if asked.waits()]
-            for asked in batch:
-                if asked not in wanted:
-                    asked.answer.set_exception(ClientGone())
-            if not wanted:
+            awaited = [pending for pending in batch if pending.waits()]
+            for pending in batch:
+                if pending not in awaited:
+                    pending.answer.set_exception(ClientGone())
+            if not awaited:
                 continue
             before = perf_counter()
-            results = await loop.run_in_executor(self._thread, self._results, wanted)
+            results = await loop.run_in_executor(self._thread, self._results, awaited)
             seconds = perf_counter() - before
-            for asked, result in zip(wanted, results, strict=True):
-                if asked.answer.done():
+            for pending, result in zip(awaited, results, strict=True):
+                if pending.answer.done():
                     continue
                 if isinstance(result, Exception):
-                    asked.answer.set_exception(result)
+                    pending.answer.set_exception(result)
                 else:
-                    asked.answer.set_result(Answer(*result, seconds))
+                    pending.answer.set_result(Answer(*result, seconds))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _next(self) -> list[_Asked]:
+    async def _next(self) -> list[_PendingRequest]:
         batch = [await self._waiting.get()]
         clock = asyncio.get_running_loop().time
         until = batch[0].arrived + (self.batching.max_wait_s or 0.0)
@@ -111,18 +111,18 @@ class Batcher:
                     batch.append(await asyncio.wait_for(self._waiting.get(), left))
         return batch
 
-    def _results(self, batch: Sequence[_Asked]) -> list[tuple[Array, bool] | Exception]:
+    def _results(self, batch: Sequence[_PendingRequest]) -> list[tuple[Array, bool] | Exception]:
         """Return each request's actions and whether they were clipped, or its exception. If a batch fails, each is
         tried alone, so that no client sees another's error."""
         clipped = np.zeros(len(batch), bool)
         try:
-            obs = Observation.concat([asked.obs for asked in batch])
-            keys = [asked.key for asked in batch]
-            previous = [asked.unexecuted for asked in batch]
+            obs = Observation.concat([pending.obs for pending in batch])
+            keys = [pending.key for pending in batch]
+            previous = [pending.unexecuted for pending in batch]
             actions = self.policy.act_on(obs, keys, previous, clipped)
             return list(zip(actions, clipped.tolist(), strict=True))
         except Exception as exc:
             if len(batch) == 1:
                 logger.debug("a request failed", exc_info=True)
                 return [exc]
-            return [result for asked in batch for result in self._results([asked])]
+            return [result for pending in batch for result in self._results([pending])]

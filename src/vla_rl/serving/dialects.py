@@ -144,8 +144,8 @@ class VlaEval(Dialect):
 
     def read(self, frame: Frame) -> ClientRequest:
         message = _map(frame)
-        if lacking := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
-            raise FrameError(f"the message lacks {', '.join(lacking)}")
+        if missing := [key for key in ("type", "payload", "seq", "timestamp") if key not in message]:
+            raise FrameError(f"the message lacks {', '.join(missing)}")
         kind, payload, number = message["type"], message["payload"], message["seq"]
         if not isinstance(kind, str) or not isinstance(payload, dict) or type(number) is not int:
             raise FrameError("the type of a message is a text, its payload a map, and its seq a whole number")

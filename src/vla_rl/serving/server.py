@@ -120,7 +120,7 @@ def read_api_key(file: Path) -> str:
 class PolicyServer:
     policy: Policy
     settings: Settings
-    asked: int = field(default=0, init=False)
+    answered: int = field(default=0, init=False)
     """Requests that were answered."""
     refused: int = field(default=0, init=False)
     _batcher: Batcher = field(init=False)
@@ -326,7 +326,7 @@ class PolicyServer:
         answer = await self._batcher.act(
             request.obs, key, request.unexecuted, lambda: client.connection.state is State.OPEN
         )
-        self.asked += 1
+        self.answered += 1
         client.clipped += answer.clipped
         timing = {"infer_ms": 1e3 * answer.seconds}
         reply = dialect.answer(answer.actions, timing if total is None else {**timing, "prev_total_ms": total})

@@ -34,8 +34,8 @@ from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.assembler import joined_advantages
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.workers.world_model.comparison_images import GAP
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
-from vla_rl.runtime.workers.world_model.recorder import EpisodeStore
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker, limited, spare_of
 
 WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
@@ -137,7 +137,7 @@ def without_seconds(results) -> dict:
     return {name: value for name, value in results["imagination"].items() if name != "fit_seconds"}
 
 
-@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measured"), (EDM, "draw_starts")], ids=["oracle", "edm"])
+@pytest.mark.parametrize(("world", "where"), [(ORACLE, "_measures"), (EDM, "draw_starts")], ids=["oracle", "edm"])
 def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
     whole, tmp_path, monkeypatch, world, where
 ) -> None:
@@ -203,7 +203,7 @@ def test_a_model_that_is_not_good_enough_is_fitted_and_not_used(tmp_path) -> Non
 
 def test_imagination_pauses_while_success_is_inflated(tmp_path, monkeypatch, caplog) -> None:
     """A model that lets every chunk succeed, behind gates that are open."""
-    monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.gates", lambda *_: {"changed pixels": True})
+    monkeypatch.setattr("vla_rl.runtime.workers.world_model.worker.thresholds_met", lambda *_: {"changed pixels": True})
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", succeeds)
     results, metrics = practise(tmp_path, imagination={"quality_thresholds": True})
     steps = steps_of(metrics)
@@ -355,7 +355,7 @@ def test_measured_episodes_are_half_successes_where_there_are_as_many(tmp_path) 
 def test_envs_refuse_tickets_of_another_version_of_the_world_model(tmp_path) -> None:
     spec = parse_spec(small())
     practice = WorldModelWorker(
-        spec, tabletop(1).info, tmp_path, "cpu", (), beat=lambda: None, stop_requested=lambda: False
+        spec, tabletop(1).info, tmp_path, "cpu", (), heartbeat=lambda: None, stop_requested=lambda: False
     )
     env_ids = ImaginedEnvs(practice, {0: 2}, bootstrap=True)
     start = EpisodeRequest(state=ResetState(id=0, task="pick_red"), number=7, world=1)

@@ -166,14 +166,16 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
         whole, version = trained_step(made, 2)
         assert version == 1 and whole.groups.tolist() == list(range(16))
         steps, columns = np.nonzero(whole.samples.numpy()[:, :8])
-        named = {name: np.stack([again[g].places[:, 0] for g in range(8)], 1)[steps, columns] for name in ["places"]}
+        named = {
+            name: np.stack([again[g].sample_ids[:, 0] for g in range(8)], 1)[steps, columns] for name in ["sample_ids"]
+        }
         workers = np.zeros(len(steps), np.int64)
-        heavy = learner.buffer.inputs(workers, named["places"]).take(np.arange(len(steps)))
+        heavy = learner.buffer.inputs(workers, named["sample_ids"]).take(np.arange(len(steps)))
         torch.testing.assert_close(whole.values[steps, columns], critic.values(heavy.obs))
         assert not torch.allclose(whole.values[:, :8], first.values, atol=1e-4)
         ended = np.stack([again[g].ended[:, 0] for g in range(8)], 1)[steps, columns]
         assert ended.any() and not ended.all()
-        finals = learner.buffer.finals(workers[ended], named["places"][ended]).take(np.arange(int(ended.sum())))
+        finals = learner.buffer.finals(workers[ended], named["sample_ids"][ended]).take(np.arange(int(ended.sum())))
         ends = whole.next_values[steps, columns]
         torch.testing.assert_close(ends[ended], critic.values(finals)[:, 0])
         assert not ends[~ended].any() and not torch.allclose(ends[ended], first.next_values[steps, columns][ended])
@@ -201,12 +203,14 @@ def test_nothing_is_left_of_what_nobody_trains_on():
         assert list(made.trainer.router.replay.batches) == [12, 13, 14]
         learner = made.fleet.learners[0]
         assert (
-            made.fleet.get(learner.call(LearnerInterface.release, made.trainer.router.replay.batches[12].places_of()))
+            made.fleet.get(
+                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[12].ids_by_worker())
+            )
             > 0
         )
         for group in (13, 14):
             left = made.fleet.get(
-                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[group].places_of())
+                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[group].ids_by_worker())
             )
         assert left == 0 == lies_there(made)
 

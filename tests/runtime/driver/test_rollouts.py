@@ -334,9 +334,9 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     gathered = assemble(1, played, 1)
     recorded, nobody = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")
-    (places,) = gathered.places_of().values()
-    learner.buffer.add(0, policy.parts(np.sort(places)))
-    chosen = evolve(gathered, ranks=0 * gathered.places)
+    (sample_ids,) = gathered.ids_by_worker().values()
+    learner.buffer.add(0, policy.parts(np.sort(sample_ids)))
+    chosen = evolve(gathered, ranks=0 * gathered.sample_ids)
     proximal = refreshed(
         Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None
     ).proximal_log_probs

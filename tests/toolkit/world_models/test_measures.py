@@ -11,7 +11,7 @@ import pytest
 from vla_rl import Observation, WorldModel
 from vla_rl.testing.synthetic import env_info
 from vla_rl.testing.world_models import made_up_windows
-from vla_rl.toolkit.world_models.measures import GATES, gates, measure, psnr, roc_auc, roc_auc_error
+from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, psnr, roc_auc, roc_auc_error, thresholds_met
 from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, put_rows, take_rows
 
 CHUNK, STEPS = 2, 3
@@ -62,20 +62,20 @@ def test_a_model_that_knows_has_the_best_measures(windows):
     assert found["psnr/1"] == found["changed_psnr/3"] == math.inf and found["copy_changed_psnr/2"] < 40
     assert found["action_error"] == 0 and found["action_accuracy"] > 0.7, "rounded, two chunks may do the same"
     assert found["outcome_auc"] == found["replay_auc"] == 1 and found["replay_fpr"] == found["replay_fnr"] == 0
-    assert gates(found) == dict.fromkeys(GATES, True)
+    assert thresholds_met(found) == dict.fromkeys(THRESHOLDS, True)
 
 
 def test_a_model_that_ignores_actions_is_found_out(windows):
     found = measure(Knowing(deaf=True), windows)
     assert found["action_error"] == 1 and found["action_accuracy"] == 0
     assert found["changed_psnr/1"] == found["copy_changed_psnr/1"]
-    assert gates(found) == {"changed pixels": False, "actions": False, "replay": True}
+    assert thresholds_met(found) == {"changed pixels": False, "actions": False, "replay": True}
 
 
 def test_a_constant_outcome_is_found_out(windows):
     found = measure(Knowing(blind=True), windows)
     assert found["replay_auc"] == found["outcome_auc"] == 0.5 and found["replay_fnr"] == 1
-    assert not gates(found)["replay"]
+    assert not thresholds_met(found)["replay"]
 
 
 class Guessing(Knowing):
@@ -99,7 +99,7 @@ def test_two_draws_of_a_model_that_guesses_disagree(windows):
     assert found["disagreement/1"] == pytest.approx(2, abs=0.8) and found["disagreement/3"] > found["disagreement/1"]
     mean = np.mean([found[f"disagreement/{k}"] for k in (1, 2, 3)])
     assert found["outcome_disagreement"] == pytest.approx(mean / 255, rel=1e-4)
-    differing = measure(Guessing(), windows, of_actions=10)["disagreement/1"] * 10 / 4
+    differing = measure(Guessing(), windows, action_episodes=10)["disagreement/1"] * 10 / 4
     assert differing == pytest.approx(round(differing)), "of ten episodes"
     known = measure(Knowing(), windows)
     assert known["disagreement/3"] == known["outcome_disagreement"] == 0
@@ -111,7 +111,7 @@ def test_chunks_that_were_not_played_do_not_count(windows):
     found = measure(Knowing(), attrs.evolve(windows, executed=executed))
     assert "psnr/1" in found and "psnr/2" not in found
     assert math.isnan(found["replay_auc"]), "nobody succeeded in what was played"
-    assert not gates(found)["replay"]
+    assert not thresholds_met(found)["replay"]
 
 
 def test_roc_auc_by_hand():
@@ -128,13 +128,13 @@ def test_the_error_of_an_area_by_hand():
     assert roc_auc_error(1.0, 32, 32) == 0 and math.isnan(roc_auc_error(math.nan, 0, 64))
 
 
-def test_a_gate_that_was_open_shuts_for_more_than_chance(windows):
+def test_a_threshold_that_was_met_fails_for_more_than_chance(windows):
     good = measure(Knowing(), windows)
     near = good | {"replay_auc": 0.87, "replay_auc_error": roc_auc_error(0.87, 32, 32)}
-    assert not gates(near)["replay"] and gates(near, was_open=True)["replay"]
+    assert not thresholds_met(near)["replay"] and thresholds_met(near, met_before=True)["replay"]
     certain = near | {"replay_auc_error": roc_auc_error(0.87, 320, 320)}
-    assert not gates(certain, was_open=True)["replay"], "ten times the episodes: not by chance"
-    assert not gates(measure(Knowing(blind=True), windows), was_open=True)["replay"]
+    assert not thresholds_met(certain, met_before=True)["replay"], "ten times the episodes: not by chance"
+    assert not thresholds_met(measure(Knowing(blind=True), windows), met_before=True)["replay"]
 
 
 def test_psnr_by_hand():

@@ -15,7 +15,7 @@ from vla_rl.core.types import EnvInfo
 WHOLE = "a world model sees whole episodes"
 
 
-def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+def imagination_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Yield what is wrong in the spec alone."""
     section, rollout, asynchrony = spec.imagination, spec.rollout, spec.asynchrony
     if section is None:
@@ -45,10 +45,10 @@ def of_imagination(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if not algorithm.needs.values and section.start != "first":
         yield ("imagination", "start"), f"{_no_critic(spec)}; use start: first, or an algorithm with a critic, as ppo"
     if not algorithm.needs.values and rollout.max_steps is not None:
-        yield from _of_horizon(spec, rollout.max_steps)
+        yield from _horizon_problems(spec, rollout.max_steps)
 
 
-def of_plan(spec: Spec, plan: Plan) -> Iterator[Item]:
+def world_model_placement_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     """Yield what is wrong with the placement of the roles."""
     if spec.imagination is None:
         return
@@ -64,12 +64,12 @@ def check_episodes(spec: Spec, algorithm: Algorithm, info: EnvInfo) -> None:
     are.
     """
     limit = spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
-    found = [] if algorithm.needs.values else list(_of_horizon(spec, limit))
-    if found:
-        raise SpecError(located(found, spec.source))
+    problems = [] if algorithm.needs.values else list(_horizon_problems(spec, limit))
+    if problems:
+        raise SpecError(located(problems, spec.source))
 
 
-def _of_horizon(spec: Spec, limit: int) -> Iterator[Item]:
+def _horizon_problems(spec: Spec, limit: int) -> Iterator[Item]:
     assert spec.imagination is not None
     chunks, horizon = math.ceil(limit / spec.rollout.chunk), spec.imagination.horizon
     if horizon < chunks:

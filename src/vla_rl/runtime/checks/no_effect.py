@@ -17,16 +17,21 @@ from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSetting
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
     """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
-    found = [*_of_modules(spec), *_of_runtime(spec)]
+    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec)]
     if training and spec.train.steps:
-        found += [*_of_schedule("train", spec.train), *_of_steps(spec), *_of_rollout(spec), *_of_samples(spec)]
-        found += [*_of_replay(spec), *_of_algorithm(spec), *_of_imagination(spec)]
+        warnings += [
+            *_schedule_warnings("train", spec.train),
+            *_steps_warnings(spec),
+            *_rollout_warnings(spec),
+            *_samples_warnings(spec),
+        ]
+        warnings += [*_replay_warnings(spec), *_algorithm_warnings(spec), *_imagination_warnings(spec)]
     if imitation and spec.imitation is not None:
-        found += _of_schedule("imitation", spec.imitation)
-    return found
+        warnings += _schedule_warnings("imitation", spec.imitation)
+    return warnings
 
 
-def _of_modules(spec: Spec) -> Iterator[Item]:
+def _modules_warnings(spec: Spec) -> Iterator[Item]:
     for i, (name, module) in enumerate(hook_modules(spec.plugins)):
         hooks = any(isinstance(x, FunctionType) and hasattr(x, "vla_rl_impl") for x in vars(module).values())
         if not hooks and not getattr(module, MODULE_PLUGINS, None):
@@ -37,7 +42,7 @@ def _of_modules(spec: Spec) -> Iterator[Item]:
             yield ("plugins", i), text
 
 
-def _of_runtime(spec: Spec) -> Iterator[Item]:
+def _runtime_warnings(spec: Spec) -> Iterator[Item]:
     runtime = spec.runtime
     if runtime.backend != "local":
         return
@@ -47,7 +52,7 @@ def _of_runtime(spec: Spec) -> Iterator[Item]:
             yield ("runtime", key), "has no effect with backend: local, where everything is in this process"
 
 
-def _of_schedule(section: str, schedule: RateSchedule) -> Iterator[Item]:
+def _schedule_warnings(section: str, schedule: RateSchedule) -> Iterator[Item]:
     warmup, steps = schedule.lr_warmup_steps, schedule.steps
     if steps and warmup >= steps:
         text = (
@@ -57,7 +62,7 @@ def _of_schedule(section: str, schedule: RateSchedule) -> Iterator[Item]:
         yield (section, "lr_warmup_steps"), text
 
 
-def _of_steps(spec: Spec) -> Iterator[Item]:
+def _steps_warnings(spec: Spec) -> Iterator[Item]:
     """Yield numbers of training steps that exceed those of the run."""
     steps, train, asynchrony = spec.train.steps, spec.train, spec.asynchrony
     if train.critic_warmup_steps >= steps:
@@ -80,14 +85,14 @@ def _limit(spec: Spec) -> int | None:
     return spec.rollout.steps or spec.rollout.max_steps or (own if isinstance(own, int) else None)
 
 
-def _of_rollout(spec: Spec) -> Iterator[Item]:
+def _rollout_warnings(spec: Spec) -> Iterator[Item]:
     rollout, limit = spec.rollout, _limit(spec)
     if limit is not None and rollout.chunk > limit:
         text = f"{rollout.chunk} actions are chosen at once, and an episode ends after {limit}: the rest is never done"
         yield ("rollout", "chunk"), text
 
 
-def _of_samples(spec: Spec) -> Iterator[Item]:
+def _samples_warnings(spec: Spec) -> Iterator[Item]:
     limit, wanted = _limit(spec), spec.train.global_batch
     if limit is None or wanted is None:
         return
@@ -103,7 +108,7 @@ def _of_samples(spec: Spec) -> Iterator[Item]:
         yield ("train", "global_batch"), text
 
 
-def _of_replay(spec: Spec) -> Iterator[Item]:
+def _replay_warnings(spec: Spec) -> Iterator[Item]:
     replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
     if replay.uses == 1 or replay.sampling != "oldest":
         return
@@ -113,7 +118,7 @@ def _of_replay(spec: Spec) -> Iterator[Item]:
         yield ("asynchrony", "replay", "capacity"), text
 
 
-def _of_algorithm(spec: Spec) -> Iterator[Item]:
+def _algorithm_warnings(spec: Spec) -> Iterator[Item]:
     config, asynchrony = spec.algorithm.config, spec.asynchrony
     if isinstance(config, CriticSettings) and not config.value_coef:
         text = (
@@ -132,7 +137,7 @@ def _of_algorithm(spec: Spec) -> Iterator[Item]:
         yield ("algorithm", "correction"), text
 
 
-def _of_imagination(spec: Spec) -> Iterator[Item]:
+def _imagination_warnings(spec: Spec) -> Iterator[Item]:
     section = spec.imagination
     if section is None:
         return

@@ -23,7 +23,7 @@ from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, acts_only, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
-from vla_rl.runtime.checks.imagination import of_imagination, of_plan
+from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.placement.components import build_algorithm
@@ -46,22 +46,22 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         imitation: the run reads the spec's `imitation:`.
         cluster: machine that is to run it; None: this one, or the one at `runtime.address`, which only a run can see.
     """
-    found = list(missing(spec, imitation))
-    lacking = {path for path, _ in found}
+    problems = list(missing(spec, imitation))
+    lacking = {path for path, _ in problems}
     by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
-    for path, kind, part in _parts(spec, imitation):
+    for path, kind, part in _components(spec, imitation):
         if path not in lacking:
-            found += _of_plugin(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
+            problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
     if (training or imitation) and ("model",) not in lacking:
-        found += _of_acting_model(spec)
+        problems += _acting_model_problems(spec)
     if training:
-        found += _of_training(spec)
+        problems += _training_problems(spec)
     if ("algorithm",) not in lacking:
-        found += _of_needs(spec)
-    found += [*_of_listeners(spec, lacking), *_of_recording(spec, training)]
-    found += [*_of_interpreter(spec), *_of_plan(spec, training, cluster)]
-    if found:
-        raise SpecError(located(found, spec.source))
+        problems += _algorithm_problems(spec)
+    problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
+    problems += [*_interpreter_problems(spec), *_plan_problems(spec, training, cluster)]
+    if problems:
+        raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
     for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
@@ -71,7 +71,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
 def check_simulators(spec: Spec) -> None:
     """Raise UserError for what simulators lack on this machine, found out by trying. The driver calls this."""
     if on_this_machine(spec):
-        ask_plugin(spec)
+        run_preflight(spec)
 
 
 def on_this_machine(spec: Spec) -> bool:
@@ -79,7 +79,7 @@ def on_this_machine(spec: Spec) -> bool:
     return spec.env.python is None and spec.runtime.address is None
 
 
-def ask_plugin(spec: Spec) -> None:
+def run_preflight(spec: Spec) -> None:
     """Let the simulator plugin check what is lacking here. Raises UserError."""
     look = load("env", spec.env.type, spec.plugins).preflight
     if look is not None:
@@ -124,7 +124,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
+def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
     """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
@@ -138,7 +138,7 @@ def _parts(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, 
         yield ("imitation", "data"), "data", spec.imitation.data
 
 
-def _of_plugin(
+def _plugin_problems(
     spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
 ) -> list[Item]:
     """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
@@ -162,14 +162,14 @@ def _of_plugin(
     return []
 
 
-def _of_acting_model(spec: Spec) -> Iterator[Item]:
+def _acting_model_problems(spec: Spec) -> Iterator[Item]:
     """Refuse to train a model that only acts."""
     if acts_only(spec):
         text = f"model {spec.model.type!r} only acts, so nothing can train it; evaluate it (vla-rl eval), or serve it"
         yield ("model",), text
 
 
-def _of_training(spec: Spec) -> Iterator[Item]:
+def _training_problems(spec: Spec) -> Iterator[Item]:
     why = load("model", spec.model.type, spec.plugins).no_rl
     reason = why and why(spec.model.config)
     if reason and spec.train.steps:
@@ -182,29 +182,29 @@ def _of_training(spec: Spec) -> Iterator[Item]:
         yield ("algorithm",), str(exc)
 
 
-def _of_needs(spec: Spec) -> list[Item]:
+def _algorithm_problems(spec: Spec) -> list[Item]:
     try:
         algorithm = build_algorithm(spec)
-        streamed = _of_stream(algorithm, spec) if spec.asynchrony.streaming_update else ()
-        return [*_needs(algorithm, spec), *streamed, *of_imagination(algorithm, spec)]
+        streamed = _streaming_problems(algorithm, spec) if spec.asynchrony.streaming_update else ()
+        return [*_unmet_requirements(algorithm, spec), *streamed, *imagination_problems(algorithm, spec)]
     except PluginError as exc:
         return [(("algorithm",), str(exc))]
 
 
-def _of_listeners(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[Item]:
+def _hook_problems(spec: Spec, lacking: set[tuple[str | int, ...]]) -> Iterator[Item]:
     """Build the hooks, so that unknown events are found; they do nothing before a run starts."""
     if any(path[0] == "hooks" for path in lacking):
         return
     for i, hook in enumerate(spec.hooks):
-        yield from _of_plugin(spec, ("hooks", i), "hook", hook)
-    yield from _of_files(spec)
+        yield from _plugin_problems(spec, ("hooks", i), "hook", hook)
+    yield from _file_problems(spec)
     try:
         listeners(spec)
     except PluginError as exc:
         yield ("hooks",), str(exc)
 
 
-def _of_files(spec: Spec) -> Iterator[Item]:
+def _file_problems(spec: Spec) -> Iterator[Item]:
     """Yield files in the run folder that two hooks would write."""
     writers: dict[str, str] = {}
     for i, hook in enumerate(spec.hooks):
@@ -218,7 +218,7 @@ def _of_files(spec: Spec) -> Iterator[Item]:
                 yield ("hooks", i), text
 
 
-def _of_recording(spec: Spec, training: bool) -> Iterator[Item]:
+def _recording_problems(spec: Spec, training: bool) -> Iterator[Item]:
     recording = [(i, hook.config) for i, hook in enumerate(spec.hooks) if isinstance(hook.config, RecordSettings)]
     for i, _ in recording[1:]:
         yield ("hooks", i), "another hook records episodes, and simulators keep them once; leave one of the two out"
@@ -231,7 +231,7 @@ def _of_recording(spec: Spec, training: bool) -> Iterator[Item]:
             yield ("hooks", i, "what"), text
 
 
-def _of_interpreter(spec: Spec) -> Iterator[Item]:
+def _interpreter_problems(spec: Spec) -> Iterator[Item]:
     python = spec.env.python
     if python is not None and spec.runtime.address is None:
         yield from ((("env", "python"), text) for text in interpreter_problems(python))
@@ -239,7 +239,7 @@ def _of_interpreter(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
+def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
     """Check the plan. For a cluster that is not this machine only a run can tell, unless its size is given."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
@@ -247,8 +247,8 @@ def _of_plan(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[It
         return
     try:
         plan = plan_for(spec, cluster or _this_machine(spec))
-        yield from _of_lanes(spec, plan)
-        yield from [*_of_asynchrony(spec, plan), *of_plan(spec, plan)] if training else ()
+        yield from _lane_problems(spec, plan)
+        yield from [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)] if training else ()
     except MeasureFirst:
         return
     except NoCuda as exc:
@@ -273,12 +273,16 @@ def check_plan(spec: Spec, plan: Plan) -> None:
     """Raise SpecError where lanes cannot be what the plan says, or rollouts cannot run while learners train. The driver
     calls this.
     """
-    found = [*_of_lanes(spec, plan), *_of_asynchrony(spec, plan), *of_plan(spec, plan)]
-    if found:
-        raise SpecError(located(found, spec.source))
+    problems = [
+        *_lane_problems(spec, plan),
+        *_asynchrony_problems(spec, plan),
+        *world_model_placement_problems(spec, plan),
+    ]
+    if problems:
+        raise SpecError(located(problems, spec.source))
 
 
-def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
+def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     asked = "lanes" if plan.concurrent_lanes else "batching"
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
@@ -293,7 +297,7 @@ def _of_lanes(spec: Spec, plan: Plan) -> Iterator[Item]:
         yield ("placement", "lanes"), text
 
 
-def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
+def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     wrong, local = "", spec.runtime.backend == "local"
     if local and spec.asynchrony.max_lag:
         wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
@@ -311,7 +315,7 @@ def _of_asynchrony(spec: Spec, plan: Plan) -> Iterator[Item]:
         yield ("asynchrony", "streaming_update"), text
 
 
-def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+def _streaming_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Yield why groups cannot be trained on before the step is complete (streaming update)."""
     if algorithm.advantage_scope is not AdvantageScope.GROUP:
         why = algorithm.scope_reason or "its advantage_scope is STEP; choose another"
@@ -331,37 +335,37 @@ def _of_stream(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         yield ("asynchrony", "streaming_update"), text
 
 
-def _needs(algorithm: Algorithm, spec: Spec) -> list[Item]:
+def _unmet_requirements(algorithm: Algorithm, spec: Spec) -> list[Item]:
     """Return the requirements of the algorithm that are not met."""
     name, rollout = spec.algorithm.type, spec.rollout
-    found: list[Item] = []
+    problems: list[Item] = []
     if algorithm.needs.groups and (rollout.group_size < 2 or rollout.auto_reset != "off"):
         text = (
             f"algorithm {name!r} compares trajectories of a group: it needs rollout.group_size >= 2 (got "
             f"{rollout.group_size}) and rollout.auto_reset: off (got {rollout.auto_reset})"
         )
-        found.append((("rollout", "group_size"), text))
+        problems.append((("rollout", "group_size"), text))
     if algorithm.needs.frames and rollout.auto_reset != "off":
         text = (
             f"algorithm {name!r} looks at the frames of whole trajectories: it needs rollout.auto_reset: off "
             f"(got {rollout.auto_reset})"
         )
-        found.append((("rollout", "auto_reset"), text))
+        problems.append((("rollout", "auto_reset"), text))
     if not algorithm.needs.values:
         keys = {"value_lr": spec.train.value_lr, "critic_warmup_steps": spec.train.critic_warmup_steps}
         text = "{} is for a critic, and algorithm {!r} has none; remove it"
-        found += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
+        problems += [(("train", key), text.format(value, name)) for key, value in keys.items() if value]
     if rollout.resample is not None and not algorithm.needs.groups:
         text = f"it replaces groups that are filtered; algorithm {name!r} has none"
-        found.append((("rollout", "resample"), text))
+        problems.append((("rollout", "resample"), text))
     config = spec.algorithm.config
     if rollout.resample is not None and isinstance(config, GroupSettings) and not config.filters:
         text = f"it replaces groups that are filtered, and algorithm {name!r}, as it is set, keeps all; add a filter"
-        found.append((("rollout", "resample"), text))
-    return [*found, *_of_replay(algorithm, spec)]
+        problems.append((("rollout", "resample"), text))
+    return [*problems, *_replay_problems(algorithm, spec)]
 
 
-def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
+def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     """Check the replay buffer's settings."""
     replay, per_step = spec.asynchrony.replay, RunShape.of(spec).groups_per_step
     if replay.uses == 1:
@@ -375,12 +379,12 @@ def _of_replay(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         )
         yield (*section, "uses"), text
     needed = (replay.uses - 1) * per_step
-    said = f"uses: {replay.uses} trains on {needed} earlier groups in a step ({replay.uses - 1} x {per_step})"
+    demand = f"uses: {replay.uses} trains on {needed} earlier groups in a step ({replay.uses - 1} x {per_step})"
     if replay.capacity is not None and replay.capacity < needed:
-        yield (*section, "capacity"), f"{replay.capacity} groups are too few: {said}; give at least {needed}"
+        yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
     elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
         kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
-        text = f"there is nothing to draw from: {said}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        text = f"there is nothing to draw from: {demand}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
-from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
 from vla_rl.runtime.comm.weight_sync import PublishedWeights
@@ -105,8 +105,8 @@ class HostInterface(ABC):
     @remote(phase="act", track="none")
     @abstractmethod
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what `wait_for_report` has not
-        returned.
+        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
+        `wait_for_report` has not returned.
         """
 
     @remote(phase="act", track="none", group="imagination")

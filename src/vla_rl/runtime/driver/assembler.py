@@ -25,7 +25,7 @@ class SampleIndex:
     columns: Array
     """Chunk step t and column n of each sample, int64 [S]."""
     workers: Array
-    places: Array
+    sample_ids: Array
     """Worker whose policy made each sample, and the sample's id there, int64 [S]."""
 
 
@@ -35,7 +35,7 @@ class RolloutBatch:
 
     rollout: Rollout
     """The trajectory records."""
-    places: Array
+    sample_ids: Array
     """Sample id of each chunk step on its worker, int64 [T, N]; -1 where there is none."""
     workers: Array
     numbers: Array
@@ -49,18 +49,21 @@ class RolloutBatch:
         """Return the columns (indices) that `rollout` was cut to."""
         return RolloutBatch(
             rollout=rollout,
-            places=self.places[:, columns],
+            sample_ids=self.sample_ids[:, columns],
             workers=self.workers[columns],
             numbers=self.numbers[columns],
             ended=None if self.ended is None else self.ended[:, columns],
             ranks=None if self.ranks is None else self.ranks[:, columns],
         )
 
-    def places_of(self, columns: Array | None = None) -> dict[int, Array]:
+    def ids_by_worker(self, columns: Array | None = None) -> dict[int, Array]:
         """Return the sample ids of all columns, or of those in `columns` (bool [N]): worker -> int64."""
         chosen = np.ones(len(self.workers), bool) if columns is None else columns
-        places = {w: self.places[:, chosen & (self.workers == w)] for w in np.unique(self.workers[chosen]).tolist()}
-        return {worker: ids[ids >= 0] for worker, ids in places.items()}
+        ids_by_worker = {}
+        for worker in np.unique(self.workers[chosen]).tolist():
+            ids = self.sample_ids[:, chosen & (self.workers == worker)]
+            ids_by_worker[worker] = ids[ids >= 0]
+        return ids_by_worker
 
 
 def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], group_size: int) -> RolloutBatch:
@@ -85,9 +88,9 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     numbers = np.array([half.number for half in of_env], np.int64)
     reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]
     tensors = {field.name: gather(field.name, field.fill) for field in reported}
-    places = gather("sample", fill=-1)
+    sample_ids = gather("sample", fill=-1)
     ended = gather("ended")
-    assert places is not None
+    assert sample_ids is not None
     rollout = Rollout(
         step=step,
         groups=torch.from_numpy(numbers // group_size),
@@ -99,7 +102,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     )
     return RolloutBatch(
         rollout=rollout,
-        places=places.numpy(),
+        sample_ids=sample_ids.numpy(),
         workers=workers,
         numbers=numbers,
         ended=None if ended is None else ended.numpy(),
@@ -110,7 +113,7 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
     """Join rollouts column by column, with the step and the episodes of the last one."""
     if len(parts) == 1:
         return parts[0]
-    length = max(len(part.places) for part in parts)
+    length = max(len(part.sample_ids) for part in parts)
     last = parts[-1]
 
     def joined_columns(arrays: Sequence[Array], fill: int = 0) -> Array:
@@ -130,7 +133,7 @@ def joined(parts: Sequence[RolloutBatch]) -> RolloutBatch:
         name: torch.cat([part.rollout.findings[name] for part in parts]) for name in last.rollout.findings
     }
     by_step = {}
-    for name, fill in (("places", -1), ("ended", 0), ("ranks", 0)):
+    for name, fill in (("sample_ids", -1), ("ended", 0), ("ranks", 0)):
         arrays = [getattr(part, name) for part in parts]
         by_step[name] = None if arrays[0] is None else joined_columns(arrays, fill)
     return RolloutBatch(
@@ -162,10 +165,12 @@ def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> Samp
     """Return the samples of the columns (indices) of a batch that `selected` consists of, in time-major order."""
     steps, kept = np.nonzero(selected.samples.numpy())
     source = columns[kept]
-    return SampleIndex(steps=steps, columns=kept, workers=batch.workers[source], places=batch.places[steps, source])
+    return SampleIndex(
+        steps=steps, columns=kept, workers=batch.workers[source], sample_ids=batch.sample_ids[steps, source]
+    )
 
 
-def light_arrays(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:
+def batch_fields(rollout: Rollout, advantages: Advantages, samples: SampleIndex) -> dict[str, Array | None]:
     """Return the fields of `Batch` that trajectory records and advantages contain, [S, ...] for all samples. Weights
     are not divided yet; "counts" and "value_counts" [S] are added.
     """

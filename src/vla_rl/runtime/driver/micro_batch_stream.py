@@ -51,8 +51,8 @@ class MicroBatchStream:
             shard = samples.take(np.concatenate([np.zeros(0, np.int64), *batches]))
             ends = np.cumsum([len(batch) for batch in batches])[:-1]
             micro_batches = np.split(np.arange(len(shard)), ends) if batches else []
-            references = shard.workers, shard.places
+            references = shard.workers, shard.sample_ids
             worker = self.fleet.worker_of(learner)
             self.calls.append(
-                worker.call(HostInterface.forward_backward, references, shard.light, micro_batches, passes, first)
+                worker.call(HostInterface.forward_backward, references, shard.fields, micro_batches, passes, first)
             )

@@ -22,7 +22,7 @@ class RankShard:
 def split_into_minibatches(
     ranks: Array,
     order: Array,
-    light: dict[str, Array | None],
+    fields: dict[str, Array | None],
     *,
     world: int,
     seed: int,
@@ -39,33 +39,37 @@ def split_into_minibatches(
     Args:
         ranks: int64 [S], learner rank of each sample.
         order: int64 [S], sort key of a sample within its rank.
+        fields: batch fields of the samples, [S, ...], with their counts.
     """
     count = len(ranks)
     size = global_batch or count
-    counts, value_counts = light["counts"], light["value_counts"]
+    counts = fields["counts"]
+    value_counts = fields["value_counts"]
     assert counts is not None and value_counts is not None
-    shares = [
+    shards = [
         RankShard(samples=np.lexsort((order, ranks != rank))[: int((ranks == rank).sum())]) for rank in range(world)
     ]
     position = np.zeros(count, np.int64)
-    for share in shares:
-        position[share.samples] = np.arange(len(share.samples))
+    for shard in shards:
+        position[shard.samples] = np.arange(len(shard.samples))
     for epoch in range(epochs):
         shuffled = generator(seed, "mini-batches", step, epoch).permutation(count)
         for start in range(0, count, size):
             members = shuffled[start : start + size]
             passes = -(-int(np.bincount(ranks[members]).max()) // micro_batch)
-            for rank, share in enumerate(shares):
-                own = position[members[ranks[members] == rank]]
-                share.steps.append(
+            for rank, shard in enumerate(shards):
+                shard_members = position[members[ranks[members] == rank]]
+                shard.steps.append(
                     OptimizerStep(
-                        micro_batches=tuple(own[i : i + micro_batch] for i in range(0, len(own), micro_batch)),
+                        micro_batches=tuple(
+                            shard_members[i : i + micro_batch] for i in range(0, len(shard_members), micro_batch)
+                        ),
                         passes=passes,
                         divisor=max(float(counts[members].sum()), 1e-8),
                         value_divisor=max(float(value_counts[members].sum()), 1e-8),
                     )
                 )
-    return shares
+    return shards
 
 
 def round_robin(count: int, world: int, micro_batch: int) -> list[list[Array]]:

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.types import Advantages, Array
-from vla_rl.runtime.driver.assembler import RolloutBatch, find_samples, light_arrays
+from vla_rl.runtime.driver.assembler import RolloutBatch, batch_fields, find_samples
 
 
 @frozen(kw_only=True, eq=False)
@@ -20,9 +20,9 @@ class OrderedSamples:
     steps: Array
     """Ticket of each sample, and its chunk step there."""
     workers: Array
-    places: Array
+    sample_ids: Array
     """Workers and sample ids, as in `SampleIndex`."""
-    light: Mapping[str, Array | None]
+    fields: Mapping[str, Array | None]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -33,13 +33,13 @@ class OrderedSamples:
             numbers=self.numbers[index],
             steps=self.steps[index],
             workers=self.workers[index],
-            places=self.places[index],
-            light={name: None if array is None else array[index] for name, array in self.light.items()},
+            sample_ids=self.sample_ids[index],
+            fields={name: None if array is None else array[index] for name, array in self.fields.items()},
         )
 
     def total(self, name: str) -> float:
         """Return the sum of a batch field, at least 1e-8, as it divides the loss."""
-        array = self.light[name]
+        array = self.fields[name]
         assert array is not None
         return max(float(array.sum()), 1e-8)
 
@@ -54,8 +54,8 @@ class OrderedSamples:
             numbers=joined([part.numbers for part in parts]),
             steps=joined([part.steps for part in parts]),
             workers=joined([part.workers for part in parts]),
-            places=joined([part.places for part in parts]),
-            light={name: joined([part.light[name] for part in parts]) for name in parts[0].light},
+            sample_ids=joined([part.sample_ids for part in parts]),
+            fields={name: joined([part.fields[name] for part in parts]) for name in parts[0].fields},
         )
 
     @staticmethod
@@ -66,7 +66,7 @@ class OrderedSamples:
             numbers=batch.numbers[samples.columns],
             steps=samples.steps,
             workers=samples.workers,
-            places=samples.places,
-            light=light_arrays(batch.rollout, advantages, samples),
+            sample_ids=samples.sample_ids,
+            fields=batch_fields(batch.rollout, advantages, samples),
         )
         return unordered.take(np.lexsort((unordered.steps, unordered.numbers)))

@@ -57,7 +57,7 @@ class SampleRouter:
         """
         changes = self.replay.finish(trained)
         over = ~np.isin(batch.numbers, changes.kept_tickets)
-        freed = _joined_ids([batch.places_of(over), *(group.places_of() for group in changes.dropped)])
+        freed = _joined_ids([batch.ids_by_worker(over), *(group.ids_by_worker() for group in changes.dropped)])
         return self.replay.buffer_metrics(self.transfers.free(batch.numbers.tolist(), freed))
 
     def _refreshed(self, batch: RolloutBatch, repeated: Array, version: int) -> Rollout:

@@ -65,10 +65,10 @@ class SampleTransfers:
             to_rank = unsent & (ranks == rank)
             sources = np.unique(samples.workers[to_rank]).tolist()
             for worker in sources:
-                sample_ids = samples.places[to_rank & (samples.workers == worker)]
+                sample_ids = samples.sample_ids[to_rank & (samples.workers == worker)]
                 self._move(rank, worker, sample_ids, several_sources=len(sources) > 1)
         self.wait()
-        rank_of_sample = np.zeros(batch.places.shape, np.int64)
+        rank_of_sample = np.zeros(batch.sample_ids.shape, np.int64)
         rank_of_sample[samples.steps, samples.columns] = ranks
         return evolve(batch, ranks=rank_of_sample)
 

@@ -27,8 +27,8 @@ def check_parts(name: str, algorithm: Algorithm, parts: OrderedSamples, step: Or
     if not same:
         raise scope_error(name, OTHER_SELECTION)
     for key in (*(field.name for field in ADVANTAGES if field.in_batch), *algorithm.extras):
-        of_parts = parts.light[key]
-        of_step = step.light[key]
+        of_parts = parts.fields[key]
+        of_step = step.fields[key]
         if of_parts is None and of_step is None:
             continue
         if of_parts is None or of_step is None:

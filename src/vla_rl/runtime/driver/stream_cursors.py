@@ -73,7 +73,7 @@ class EnvStreams:
             ends = np.cumsum(arrays["lengths"])
             actions = np.split(arrays["actions"], ends[:-1]) if len(ends) else []
             columns = [arrays[name].tolist() for name in ("rows", "states", "episodes", "paid")]
-            for env, state, episode, paid, chunks in zip(*columns, actions, strict=True):
+            for env, state, episode, return_so_far, chunks in zip(*columns, actions, strict=True):
                 self.consumed[env] = EpisodeRequest(
-                    state=states[state], number=-1, episode=episode, env_id=env, actions=chunks, paid=paid
+                    state=states[state], number=-1, episode=episode, env_id=env, actions=chunks, paid=return_so_far
                 )

@@ -13,7 +13,7 @@ import numpy as np
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import HostInterface
-from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, find_samples, light_arrays
+from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, batch_fields, find_samples
 from vla_rl.runtime.driver.collector import Collector
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
 from vla_rl.runtime.driver.sample_router import SampleRouter
@@ -61,24 +61,24 @@ class StepUpdate(UpdateStrategy):
 
     def update(self, prepared: RolloutBatch, advantages: Advantages) -> dict[str, float]:
         samples = find_samples(prepared.rollout, np.arange(len(prepared.numbers)), prepared)
-        light = light_arrays(prepared.rollout, advantages, samples)
+        fields = batch_fields(prepared.rollout, advantages, samples)
         assert prepared.ranks is not None
         ranks = prepared.ranks[samples.steps, samples.columns]
         step = prepared.rollout.step
-        shards = self._split(step, samples, ranks, light)
+        shards = self._split(step, samples, ranks, fields)
         pending = []
         for learner, shard in zip(self.fleet.learners, shards, strict=True):
-            shard_light = {name: None if array is None else array[shard.samples] for name, array in light.items()}
-            references = samples.workers[shard.samples], samples.places[shard.samples]
+            shard_fields = {name: None if array is None else array[shard.samples] for name, array in fields.items()}
+            references = samples.workers[shard.samples], samples.sample_ids[shard.samples]
             worker = self.fleet.worker_of(learner)
-            pending.append(worker.call(HostInterface.update, step, references, shard_light, shard.steps))
+            pending.append(worker.call(HostInterface.update, step, references, shard_fields, shard.steps))
         results = self.collector.wait_for(pending)
         return update_metrics(len(samples.steps), len(shards[0].steps), results)
 
     def finish(self, trained: bool) -> None:
         """Do nothing: nothing is kept from one step to the next."""
 
-    def _split(self, step: int, samples: SampleIndex, ranks: Array, light: dict[str, Array | None]) -> list[RankShard]:
+    def _split(self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]) -> list[RankShard]:
         """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of its own
         worker's policy, then the others by worker, each in the order of the sample ids.
         """
@@ -86,11 +86,11 @@ class StepUpdate(UpdateStrategy):
         learner_workers = np.array([learner.worker for learner in self.fleet.learners])
         source = np.where(samples.workers == learner_workers[ranks], 0, samples.workers + 1)
         order = np.empty(len(ranks), np.int64)
-        order[np.lexsort((samples.places, source))] = np.arange(len(ranks))
+        order[np.lexsort((samples.sample_ids, source))] = np.arange(len(ranks))
         return split_into_minibatches(
             ranks,
             order,
-            light,
+            fields,
             world=len(self.fleet.learners),
             seed=self.spec.seed,
             step=step,

@@ -25,8 +25,7 @@ class OptimizerStep:
     """Sum of the policy loss's counts over the whole optimiser step."""
     value_divisor: float
     accumulated: bool = False
-    """True where `forward_backward` already ran the forward and backward passes, on samples that are not sent again (streaming
-    update).
+    """True where `forward_backward` already ran the passes, on samples that are not sent again (streaming update).
     """
 
 

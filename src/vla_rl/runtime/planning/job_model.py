@@ -151,7 +151,7 @@ def _kind(team: Sequence[Assignment], servers: Mapping[int, Server]) -> Hashable
     def properties(worker: Assignment) -> tuple[Any, ...]:
         device = devices.setdefault(id(servers[worker.index]), len(devices))
         lanes = (len(worker.lanes), len(worker.served), *{lane.num_envs for lane in (*worker.lanes, *worker.served)})
-        return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(position[home] for home in worker.homes)
+        return worker.slot.roles, worker.slot.cpus, device, lanes, tuple(position[host] for host in worker.homes)
 
     return tuple(properties(worker) for worker in team)
 
@@ -166,22 +166,22 @@ def _in_step(workers: Sequence[Assignment], servers: Mapping[int, Server]) -> tu
         uses[id(servers[worker.index])] = uses.get(id(servers[worker.index]), 0) + 1
     widths: dict[int, int] = {}
     for worker in workers:
-        homes = [by_index[home] for home in worker.homes]
-        alone = all(len(home.lanes) == 1 and not home.served and uses[id(servers[home.index])] == 1 for home in homes)
+        homes = [by_index[host] for host in worker.homes]
+        alone = all(len(host.lanes) == 1 and not host.served and uses[id(servers[host.index])] == 1 for host in homes)
         if not worker.served or not alone or worker.concurrent_lanes or worker.batching.max_wait_s is not None:
             continue
         merged_lanes = list[LaneSlice]()
         merged_homes = list[int]()
-        home_of = {lane.index: home for lane, home in zip(worker.served, homes, strict=True)}
+        host_of_lane = {lane.index: host for lane, host in zip(worker.served, homes, strict=True)}
         for group in inference_groups([Lane(slice=lane, sim=_never) for lane in worker.served], worker.batching):
             first = evolve(group[0].slice, num_envs=sum(lane.slice.num_envs for lane in group))
-            home = home_of[first.index]
+            host = host_of_lane[first.index]
             widths[first.index] = len(group)
             for lane in group:
-                by_index.pop(home_of[lane.slice.index].index, None)
-            by_index[home.index] = evolve(home, lanes=(first,))
+                by_index.pop(host_of_lane[lane.slice.index].index, None)
+            by_index[host.index] = evolve(host, lanes=(first,))
             merged_lanes.append(first)
-            merged_homes.append(home.index)
+            merged_homes.append(host.index)
         by_index[worker.index] = evolve(worker, served=tuple(merged_lanes), homes=tuple(merged_homes))
     return list(by_index.values()), widths
 

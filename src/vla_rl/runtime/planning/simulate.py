@@ -178,11 +178,11 @@ class Simulation:
 
     def _begin_update(self) -> None:
         """Let learners begin with the tickets that are there, in the order of their numbers."""
-        fresh = len(self.flow.ready) - self._begun_tickets
-        if self.part_size and fresh >= self.part_size:
-            self._begun_tickets += fresh
+        new = len(self.flow.ready) - self._begun_tickets
+        if self.part_size and new >= self.part_size:
+            self._begun_tickets += new
             for learner in self.job.learners:
-                self._update(learner, fresh / self.job.tickets)
+                self._update(learner, new / self.job.tickets)
 
     def _train(self) -> None:
         """Begin the update once the step's tickets are there."""
@@ -222,15 +222,15 @@ class Simulation:
         self._busy[role] += seconds * workers
         return server.free
 
-    def _work_in_lane(self, home: Assignment, lane: Server, seconds: float, after: float) -> float:
+    def _work_in_lane(self, host: Assignment, lane: Server, seconds: float, after: float) -> float:
         """Add a call to a lane that runs concurrently with others. Its worker is busy while at least one of them is.
         Return the time at which it is done.
         """
         begin = max(self.now, lane.free, after)
         lane.free = begin + seconds
-        worked = self._busy_until.get(home.index, 0.0)
+        worked = self._busy_until.get(host.index, 0.0)
         self._busy["sim"] += max(0.0, lane.free - max(begin, worked))
-        self._busy_until[home.index] = max(worked, lane.free)
+        self._busy_until[host.index] = max(worked, lane.free)
         return lane.free
 
     # -------------------------------------------------------------------------------------------------- the workers
@@ -256,8 +256,8 @@ class Simulation:
         message, turn = (0.0, 0.0) if policy.local else (profile.message, profile.turn)
         server = self.job.servers[worker]
         lanes = [
-            Lane(slice=lane, sim=self._simulator(lane, self.job.workers[home], message, turn))
-            for lane, home in zip(policy.served, policy.homes, strict=True)
+            Lane(slice=lane, sim=self._simulator(lane, self.job.workers[host], message, turn))
+            for lane, host in zip(policy.served, policy.homes, strict=True)
         ]
 
         def act(method: str, mode: PolicyMode, indices: tuple[int, ...], *requests: _Request) -> _Reference:
@@ -273,10 +273,10 @@ class Simulation:
         tickets = self._queues[worker].tickets
         return drive(lanes, act, MODE, batching, tickets, self._value_of, self._ready, lambda: self.now)
 
-    def _simulator(self, lane: LaneSlice, home: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
+    def _simulator(self, lane: LaneSlice, host: Assignment, message: float, turn: float) -> Callable[..., _Reference]:
         profile = self.profile
         width = self.job.widths.get(lane.index, 1)
-        server = Server() if home.concurrent_lanes else self.job.servers[home.index]
+        server = Server() if host.concurrent_lanes else self.job.servers[host.index]
         times = self.job.fold / width
 
         def call(method: str, index: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> _Reference:
@@ -284,18 +284,18 @@ class Simulation:
             envs.waiting.extend(ticket.number for ticket in tickets)
             seconds, finished = 0.0, list[int]()
             if envs.active:
-                share = profile.sim.share(envs.active * times / profile.sim.num_envs, home.slot.cpus)
+                share = profile.sim.share(envs.active * times / profile.sim.num_envs, host.slot.cpus)
                 seconds = profile.sim.draw(self._random, share, envs.active)
                 envs.steps += 1
                 finished = envs.ends.pop(envs.steps, [])
                 envs.active -= len(finished)
-            if fresh := self._fill(envs, lane.num_envs - envs.active):
-                share = profile.reset.share(fresh * times / profile.reset.num_envs, home.slot.cpus)
-                seconds += profile.reset.draw(self._random, share, fresh)
+            if new := self._fill(envs, lane.num_envs - envs.active):
+                share = profile.reset.share(new * times / profile.reset.num_envs, host.slot.cpus)
+                seconds += profile.reset.draw(self._random, share, new)
             after = actions.at + message if isinstance(actions, _Reference) else 0.0
             after = max(after, server.free + turn)
-            if home.concurrent_lanes:
-                at = self._work_in_lane(home, server, seconds, after)
+            if host.concurrent_lanes:
+                at = self._work_in_lane(host, server, seconds, after)
             else:
                 at = self._work(server, "sim", seconds, after, width)
             # Drawn lengths stand for episodes that end before their limit, of which no simulator knows beforehand.
@@ -308,14 +308,14 @@ class Simulation:
 
     def _fill(self, envs: _Envs, free: int) -> int:
         """Start waiting tickets in free envs. Return their number."""
-        fresh = min(free, len(envs.waiting))
-        for _ in range(fresh):
+        new = min(free, len(envs.waiting))
+        for _ in range(new):
             number, lengths = envs.waiting.popleft(), self.profile.chunk_steps
             length = self._lengths.choice(lengths) if isinstance(lengths, tuple) else lengths
             envs.ends.setdefault(envs.steps + length, []).append(number)
             self._version[number] = self.flow.step
-        envs.active += fresh
-        return fresh
+        envs.active += new
+        return new
 
     def _value_of(self, reference: Any) -> Any:
         return reference.value if isinstance(reference, _Reference) else reference

@@ -17,7 +17,7 @@ from vla_rl.core.manager import Named, wrap
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, acts_only
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.checks.run import ask_plugin, check_offload, on_this_machine
+from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, open_data, values_for
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
@@ -52,7 +52,7 @@ class RoleBuilder:
     def envs(self) -> dict[int, SimEnv]:
         """Build the simulators of all lanes of this worker: lane -> simulator."""
         if not on_this_machine(self.spec):
-            ask_plugin(self.spec)
+            run_preflight(self.spec)
         return {lane.index: self.env(lane.index) for lane in self.assignment.lanes}
 
     def env_worker(self, envs: dict[int, SimEnv], recordings: WorldModelRecordings | None) -> EnvWorker:

@@ -24,9 +24,9 @@ class NotFiniteError(UserError, ValueError):
 
 def check_shapes(**tensors: Tensor | None) -> None:
     """Raise ShapeError unless all given tensors (None is skipped) have the same shape."""
-    given = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
-    if len({shape for _, shape in given}) > 1:
-        listed = ", ".join(f"{name} {list(shape)}" for name, shape in given)
+    shapes = [(name, tuple(t.shape)) for name, t in tensors.items() if t is not None]
+    if len({shape for _, shape in shapes}) > 1:
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes)
         raise ShapeError(f"shapes differ, and are never broadcast: {listed}")
 
 

@@ -51,12 +51,12 @@ class Proximal:
     def statistics(self, mask: Tensor) -> dict[str, Statistic]:
         """Return statistics of how far pi_old is from mu, and of the share of loss terms that are dropped or
         truncated."""
-        found: dict[str, Statistic] = {}
+        statistics: dict[str, Statistic] = {}
         if self.behaviour is not None:
-            found["policy/behaviour_weight"] = RatioQuantiles.of(self.behaviour, mask)
+            statistics["policy/behaviour_weight"] = RatioQuantiles.of(self.behaviour, mask)
         if self.behaviour is not None and self.limit is not None:
-            found["policy/behaviour_cut"] = Mean.of((self.behaviour.exp() > self.limit).float(), mask)
-        return found
+            statistics["policy/behaviour_cut"] = Mean.of((self.behaviour.exp() > self.limit).float(), mask)
+        return statistics
 
 
 def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettings) -> Proximal:

@@ -94,8 +94,8 @@ def _as_requirements(names: Iterable[str]) -> str:
     parts += [f"{name!r} is called {RENAMED[name]} now" for name in fields if name in RENAMED]
     for name, field in fields.items():
         if field not in REQUIREMENTS:
-            near = did_you_mean(field, REQUIREMENTS)
-            parts.append(f"there is no requirement {name!r}{near}; there are: {', '.join(REQUIREMENTS)}")
+            suggestion = did_you_mean(field, REQUIREMENTS)
+            parts.append(f"there is no requirement {name!r}{suggestion}; there are: {', '.join(REQUIREMENTS)}")
     return "; ".join(parts)
 
 

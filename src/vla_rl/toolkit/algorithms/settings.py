@@ -1,5 +1,5 @@
 """Settings that several algorithms share, one class per subject; an algorithm's config class inherits what it needs.
-Cheap to import, since specs are read with them. docs/reference/algorithms.md has each key's equation and when to use it."""
+Cheap to import, since specs are read with them. docs/reference/algorithms.md has each key's equation and use."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[No
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
-    own = {name: getattr(module, name) for name in parts}
+    trained_parts = {name: getattr(module, name) for name in parts}
     try:
         for name, part in parts.items():
             setattr(module, name, part)
@@ -96,7 +96,7 @@ def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[No
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        for name, part in own.items():
+        for name, part in trained_parts.items():
             setattr(module, name, part)
 
 

@@ -50,8 +50,8 @@ def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, downl
     if builtin is not None and name.startswith("builtin:"):
         folder = builtin / name.removeprefix("builtin:")
         if not folder.is_dir():
-            there = ", ".join(f"builtin:{p.name}" for p in sorted(builtin.glob("*")) if p.is_dir()) or "none"
-            raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {there}")
+            available = ", ".join(f"builtin:{p.name}" for p in sorted(builtin.glob("*")) if p.is_dir()) or "none"
+            raise CheckpointError(f"no built-in checkpoint {name!r}; there are: {available}")
         return folder
     folder = expanded(name)
     if folder.is_dir():
@@ -178,10 +178,10 @@ def check_size(source: Path | str, key: str, value: int, least: int = 1) -> None
 
 def check_multiples(sizes: Any, **parts: str) -> None:
     """Raise ValueError where a size of this attrs object is no multiple of its part (size=name of its part)."""
-    for whole, part in parts.items():
-        size, unit = getattr(sizes, whole), getattr(sizes, part)
+    for size_name, unit_name in parts.items():
+        size, unit = getattr(sizes, size_name), getattr(sizes, unit_name)
         if unit < 1 or size % unit:
-            raise ValueError(f"{whole!r} is {size}, a multiple of {part!r} ({unit}) is expected")
+            raise ValueError(f"{size_name!r} is {size}, a multiple of {unit_name!r} ({unit}) is expected")
 
 
 def check_even(sizes: Any, *names: str) -> None:
@@ -212,8 +212,8 @@ def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> di
 
 def find_tokenizer(folder: Path, named: str | None) -> Path:
     """Return the path of tokenizer.json, in the checkpoint's folder or where the spec says. Raise CheckpointError."""
-    given = folder if named is None else expanded(named)
-    file = given / TOKENIZER if given.is_dir() else given
+    location = folder if named is None else expanded(named)
+    file = location / TOKENIZER if location.is_dir() else location
     if not file.is_file():
         raise CheckpointError(
             f"no tokenizer at {file}; checkpoints often come without their language model's: put tokenizer.json into "
@@ -261,15 +261,15 @@ def _not_tensors_alone(path: Path, error: str) -> str:
 
 def unfinished(folder: Path) -> str:
     """Return a clause that names the files of an unfinished download, or an empty text."""
-    found = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
-    names = ", ".join(str(p.relative_to(folder)) for p in sorted(found)[:4])
-    return f"; unfinished downloads lie there: {names}" if found else ""
+    partial_files = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
+    names = ", ".join(str(p.relative_to(folder)) for p in sorted(partial_files)[:4])
+    return f"; unfinished downloads lie there: {names}" if partial_files else ""
 
 
 def _inside(path: Path) -> str:
     """Return a clause that names subfolders which hold the file, as in a trainer's own folder, or an empty text."""
-    found = sorted({*path.parent.glob(f"*/{path.name}"), *path.parent.glob(f"checkpoints/*/*/{path.name}")})
-    return f"; there is one in {', '.join(str(file.parent) for file in found[-3:])}" if found else ""
+    copies = sorted({*path.parent.glob(f"*/{path.name}"), *path.parent.glob(f"checkpoints/*/*/{path.name}")})
+    return f"; there is one in {', '.join(str(file.parent) for file in copies[-3:])}" if copies else ""
 
 
 # --------------------------------------------------------------------------------------------------- files of weights
@@ -318,19 +318,19 @@ def find_weights(folder: Path, open_names: Callable[[Collection[str]], Mapping[s
     """
     from safetensors import safe_open
 
-    found: dict[Path, dict[str, tuple[int, ...]]] = {}
+    tensors: dict[Path, dict[str, tuple[int, ...]]] = {}
     for path in _weight_paths(folder):
         try:
             with safe_open(path, "pt") as file:
                 names = tuple(file.keys())
-                found[path] = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+                tensors[path] = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except Exception as error:
             raise unreadable(path, error) from error
-    opened = open_names([name for shapes in found.values() for name in shapes])
+    opened = open_names([name for shapes in tensors.values() for name in shapes])
     return WeightFiles(
         folder=folder,
-        files={path: {name: opened[name] for name in shapes if name in opened} for path, shapes in found.items()},
-        shapes={opened[name]: shape for shapes in found.values() for name, shape in shapes.items() if name in opened},
+        files={path: {name: opened[name] for name in shapes if name in opened} for path, shapes in tensors.items()},
+        shapes={opened[name]: shape for shapes in tensors.values() for name, shape in shapes.items() if name in opened},
     )
 
 
@@ -376,19 +376,23 @@ def _adapter_alone(folder: Path) -> str:
 
 
 def _other_format(folder: Path) -> str:
-    found = sorted(p.name for pattern in ("pytorch_model*.bin", "*.pth") for p in folder.glob(pattern))
-    return f" ({found[0]} is not read; save it anew as safetensors)" if found else ""
+    others_found = sorted(p.name for pattern in ("pytorch_model*.bin", "*.pth") for p in folder.glob(pattern))
+    return f" ({others_found[0]} is not read; save it anew as safetensors)" if others_found else ""
 
 
 # -------------------------------------------------------------------------------------------------- names and shapes
 
 
-def check_names(own: Shapes, given: Shapes, source: Path, remedy: str = "") -> None:
+def check_names(expected: Shapes, stored: Shapes, source: Path, remedy: str = "") -> None:
     """Raise CheckpointError that lists what is missing, unexpected or of another shape, if anything is."""
-    wrong = [f"{n}: {given[n]} instead of {own[n]}" for n in own.keys() & given.keys() if own[n] != given[n]]
+    wrong = [
+        f"{n}: {stored[n]} instead of {expected[n]}"
+        for n in expected.keys() & stored.keys()
+        if expected[n] != stored[n]
+    ]
     problems = {
-        "missing": sorted(own.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - own.keys()),
+        "missing": sorted(expected.keys() - stored.keys()),
+        "unexpected": sorted(stored.keys() - expected.keys()),
         "of another shape": sorted(wrong),
     }
     lines = [f"  {what} ({len(names)}): {_some(names)}" for what, names in problems.items() if names]

@@ -39,13 +39,13 @@ def choose_cameras(
 ) -> tuple[str, ...]:
     """Return the cameras that the spec asks for, else those of the checkpoint's training if the simulator has them all,
     else the usual ones. Raise MismatchError for an unknown camera, and if there is none."""
-    there = tuple(env.cameras)
-    chosen = tuple(asked or (trained if trained and set(trained) <= set(there) else usual))
+    available = tuple(env.cameras)
+    chosen = tuple(asked or (trained if trained and set(trained) <= set(available) else usual))
     for name in chosen:
-        if name not in there:
-            raise MismatchError(
-                f"no camera {name!r} in this simulator; it has: {', '.join(there) or 'none'}{did_you_mean(name, there)}"
-            )
+        if name not in available:
+            suggestion = did_you_mean(name, available)
+            names = ", ".join(available) or "none"
+            raise MismatchError(f"no camera {name!r} in this simulator; it has: {names}{suggestion}")
     if not chosen:
         raise MismatchError(f"{model} needs at least one camera, and this simulator has none")
     return chosen
@@ -107,11 +107,11 @@ def check_action_range(
     for i, ((low, high), (start, end)) in enumerate(zip(bounds, ranges, strict=False)):
         fact = f"{source}: dimension {i} ranges from {start:g} to {end:g}, the simulator takes {low:g} to {high:g}"
         shared = min(high, end) - max(low, start)
-        middle, near = (low + high) / 2, NEAR * (high - low)
-        if shared < -near:
+        middle, tolerance = (low + high) / 2, NEAR * (high - low)
+        if shared < -tolerance:
             raise MismatchError(f"{fact}; they belong to another robot or other units{remedy}")
         halves = ((middle, high), (low, middle))
-        if any(abs(start - one) <= near and abs(end - other) <= near for one, other in halves):
+        if any(abs(start - one) <= tolerance and abs(end - other) <= tolerance for one, other in halves):
             setting = f": set {gripper} if it is a gripper" if gripper and i == env.action_dim - 1 else ""
             logger.warning("%s; actions never reach the other half of that%s", fact, setting)
         elif end > start and shared <= (end - start) / 2:

@@ -109,11 +109,11 @@ def make_heads(
     if context.values != "none":
         per_action = context.chunk if context.values == "action" else None
         seed = derived_seed(context.seed, f"{name}/value_head")
-        rest = options.hidden, per_action, options.detach, seed
+        arguments = options.hidden, per_action, options.detach, seed
         if options.reads == "prefix":
-            value_head = PrefixValueHead(prefix_width, *rest)
+            value_head = PrefixValueHead(prefix_width, *arguments)
         else:
-            value_head = HorizonValueHead(expert_width, *rest)
+            value_head = HorizonValueHead(expert_width, *arguments)
             value_head.passes = config.denoise_steps if options.reads == "denoising" else 1
     if config.noise.method == "flow_noise":
         seed = derived_seed(context.seed, f"{name}/noise_head")

@@ -165,9 +165,9 @@ def save_folder(
     save_tensors(state, folder / WEIGHTS, metadata={"format": "pt"})
     for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
         save_head(head, folder, name)
-    own = checkpoint.raw or raw
-    (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
-    for name, content in (checkpoint.processors or processors(own)).items():
+    settings = checkpoint.raw or raw
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for name, content in (checkpoint.processors or processors(settings)).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     if not public_sizes:

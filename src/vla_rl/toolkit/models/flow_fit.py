@@ -106,14 +106,14 @@ def fit_checkpoint(
         quantiles: scale by quantiles where the run measures the demonstrations; else by z-scores.
         gripper, converts: as in `check_action_range`.
     """
-    own = measured(context, quantiles)
-    if own is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
-        told = {**checkpoint.shape.written(), **checkpoint.raw} if checkpoint.raw else {}
-        checkpoint = evolve(checkpoint, statistics=own, raw=rescaled(told, own), processors={})
+    demonstrated = measured(context, quantiles)
+    if demonstrated is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
+        settings = {**checkpoint.shape.written(), **checkpoint.raw} if checkpoint.raw else {}
+        checkpoint = evolve(checkpoint, statistics=demonstrated, raw=rescaled(settings, demonstrated), processors={})
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
-    source = f"statistics of {'the demonstrations' if own is not None else checkpoint.folder}"
+    source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
     check_action_range(source, scales.action.ranges(), env, gripper=gripper, converts=converts)
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
@@ -136,13 +136,13 @@ def fit_checkpoint(
 def measured(context: Context, quantiles: bool = False) -> Statistics | None:
     """Return the statistics of the demonstrations if the run normalises by them, else None: z-scores, or quantiles from
     the 1st to the 99th percentile."""
-    found = context.scaling
-    if found is None:
+    scaling = context.scaling
+    if scaling is None:
         return None
     mode, low, high = ("QUANTILES", "q01", "q99") if quantiles else ("MEAN_STD", "mean", "std")
     scales = {
         name: FeatureScale(mode=mode, values=(tuple(part[low]), tuple(part[high])), dim=len(part[low]))
-        for name, part in found.items()
+        for name, part in scaling.items()
     }
     return Statistics(action=scales["action"], state=scales.get("state"))
 

@@ -32,7 +32,8 @@ class FlowSchedule:
     ) -> None:
         grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         time = grid[:-1]
-        self.steps, self.delta = steps, 1.0 / steps
+        self.steps = steps
+        self.delta = 1.0 / steps
         self.noisy_steps = steps - (method == "flow_cps")
         """Number of steps, counted from the first, that may be stochastic."""
         std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
@@ -40,7 +41,8 @@ class FlowSchedule:
         while len(told) < steps:
             told.append(told[-1] - torch.tensor(self.delta))
         self.time = (time.float() if exact else torch.stack(told)).to(device)
-        self.std, self.drift = std.float().to(device), drift.float().to(device)
+        self.std = std.float().to(device)
+        self.drift = drift.float().to(device)
 
     def mean(self, x: Tensor, velocity: Tensor, index: Tensor, noisy: Tensor | None) -> Tensor:
         """Return the mean of step `index` (int64 [B]) from x [B, H, D]; samples where `noisy` (bool [B]) get the
@@ -55,8 +57,8 @@ class FlowSchedule:
 def _sde(grid: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Return Flow-SDE's standard deviation and drift of each step between the times of the grid."""
     time, delta = grid[:-1], 1.0 / (len(grid) - 1)
-    rest = torch.where(time == 1, 1 - grid[1], 1 - time)
-    sigma = level * (time / rest).sqrt()
+    remaining = torch.where(time == 1, 1 - grid[1], 1 - time)
+    sigma = level * (time / remaining).sqrt()
     return sigma * math.sqrt(delta), sigma**2 * delta / (2 * time)
 
 

@@ -23,7 +23,9 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, width: int, low: float, high: float) -> None:
         super().__init__()
-        self.pairs, self.low, self.high = width // 2, low, high
+        self.pairs = width // 2
+        self.low = low
+        self.high = high
 
     def forward(self, time: Tensor) -> Tensor:
         """Embed times, float [B], as float32 [B, D]."""
@@ -106,7 +108,8 @@ class FlowModule(nn.Module, ABC):
         super().__init__()
         self.shape = shape
         """Actions in a denoised chunk and numbers in an action, padding included."""
-        self.value_head, self.noise_head = value_head, noise_head
+        self.value_head = value_head
+        self.noise_head = noise_head
 
     @property
     @abstractmethod
@@ -149,12 +152,12 @@ class FlowModule(nn.Module, ABC):
             assert prefix.summary is not None
             values: Tensor = head(prefix.summary.detach() if head.detach else prefix.summary)
             return values
-        x, found = state.new_zeros(len(state), *self.shape), []
+        x, values_of_passes = state.new_zeros(len(state), *self.shape), []
         for i in range(head.passes):
             with torch.set_grad_enabled(torch.is_grad_enabled() and not head.detach):
                 hidden = self.denoise(prefix, state, x, state.new_full((len(state),), 1 - i / head.passes))
-            found.append(head(hidden))
+            values_of_passes.append(head(hidden))
             if i + 1 < head.passes:
                 with torch.no_grad():
                     x = x - self.velocity(hidden) / head.passes
-        return found[0] if head.passes == 1 else torch.stack(found).mean(0)
+        return values_of_passes[0] if head.passes == 1 else torch.stack(values_of_passes).mean(0)

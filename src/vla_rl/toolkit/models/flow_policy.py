@@ -57,7 +57,9 @@ class FlowPolicy(VLAModel):
         device: torch.device,
     ) -> None:
         env = simulator_of(context, self.name)
-        self.module, self.checkpoint, self.images = module, fit.checkpoint, images
+        self.module = module
+        self.checkpoint = fit.checkpoint
+        self.images = images
         self.critic = module.value_head
         self.cameras_read = tuple(fit.cameras)
         how = config.noise
@@ -68,9 +70,13 @@ class FlowPolicy(VLAModel):
         self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
         bounds = (env.action_low, env.action_high)
         self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
-        self._cameras, self._chunk, self._seed, self._device = fit.cameras, context.chunk, context.seed, device
+        self._cameras = fit.cameras
+        self._chunk = context.chunk
+        self._seed = context.seed
+        self._device = device
         self._spread = context.temperature**0.5  # temperature: the density to the power 1 / temperature
-        self._greedy_start, self._train_prefix = config.greedy_start, not config.train_expert_only
+        self._greedy_start = config.greedy_start
+        self._train_prefix = not config.train_expert_only
         self._shape = module.shape
         self._adapted = config.lora is not None
         self._first_noise_head = deepcopy(module.noise_head) if self._adapted else None

@@ -64,7 +64,8 @@ class HorizonValueHead(nn.Module):
 
     def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
         super().__init__()
-        self.per_action, self.detach = per_action, detach
+        self.per_action = per_action
+        self.detach = detach
         self.layers = small_mlp([dim, *hidden, 1], seed)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ class NoiseHead(nn.Module):
 
     def __init__(self, dim: int, outputs: int, bounds: tuple[float, float], seed: int) -> None:
         super().__init__()
-        self.low, self.high = math.log(bounds[0]), math.log(bounds[1])
+        self.low = math.log(bounds[0])
+        self.high = math.log(bounds[1])
         self.layers = small_mlp([dim, 128, 64, outputs], seed, gain=1.0)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -98,7 +100,8 @@ class PrefixValueHead(nn.Module):
 
     def __init__(self, dim: int, hidden: tuple[int, ...], per_action: int | None, detach: bool, seed: int) -> None:
         super().__init__()
-        self.per_action, self.detach = per_action, detach
+        self.per_action = per_action
+        self.detach = detach
         self.layers = small_mlp([dim, *hidden, per_action or 1], seed)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ class ImageProcessor:
     resize = staticmethod(resize_with_pad)
 
     def __init__(self, size: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._size, self._device, self._dtype = size, device, dtype
+        self._size = size
+        self._device = device
+        self._dtype = dtype
 
     def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
         return torch.stack([self._camera(images) for images in cameras], dim=1).to(self._dtype)

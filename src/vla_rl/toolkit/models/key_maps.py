@@ -47,15 +47,15 @@ class KeyMap:
     def keys_of(self, info: EnvInfo) -> dict[str, str]:
         """Return camera -> key for each camera of the policy. Raise UserError if one has none."""
         if isinstance(self.images, Mapping):
-            found = {camera: self.images[camera] for camera in info.cameras if camera in self.images}
+            key_of = {camera: self.images[camera] for camera in info.cameras if camera in self.images}
         else:
-            found = dict(zip(info.cameras, self.images, strict=False))
-        if lacking := [camera for camera in info.cameras if camera not in found]:
+            key_of = dict(zip(info.cameras, self.images, strict=False))
+        if unmapped := [camera for camera in info.cameras if camera not in key_of]:
             raise UserError(
-                f"the key map has no key for camera {', '.join(map(repr, lacking))} of the policy; write one as YAML, "
+                f"the key map has no key for camera {', '.join(map(repr, unmapped))} of the policy; write one as YAML, "
                 f"`images: {{CAMERA: KEY}}`, for {', '.join(info.cameras)}"
             )
-        return found
+        return key_of
 
 
 PRESETS: Mapping[str, KeyMap] = {
@@ -87,8 +87,8 @@ def read_key_map(name: str) -> KeyMap:
         return PRESETS[name]
     file = Path(name)
     if not file.is_file():
-        near = did_you_mean(name, PRESETS)
-        raise UserError(f"{name!r} is neither a file nor one of the key maps {', '.join(PRESETS)}{near}")
+        suggestion = did_you_mean(name, PRESETS)
+        raise UserError(f"{name!r} is neither a file nor one of the key maps {', '.join(PRESETS)}{suggestion}")
     try:
         document = parse(read_text(file))
         for error in document.errors:
@@ -109,11 +109,11 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
     Keys that the policy does not need are neither used nor decoded. Raise FrameError, or UserError that lists what is
     expected."""
     wanted = keys.keys_of(info)
-    lacking = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
-    if lacking:
-        there = ", ".join(repr(key[:100]) for key in list(request)[:20]) or "nothing"
+    missing = [key for key in (*wanted.values(), *keys.state) if _find(request, key) is None]
+    if missing:
+        present = ", ".join(repr(key[:100]) for key in list(request)[:20]) or "nothing"
         raise UserError(
-            f"the request lacks {', '.join(map(repr, lacking))}; it has {there[:500]}; wanted are images "
+            f"the request lacks {', '.join(map(repr, missing))}; it has {present[:500]}; wanted are images "
             f"{', '.join(map(repr, wanted.values()))}, state {', '.join(map(repr, keys.state)) or 'none'} "
             f"({info.state_dim} numbers), instruction {keys.instruction!r}"
         )
@@ -159,17 +159,17 @@ def write_request(keys: KeyMap, info: EnvInfo, obs: Observation, row: int) -> di
 def _find(request: Mapping[Any, Any], key: str) -> Any:
     if key in request:
         return request[key]
-    first, slash, rest = key.partition("/")
+    first, slash, remainder = key.partition("/")
     within = request.get(first) if slash else None
-    return _find(within, rest) if isinstance(within, Mapping) else None
+    return _find(within, remainder) if isinstance(within, Mapping) else None
 
 
 def _put(request: dict[str, Any], key: str, value: Any) -> None:
     """Put a value into the request. openpi's names of LIBERO and DROID contain slashes; only ALOHA's images are a
     map."""
-    first, _, rest = key.partition("/")
-    if first == "images" and rest:
-        request.setdefault(first, {})[rest] = value
+    first, _, remainder = key.partition("/")
+    if first == "images" and remainder:
+        request.setdefault(first, {})[remainder] = value
     else:
         request[key] = value
 

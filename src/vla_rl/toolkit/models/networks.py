@@ -106,12 +106,12 @@ def fill(
         public_name: name of a parameter -> name in the files.
         stays_float32: name of a parameter -> whether it stays float32 instead of `dtype`.
     """
-    own = {public_name(name): name for name in network.state_dict()}
+    names = {public_name(name): name for name in network.state_dict()}
     check_shapes(network, weights, public_name)
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
 
     def put(public: str, tensor: Tensor) -> None:
-        name = own[public]
+        name = names[public]
         precision = torch.float32 if stays_float32(name) else dtype
         replace(network, name, change(public, tensor).to(device, precision, copy=True))
 

@@ -40,8 +40,8 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
             f"{folder} pads actions and state to {sorted(widths)} numbers; openpi has one width for both, so only "
             f"--format own can hold it"
         )
-    told = folder / "state_in_prompt.json"
-    if told.is_file() and read_json(told).get("state_in_prompt") == "padded":
+    state_file = folder / "state_in_prompt.json"
+    if state_file.is_file() and read_json(state_file).get("state_in_prompt") == "padded":
         raise UserError(f"prompts of {folder} hold a padded state (model.state_in_prompt), as openpi's never do")
     statistics = read_statistics(folder, raw)
     entries = {"actions": _entry(statistics.action, 0.0), "state": _entry(statistics.state, 1.0)}

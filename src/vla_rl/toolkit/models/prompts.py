@@ -104,7 +104,9 @@ class PaddedPrompts(KnownPrompts):
         full_width: bool = False,
     ) -> None:
         super().__init__(tokenizer, device)
-        self._vocab, self._limit, self._full_width = vocab, max_length, full_width
+        self._vocab = vocab
+        self._limit = max_length
+        self._full_width = full_width
         self._learn(dict.fromkeys(instructions))
 
     @abstractmethod

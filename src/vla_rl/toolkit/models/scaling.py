@@ -14,7 +14,8 @@ class FeatureScaler:
     which map to [-1, 1], use eps if they are empty."""
 
     def __init__(self, scale: FeatureScale, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        self.dim, self._dtype = scale.dim, dtype
+        self.dim = scale.dim
+        self._dtype = dtype
         self._end = 1.0 if scale.clip else torch.inf
         values = [torch.tensor(value, dtype=torch.float64) for value in scale.values]
         offset, inwards = torch.zeros(scale.dim, dtype=torch.float64), torch.ones(scale.dim, dtype=torch.float64)

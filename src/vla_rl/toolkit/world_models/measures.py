@@ -20,15 +20,15 @@ CHANGED = 8
 """Difference (of 255, in any colour) above which a pixel counts as changed."""
 CANDIDATES = 8
 """Number of chunks among which the recorded one has to be identified."""
-GATES = ("changed pixels", "actions", "replay")
+THRESHOLDS = ("changed pixels", "actions", "replay")
 
 
 @define(eq=False)
-class EpisodeReplay:
+class ImaginedEpisodes:
     """Recorded episodes, and the model's predictions for their actions. Each list has one entry per step, with first
     dimension B."""
 
-    played: list[Array] = field(factory=list)
+    executed: list[Array] = field(factory=list)
     """The chunk was executed; bool."""
     imagined: list[Observation] = field(factory=list)
     real: list[Observation] = field(factory=list)
@@ -41,12 +41,14 @@ class EpisodeReplay:
     outcomes: list[Array] = field(factory=list)
 
 
-def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: int | None = None) -> dict[str, float]:
+def measure(
+    model: WorldModel, windows: Windows, seed: int = 0, *, action_episodes: int | None = None
+) -> dict[str, float]:
     """Compute all measures of episodes (see the module): those of images and states per step k, the others over all
     steps.
 
     Args:
-        of_actions: number of episodes that measure action following and disagreement; None: all.
+        action_episodes: number of episodes that measure action following and disagreement; None: all.
 
     Returns:
         psnr/k, copy_psnr/k: of imagined frames, and of a copy of the frame before. changed_psnr/k,
@@ -58,14 +60,18 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
         disagreement/k: mean absolute difference, in levels of 255, of frames that are imagined with other noise;
         outcome_disagreement: of the probability of success after a chunk.
     """
-    replay = play(model, windows, seed)
-    some = windows if of_actions is None else take_rows(windows, np.arange(min(of_actions, len(windows.instructions))))
+    replay = imagine_episodes(model, windows, seed)
+    some = (
+        windows
+        if action_episodes is None
+        else take_rows(windows, np.arange(min(action_episodes, len(windows.instructions))))
+    )
     found = (
         _pictures(replay, windows)
         | _actions(model, some, seed)
-        | _disagreement(replay, play(model, some, seed, "again"))
+        | _disagreement(replay, imagine_episodes(model, some, seed, "again"))
     )
-    played = np.concatenate(replay.played)
+    played = np.concatenate(replay.executed)
     classes = np.concatenate(replay.outcomes)[played]
     chunk = windows.actions.shape[2]
     won = (classes >= 1) & (classes <= chunk)
@@ -74,24 +80,24 @@ def measure(model: WorldModel, windows: Windows, seed: int = 0, *, of_actions: i
     return found | _whole_episodes(replay, chunk)
 
 
-def gates(found: Mapping[str, float], was_open: bool = False) -> dict[str, bool]:
+def thresholds_met(measures: Mapping[str, float], met_before: bool = False) -> dict[str, bool]:
     """Return for each quality threshold whether a model with these measures meets it; imagination needs all of them. If
     they were met before, a lower replay AUC fails only if chance does not explain it at this number of episodes (95
     %)."""
-    steps = [name for name in found if name.startswith("changed_psnr/")]
-    chance = 1.96 * found["replay_auc_error"] if was_open else 0.0
+    steps = [name for name in measures if name.startswith("changed_psnr/")]
+    chance = 1.96 * measures["replay_auc_error"] if met_before else 0.0
     values = (
-        all(found[name] > found[f"copy_{name}"] for name in steps),
-        found["action_accuracy"] > 0.5,
-        found["replay_auc"] + chance > 0.9,
+        all(measures[name] > measures[f"copy_{name}"] for name in steps),
+        measures["action_accuracy"] > 0.5,
+        measures["replay_auc"] + chance > 0.9,
     )
-    return dict(zip(GATES, values, strict=True))
+    return dict(zip(THRESHOLDS, values, strict=True))
 
 
-def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> EpisodeReplay:
+def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measure") -> ImaginedEpisodes:
     """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
     noise."""
-    history, rows, replay = model.history, np.arange(len(windows.instructions)), EpisodeReplay()
+    history, rows, replay = model.history, np.arange(len(windows.instructions)), ImaginedEpisodes()
     mind = take_rows(part(windows, 0, history), rows)
     for step in range(windows.actions.shape[1] - history + 1):
         actions, executed, outcomes = (
@@ -99,7 +105,7 @@ def play(model: WorldModel, windows: Windows, seed: int = 0, draw: str = "measur
         )
         seen = frames_of(windows, history + step)
         imagined = model.imagine(mind, actions, _noise(windows, seed, step, draw)).numpy()
-        replay.played.append(executed.any(1))
+        replay.executed.append(executed.any(1))
         replay.imagined.append(imagined)
         replay.real.append(seen)
         replay.before.append(frames_of(windows, history + step - 1))
@@ -150,10 +156,10 @@ def _stacked(observation: Observation, rows: Array) -> Array:
     return np.concatenate([to_numpy(i)[rows].reshape(len(rows), -1, 3) for i in observation.images.values()], axis=1)
 
 
-def _pictures(replay: EpisodeReplay, windows: Windows) -> dict[str, float]:
+def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
     found: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
-    for k, played in enumerate(replay.played, start=1):
+    for k, played in enumerate(replay.executed, start=1):
         rows = np.flatnonzero(played)
         if not len(rows):
             continue
@@ -193,12 +199,12 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
     }
 
 
-def _disagreement(one: EpisodeReplay, other: EpisodeReplay) -> dict[str, float]:
+def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, float]:
     """Measure the disagreement of the same episodes, imagined with other noise; `other` may have only the first of
     them."""
     found: dict[str, float] = {}
     chances: list[Array] = []
-    for k, played in enumerate(other.played, start=1):
+    for k, played in enumerate(other.executed, start=1):
         rows = np.flatnonzero(played)
         if not len(rows):
             continue
@@ -210,10 +216,10 @@ def _disagreement(one: EpisodeReplay, other: EpisodeReplay) -> dict[str, float]:
     return found | {"outcome_disagreement": float(np.concatenate(chances).mean()) if chances else float("nan")}
 
 
-def _whole_episodes(replay: EpisodeReplay, chunk: int) -> dict[str, float]:
-    score, going = (np.full(len(replay.played[0]), value) for value in (0.0, 1.0))
+def _whole_episodes(replay: ImaginedEpisodes, chunk: int) -> dict[str, float]:
+    score, going = (np.full(len(replay.executed[0]), value) for value in (0.0, 1.0))
     success = np.zeros(len(score), bool)
-    for played, chances, outcome in zip(replay.played, replay.chances, replay.outcomes, strict=True):
+    for played, chances, outcome in zip(replay.executed, replay.chances, replay.outcomes, strict=True):
         score += np.where(played, going * chances[:, 1 : chunk + 1].sum(1), 0)
         going *= np.where(played, chances[:, 0], 1)
         success |= played & (outcome >= 1) & (outcome <= chunk)

@@ -49,19 +49,19 @@ def test_density_entropy_and_draws(deviation: DeviationConfig, temperature: floa
     chunk, mean = model.sample_chunk(obs, noise(rows), False), model._predict(obs, model._see(obs))[0].detach()
     scale = model.module.deviation.log_scale.detach().exp()
     around = NORMAL[deviation.kind](mean, scale * (temperature if deviation.kind == "laplace" else temperature**0.5))
-    said, scores = chunk.extras["said"], model.chunk_log_probs(obs, chunk)
-    wanted = around.log_prob(said).sum(-1, keepdim=True)
+    sampled, scores = chunk.extras["sampled"], model.chunk_log_probs(obs, chunk)
+    wanted = around.log_prob(sampled).sum(-1, keepdim=True)
     torch.testing.assert_close(chunk.log_probs, wanted, rtol=0, atol=1e-5)
     assert torch.equal(scores.log_probs, chunk.log_probs)
     torch.testing.assert_close(scores.entropy, around.entropy().sum(-1, keepdim=True), rtol=0, atol=1e-5)
-    plain = NORMAL[deviation.kind](0.0, scale).log_prob(said - mean) / temperature
+    plain = NORMAL[deviation.kind](0.0, scale).log_prob(sampled - mean) / temperature
     off = plain.sum(-1, keepdim=True) - wanted
     torch.testing.assert_close(off, off[:1].expand_as(off), rtol=0, atol=2e-4)
-    chances = around.cdf(said)  # uniform, if the draws are what they are scored as
+    chances = around.cdf(sampled)  # uniform, if the draws are what they are scored as
     worst = (chances.sort(0).values - torch.linspace(0, 1, rows)[:, None, None]).abs().amax(0)
     assert worst.max() < 1.95 / rows**0.5  # Kolmogorov and Smirnov: 1 in 1000 for one of the 12
     again = model.sample_chunk(obs.take(np.arange(7, 9)), rows_of(7, 9), False)
-    torch.testing.assert_close(again.extras["said"], said[7:9], rtol=0, atol=1e-5)
+    torch.testing.assert_close(again.extras["sampled"], sampled[7:9], rtol=0, atol=1e-5)
 
 
 def rows_of(start: int, stop: int) -> Any:
@@ -83,7 +83,7 @@ def test_a_public_checkpoint_is_trained_and_saved(tmp_path: Path) -> None:
         model.module.deviation.log_scale.fill_(0.5)
     wide = model.sample_chunk(obs, noise(3), False)
     assert ((wide.actions >= low) & (wide.actions <= high)).all()
-    assert (model.codec.restore(wide.extras["said"].double()) > high).any()
+    assert (model.codec.restore(wide.extras["sampled"].double()) > high).any()
     model.save(tmp_path / "trained")
     again = policy(checkpoint=str(tmp_path / "trained"), head="l1", deviation=DeviationConfig(start=0.01))
     assert torch.equal(again.module.deviation.log_scale, model.module.deviation.log_scale)

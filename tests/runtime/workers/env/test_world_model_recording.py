@@ -11,7 +11,8 @@ from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelObserver, WorldModelRecordings
-from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
+from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 
 TICKETS = 9
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from recorded_episodes import CHUNK, STEPS, recorder, tabletop
+from recorded_episodes import CHUNK, STEPS, recorder, recordings, tabletop
 
 from vla_rl import Context, Noise, NotOffered, Observation, UserError, Windows, WorldModel, build, load, wrap
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.testing import check_env, check_world_model
-from vla_rl.toolkit.world_models.measures import gates, measure
+from vla_rl.toolkit.world_models.measures import measure, thresholds_met
 
 
 def oracle(num_envs: int = 8, history: int = STEPS + 1, chunk: int = CHUNK) -> WorldModel:
@@ -65,7 +65,7 @@ def test_the_oracle_opens_all_gates(recorded) -> None:
     found = measure(model, recorded.windows(ids, history=5, rollout=4))
     assert found["psnr/1"] == found["changed_psnr/3"] == np.inf and found["state_mae/2"] == 0
     assert found["outcome_auc"] == found["outcome_auc_imagined"] == found["replay_auc"] == 1
-    assert found["action_error"] == 0 and all(gates(found).values())
+    assert found["action_error"] == 0 and all(thresholds_met(found).values())
 
 
 def test_the_oracle_keeps_to_the_contract_of_a_world_model(recorded) -> None:
@@ -186,13 +186,12 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
 
 
 def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> None:
-    small = recorder(tmp_path, 8, held_out=0.0)
+    small = recorder(tmp_path, 8, capacity=12, held_out=0.0)
     env = imagination(small, Scripted(GOES_ON), start="first")
-    assert len(env.reset_states("train")) == 8
-    kept = small.capacity
-    small.capacity = 4
+    small.add(recordings(4, tabletop(4), small.shape.longest))
+    assert len(env.reset_states("train")) == 8, "a step starts from what there was at its beginning"
     env.refresh()
-    assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(kept))
+    assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(12))
 
 
 def test_episodes_of_another_simulator_are_refused(recorded) -> None:

@@ -150,7 +150,10 @@ class TrajectoryEncoder:
         check_checkpoint(name)
         self.model = load_model(name, device)
         config: Any = self.model.config
-        self.frames, self.batch, self.dtype, self.device = frames, batch, dtype, torch.device(device)
+        self.frames = frames
+        self.batch = batch
+        self.dtype = dtype
+        self.device = torch.device(device)
         self.size: int = size or config.crop_size
         self.width: int = config.hidden_size
         units = {"frames": (frames, config.tubelet_size), "image_size": (self.size, config.patch_size)}

@@ -25,7 +25,8 @@ class SRPO(Algorithm):
     scope_reason = "failures are compared with all successes of the step; choose grpo"
 
     def __init__(self, config: SRPOConfig, device: str):
-        self.config, self.device = config, config.device or device
+        self.config = config
+        self.device = config.device or device
         self.needs = config.needs | Requirements(groups=True, frames=True)
         self.off_policy = config.off_policy
         self.camera = config.camera

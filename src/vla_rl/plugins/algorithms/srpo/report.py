@@ -28,7 +28,7 @@ class EmbeddingReport:
         if step % self._config.every:
             return
         assert rollout.features is not None
-        found: dict[str, Any] = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
+        findings: dict[str, Any] = {name: tensor.numpy() for name, tensor in rollout.findings.items()}
         folder = Path(run.folder) / "srpo"
         folder.mkdir(exist_ok=True)
         np.savez_compressed(
@@ -37,10 +37,10 @@ class EmbeddingReport:
             task=np.array(rollout.tasks),
             group=rollout.groups.numpy(),
             success=rollout.success.numpy(),
-            **found,
+            **findings,
         )
         if self._config.plot:
-            draw(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), found)
+            draw(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), findings)
 
 
 def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dict[str, Any]) -> None:

@@ -95,12 +95,12 @@ def _plain(env: EnvInfo, setup: Setup) -> Statistics:
 def _measured(context: Context, setup: Setup) -> Statistics | None:
     """Return the statistics of the demonstrations, if the run scales by them: quantiles of the actions, z-scores of the
     state; else None."""
-    found = context.scaling
-    if found is None:
+    scaling = context.scaling
+    if scaling is None:
         return None
 
     def scale(part: str, mode: str, first: str, second: str) -> FeatureScale:
-        values = (tuple(map(float, found[part][first])), tuple(map(float, found[part][second])))
+        values = (tuple(map(float, scaling[part][first])), tuple(map(float, scaling[part][second])))
         return FeatureScale(mode=mode, values=values, dim=len(values[0]))
 
     return Statistics(

@@ -118,8 +118,10 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
             f"set rollout.chunk to {setup.chunk}"
         )
     if config.network not in (None, setup.network):
-        own, asked = attrs.asdict(setup.network), attrs.asdict(config.network)
-        other = ", ".join(f"{key} {own[key]} (the spec: {asked[key]})" for key in own if own[key] != asked[key])
+        trained = attrs.asdict(setup.network)
+        requested = attrs.asdict(config.network)
+        differing = [key for key in trained if trained[key] != requested[key]]
+        other = ", ".join(f"{key} {trained[key]} (the spec: {requested[key]})" for key in differing)
         raise MismatchError(
             f"{folder} was trained with another network: {other}; leave model.network out, or train a new one of "
             "these sizes (model.checkpoint: null)"

@@ -18,7 +18,8 @@ class BinCodec:
         Args:
             scale: scaling with a mode that maps the actions' range to [-1, 1].
         """
-        self.bins, self._scaler = bins, FeatureScaler(scale, device)
+        self.bins = bins
+        self._scaler = FeatureScaler(scale, device)
 
     def places(self, actions: Tensor) -> Tensor:
         """Return the positions of actions [..., A] (in the simulator's units) among the bins: float32 [..., A] in 0 ...

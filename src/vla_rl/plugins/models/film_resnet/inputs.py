@@ -46,8 +46,8 @@ class Words:
     def _bag(self, text: str) -> Tensor:
         words = re.findall(r"\w+", text.lower())
         terms = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
-        found = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)
-        bag: Tensor = torch.bincount(found, minlength=self._rows) / max(len(terms), 1) ** 0.5
+        rows = torch.tensor([crc32(term.encode()) % self._rows for term in terms], dtype=torch.int64)
+        bag: Tensor = torch.bincount(rows, minlength=self._rows) / max(len(terms), 1) ** 0.5
         return bag
 
 

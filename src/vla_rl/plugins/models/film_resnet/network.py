@@ -34,8 +34,10 @@ class FilmBlock(nn.Module):
 
     def __init__(self, channels: int, instruction: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = conv(channels), norm(channels)
-        self.conv2, self.norm2 = conv(channels), norm(channels)
+        self.conv1 = conv(channels)
+        self.norm1 = norm(channels)
+        self.conv2 = conv(channels)
+        self.norm2 = norm(channels)
         self.film = nn.Linear(instruction, 2 * channels)
 
     def forward(self, x: Tensor, instruction: Tensor) -> Tensor:
@@ -100,7 +102,8 @@ class FilmValueHead(nn.Module):
 
     def __init__(self, dim: int, config: FilmValueHeadConfig, outputs: int | None, seed: int) -> None:
         super().__init__()
-        self.outputs, self.detach = outputs, config.detach
+        self.outputs = outputs
+        self.detach = config.detach
         self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -50,16 +50,22 @@ class FilmResnetPolicy(VLAModel):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.module, self.setup, self.statistics = module, setup, statistics
+        self.module = module
+        self.setup = setup
+        self.statistics = statistics
         self.critic = module.value_head
         self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
         self.codec = BinCodec(statistics.action, setup.network.bins, device)
         self._state = None if statistics.state is None else FeatureScaler(statistics.state, device)
         self._words = Words(setup.network.words, device, instructions)
-        self._temperature, self._greedy = temperature, greedy
-        self._shift, self._smoothing, self._seed = shift, smoothing, seed
-        self._device, self._dtype = device, dtype
+        self._temperature = temperature
+        self._greedy = greedy
+        self._shift = shift
+        self._smoothing = smoothing
+        self._seed = seed
+        self._device = device
+        self._dtype = dtype
         self._reference = deepcopy(module).requires_grad_(False)
         self._reference.value_head = None
 

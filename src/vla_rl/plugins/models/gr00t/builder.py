@@ -57,9 +57,13 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     scales = _as_groot(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
-    seen: dict[str, Any] = {"system": config.system, "cameras": len(fit.cameras), "patches": source.sizes.patches}
-    told: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
-    prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **seen, **told)
+    image_options: dict[str, Any] = {
+        "system": config.system,
+        "cameras": len(fit.cameras),
+        "patches": source.sizes.patches,
+    }
+    format_options: dict[str, Any] = {"generation": generation.name, "formal": source.robot.formal}
+    prompts = ChatPrompts(**flow_fit.prompt_options(source, env, device), **image_options, **format_options)
     images = _images(fit, env, device, dtype)
     module = construct(lambda: _module(config, context, fit, prompts), device)
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
@@ -167,9 +171,9 @@ def _fit(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIO
 
 def _sizes(folder: Path, generation: Generation, robot: Robot, shape: FlowShape) -> GrootSizes:
     """Return the sizes of the network. Raise CheckpointError for images, chunks and robots that it does not take."""
-    own = folder / ARCHITECTURE
-    if own.is_file():
-        sizes = read_sizes(own, generation.sizes)
+    architecture = folder / ARCHITECTURE
+    if architecture.is_file():
+        sizes = read_sizes(architecture, generation.sizes)
     else:
         sizes = generation.sizes()
     if robot.pixels not in (None, sizes.image_size):

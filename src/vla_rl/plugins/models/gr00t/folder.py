@@ -222,7 +222,7 @@ def read_config(folder: Path) -> tuple[Record, Generation]:
         part = record
         for section in sections:
             part = part.record(section) if part.given(section) else evolve(part, data={})
-        given = part.data.get(key, value)
-        if given != value or isinstance(given, bool) != isinstance(value, bool):
-            raise CheckpointError(f"{path}: {name} {given!r} is not supported, {value!r} is")
+        recorded = part.data.get(key, value)
+        if recorded != value or isinstance(recorded, bool) != isinstance(value, bool):
+            raise CheckpointError(f"{path}: {name} {recorded!r} is not supported, {value!r} is")
     return record, generation

@@ -101,15 +101,17 @@ class HeadAttention(nn.Module):
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.to_q, self.to_k, self.to_v = nn.Linear(width, width), nn.Linear(source, width), nn.Linear(source, width)
+        self.to_q = nn.Linear(width, width)
+        self.to_k = nn.Linear(source, width)
+        self.to_v = nn.Linear(source, width)
         self.to_out = nn.ModuleList([nn.Linear(width, width)])
 
     def pair(self, source: Tensor) -> Pair:
         return self._split(self.to_k(source)), self._split(self.to_v(source))
 
     def forward(self, x: Tensor, pair: Pair, mask: Tensor | None) -> Any:
-        found = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
-        return self.to_out[0](found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(self._split(self.to_q(x)), *pair, attn_mask=mask)
+        return self.to_out[0](attended.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Any:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -136,8 +138,10 @@ class HeadBlock(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.norm3 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attn1, self.ff = HeadAttention(width, width, heads), feed_forward(width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm3 = nn.LayerNorm(width)
+        self.attn1 = HeadAttention(width, width, heads)
+        self.ff = feed_forward(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         base = normed(x, self.norm1).to(x.dtype)
@@ -163,7 +167,8 @@ class TimedBlock(nn.Module):
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
         self.norm1 = Modulation(width)
-        self.attn1, self.ff = HeadAttention(width, source, heads), feed_forward(width)
+        self.attn1 = HeadAttention(width, source, heads)
+        self.ff = feed_forward(width)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
         """Return the block's output for the last tokens.
@@ -182,7 +187,8 @@ class TimestepEmbedding(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear_1, self.linear_2 = nn.Linear(CLOCK, width), nn.Linear(width, width)
+        self.linear_1 = nn.Linear(CLOCK, width)
+        self.linear_2 = nn.Linear(width, width)
 
     def forward(self, bucket: Tensor) -> Any:
         sine, cosine = waves(bucket, CLOCK // 2, CLOCK // 2 - 1)
@@ -199,7 +205,8 @@ class DiffusionTransformer(nn.Module):
         self.transformer_blocks = nn.ModuleList(
             TimedBlock(width, width if i % 2 else sizes.text_width, sizes.dit_heads) for i in range(sizes.dit_depth)
         )
-        self.proj_out_1, self.proj_out_2 = nn.Linear(width, 2 * width), nn.Linear(width, sizes.output)
+        self.proj_out_1 = nn.Linear(width, 2 * width)
+        self.proj_out_2 = nn.Linear(width, sizes.output)
 
     def pairs(self, sources: list[Source]) -> list[Pair]:
         """Return keys and values of what each even block attends to; they are the same at every time step."""

@@ -82,7 +82,9 @@ class ChatPrompts(PaddedPrompts):
                 f"the tokenizer has no {', '.join(missing)}; GR00T {generation}'s is that of {chat.model}"
             )
         self.image_token: Any = tokenizer.token_to_id(chat.image)
-        self._chat, self._formal, self._words = chat, formal, max_length
+        self._chat = chat
+        self._formal = formal
+        self._words = max_length
         parts = (chat.opening(system, cameras, patches), chat.closing)
         self._before, self._after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
         at = [i for i, token in enumerate(self._before) if token == self.image_token]

@@ -108,7 +108,8 @@ class GrootModule(FlowModule):
         noise_head: NoiseHead | None = None,
     ) -> None:
         super().__init__(shape, value_head, noise_head)
-        self.groot, self.row = groot, row
+        self.groot = groot
+        self.row = row
         self._dtype = next(groot.backbone.parameters()).dtype
 
     @property
@@ -134,12 +135,12 @@ class GrootModule(FlowModule):
         through the part of the head that precedes denoising."""
         head, seen = self.groot.action_head, mask[:, None, None]
         mixed = head.mixed(hidden, seen)
-        told = head.state_encoder(state[:, None], self.row)
+        state_tokens = head.state_encoder(state[:, None], self.row)
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = torch.cat([mean_over(mixed, mask), told[:, 0]], dim=1)
+            summary = torch.cat([mean_over(mixed, mask), state_tokens[:, 0]], dim=1)
         sources = self.sources(mixed, seen, len(head.model.transformer_blocks[::2]))
-        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], told, summary)
+        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], state_tokens, summary)
 
     def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""

@@ -31,26 +31,26 @@ ONE = {"video": "frame", "state": "state"}
 def read_processor(folder: Path, config: GrootConfig, measured: Statistics | None = None) -> Robot:
     """Return the robot that the spec asks for. Raise CheckpointError for one that is not in the files (unless the run
     has `measured` its data's statistics), and for inputs and actions that are not supported."""
-    path, told, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
+    path, statistics_file, numbers = (folder / name for name in (PROCESSOR, STATISTICS, ROWS))
     settings = read_keys(path).section(SETTINGS)
     for name, value in FIXED.items():
         if settings.data.get(name, value) is not value:
             raise CheckpointError(f"{path}: {name} {settings.data[name]!r} is not supported, {value!r} is")
     kinds, rows = settings.section("modality_configs"), read_keys(numbers)
-    empty = Record(source=str(told), data={}, error=CheckpointError)
-    statistics = read_keys(told) if measured is None or told.is_file() else empty
+    empty = Record(source=str(statistics_file), data={}, error=CheckpointError)
+    statistics = read_keys(statistics_file) if measured is None or statistics_file.is_file() else empty
     both = (name for name in statistics.data if name in kinds.data)
-    tag = (choose if measured is None else choose_new)(told, both, config.embodiment)
+    tag = (choose if measured is None else choose_new)(statistics_file, both, config.embodiment)
     if tag not in rows.data:
         raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows.data)}")
     robot = kinds.section(tag)
     _refuse(f"{path}, embodiment {tag!r}", robot, settings)
     parts = {part: robot.section(part) for part in ("video", "state", "action")}
-    keys = {part: found.texts("modality_keys", ()) for part, found in parts.items()}
+    keys = {part: modality.texts("modality_keys", ()) for part, modality in parts.items()}
     if measured is None:
         action_keys, state_keys = config.action_keys or keys["action"], config.state_keys or keys["state"]
-        measured = _statistics(told, statistics.record(tag), action_keys, state_keys, settings)
-        files = {file.name: file.read_bytes() for file in (path, told, numbers)}
+        measured = _statistics(statistics_file, statistics.record(tag), action_keys, state_keys, settings)
+        files = {file.name: file.read_bytes() for file in (path, statistics_file, numbers)}
     else:
         files = {}
     edge, part = _scaling(path, settings)
@@ -139,14 +139,14 @@ def processor_of(
 ) -> dict[str, bytes]:
     """Return the files for one embodiment, whose state and action are one key each."""
     scales = {"state": statistics.state, "action": statistics.action}
-    there = {name: scale for name, scale in scales.items() if scale is not None}
+    present = {name: scale for name, scale in scales.items() if scale is not None}
     last = {
         "delta_indices": [0],
         "sin_cos_embedding_keys": None,
         "mean_std_embedding_keys": None,
         "action_configs": None,
     }
-    kinds: dict[str, Any] = {name: {**last, "modality_keys": [name]} for name in there}
+    kinds: dict[str, Any] = {name: {**last, "modality_keys": [name]} for name in present}
     kinds["action"]["delta_indices"] = list(range(robot.actions or shape.horizon))
     kinds["video"] = {**last, "modality_keys": list(cameras)}
     kinds["language"] = {**last, "modality_keys": ["annotation.human.task_description"]}
@@ -171,7 +171,7 @@ def processor_of(
     }
     return {
         PROCESSOR: as_json({"processor_class": "Gr00tN1d7Processor", SETTINGS: settings}),
-        STATISTICS: as_json({robot.tag: {name: {name: _ranges(scale)} for name, scale in there.items()}}),
+        STATISTICS: as_json({robot.tag: {name: {name: _ranges(scale)} for name, scale in present.items()}}),
         ROWS: as_json({robot.tag: robot.row}),
     }
 

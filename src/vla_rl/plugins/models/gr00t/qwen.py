@@ -95,16 +95,16 @@ class QwenTowers(nn.ModuleDict):
     def _positions(self, grid: int) -> Tensor:
         """Return position embeddings interpolated from the learnt grid, [patches, D]."""
         table, merge = self._visual.pos_embed.weight, self.sizes.merge
-        near, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
-        found: Tensor = (table[near] * share[..., None]).sum(1).to(table.dtype)
-        return found
+        nearest, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
+        positions: Tensor = (table[nearest] * share[..., None]).sum(1).to(table.dtype)
+        return positions
 
     @staticmethod
     def _attend(attention: Any, x: Tensor, turns: tuple[Tensor, Tensor]) -> Any:
         query, key, value = attention.qkv(x).unflatten(2, (3, attention.num_heads, -1)).unbind(2)
         query, key = apply_rotary_pos_emb_vision(query, key, *turns)
-        found = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return attention.proj(found.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        return attention.proj(attended.transpose(1, 2).flatten(2))
 
     def read(self, frames: Tensor, ids: Tensor, starts: Sequence[int], at: Tensor) -> Tensor:
         """Run the language model on images and prompts [B, P]; return [B, P, D].
@@ -145,12 +145,12 @@ def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tenso
     low = line.floor().long()
     high, share = (low + 1).clamp(max=side - 1), line - low
     row, column = _places(grid, merge).unbind(1)
-    near, shares = [], []
-    for ends, part in ((low, 1 - share), (high, share)):
-        for other, rest in ((low, 1 - share), (high, share)):
-            near.append(ends[row] * side + other[column])
-            shares.append(part[row] * rest[column])
-    return torch.stack(near, dim=1), torch.stack(shares, dim=1)
+    nearest, shares = [], []
+    for row_ends, row_share in ((low, 1 - share), (high, share)):
+        for column_ends, column_share in ((low, 1 - share), (high, share)):
+            nearest.append(row_ends[row] * side + column_ends[column])
+            shares.append(row_share[row] * column_share[column])
+    return torch.stack(nearest, dim=1), torch.stack(shares, dim=1)
 
 
 @lru_cache

@@ -102,15 +102,16 @@ def scale(
     high: list[float] = []
     for key in keys:
         if key not in entries.data:
-            there = ", ".join(entries.data)
-            raise CheckpointError(f"{path} has no {part} key {key!r}; it has: {there}{did_you_mean(key, entries.data)}")
+            available = ", ".join(entries.data)
+            suggestion = did_you_mean(key, entries.data)
+            raise CheckpointError(f"{path} has no {part} key {key!r}; it has: {available}{suggestion}")
         entry = entries.record(key)
         if not set(ends) <= set(entry.data):
             raise CheckpointError(f"{path} has no {' and '.join(ends)} of {part} key {key!r}")
-        found = {end: entry.numbers(end) for end in ends}
-        check_scale(entry.source, mode, found)
+        bounds = {end: entry.numbers(end) for end in ends}
+        check_scale(entry.source, mode, bounds)
         for values, end in zip((low, high), ends, strict=True):
-            values.extend(found[end])
+            values.extend(bounds[end])
     if not keys:
         raise CheckpointError(f"{path} has no statistics of the {part} to scale with")
     high = [a if isclose(a, b, rel_tol=near, abs_tol=near / 1000) else b for a, b in zip(low, high, strict=True)]
@@ -149,14 +150,14 @@ def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None
 def metadata_of(tag: str, statistics: Statistics, cameras: Sequence[str], pixels: int) -> dict[str, bytes]:
     """Return N1.5's metadata file for one embodiment, whose state and action are one key each."""
     scales = {"state": statistics.state, "action": statistics.action}
-    there = {name: scale for name, scale in scales.items() if scale is not None}
-    own = {name: {name: dict(zip(("min", "max"), scale.values, strict=True))} for name, scale in there.items()}
+    present = {name: scale for name, scale in scales.items() if scale is not None}
+    ranges = {name: {name: dict(zip(("min", "max"), scale.values, strict=True))} for name, scale in present.items()}
     kinds: dict[str, Any] = {
         name: {name: {"absolute": True, "rotation_type": None, "shape": [scale.dim], "continuous": True}}
-        for name, scale in there.items()
+        for name, scale in present.items()
     }
     kinds["video"] = {name: {"resolution": [pixels, pixels], "channels": 3, "fps": 10.0} for name in cameras}
-    return {METADATA: as_json({tag: {"statistics": own, "modalities": kinds, "embodiment_tag": tag}})}
+    return {METADATA: as_json({tag: {"statistics": ranges, "modalities": kinds, "embodiment_tag": tag}})}
 
 
 def as_json(content: Any) -> bytes:

@@ -62,17 +62,25 @@ class FamilyPolicy(VLAModel):
     module: PolicyModule
 
     def __init__(self, parts: Parts) -> None:
-        self.module, self.config, self.codec = parts.module, parts.config, parts.codec
-        self.prompts, self.images = parts.prompts, parts.images
+        self.module = parts.module
+        self.config = parts.config
+        self.codec = parts.codec
+        self.prompts = parts.prompts
+        self.images = parts.images
         self.critic = self.module.value_head
         self.tokens_per_action = self.codec.action_dim
-        self._state_scaler, self._cameras = parts.state_scaler, parts.cameras
+        self._state_scaler = parts.state_scaler
+        self._cameras = parts.cameras
         self.cameras_read = parts.cameras
         self.statistics_name = parts.statistics_name
-        self._chunk, self._temperature = parts.chunk, parts.temperature
-        self._device, self._dtype, self._base = parts.device, parts.dtype, parts.base
+        self._chunk = parts.chunk
+        self._temperature = parts.temperature
+        self._device = parts.device
+        self._dtype = parts.dtype
+        self._base = parts.base
         self._dropouts = [part for part in self.module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
-        self._autocast, self._reuse = parts.autocast, parts.reuse
+        self._autocast = parts.autocast
+        self._reuse = parts.reuse
         self._first: dict[str, nn.Module | None] = {}
         if isinstance(self.module.vla, PeftModel):
             beside = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)

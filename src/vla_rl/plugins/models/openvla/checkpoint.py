@@ -94,8 +94,8 @@ def open_checkpoint(name: str) -> OpenVLACheckpoint:
     folder = resolve(name)
     raw = read_config(folder)
     # auto_map names Python code in the folder, which is not run; nor would a copy of it be there
-    told = {key: value for key, value in raw.data.items() if key != "auto_map"}
-    config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(told))
+    settings = {key: value for key, value in raw.data.items() if key != "auto_map"}
+    config = read_file(folder / "config.json", lambda _: OpenVLAConfig.from_dict(settings))
     check_fit(raw, config)
     known = read_known(folder, raw)
     config.norm_stats = dict(known.data)

@@ -246,14 +246,14 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
         setup: settings of the policy's training, as far as the folder records them.
         asked: actions per chunk in the spec.
     """
-    own = decoding(config)
-    trained = setup.get("decoding", "parallel" if "chunk" in setup else own)
-    if trained != own:
+    expected = decoding(config)
+    trained = setup.get("decoding", "parallel" if "chunk" in setup else expected)
+    if trained != expected:
         raise MismatchError(
-            f"{folder} was trained with {trained} decoding, {PLUGINS[own]} has {own} decoding; "
+            f"{folder} was trained with {trained} decoding, {PLUGINS[expected]} has {expected} decoding; "
             f"set model.type to {PLUGINS.get(trained, trained)}"
         )
-    chunk = setup.get("chunk", 1 if own == "autoregressive" else asked)
+    chunk = setup.get("chunk", 1 if expected == "autoregressive" else asked)
     if chunk != asked:
         why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
         raise MismatchError(

@@ -53,7 +53,8 @@ class ActionScaler:
     def __init__(self, scale: ActionScale, device: torch.device, epsilon: float = EPSILON) -> None:
         self.low = torch.tensor(scale.q01, dtype=torch.float64, device=device)
         distance = torch.tensor(scale.q99, dtype=torch.float64, device=device) - self.low
-        self.span, self._restored = distance + EPSILON, distance + epsilon
+        self.span = distance + EPSILON
+        self._restored = distance + epsilon
         self.mask = torch.tensor(scale.mask, device=device)
 
     def normalise(self, x: Tensor, clip: bool) -> Tensor:
@@ -81,7 +82,8 @@ class ActionCodec:
         gripper: str = "keep",
     ) -> None:
         self.action_dim = len(scale.q01)
-        self.vocab_end, self.bins = vocab_end, bins
+        self.vocab_end = vocab_end
+        self.bins = bins
         self.first = vocab_end - bins
         self._gripper = gripper
         self._scaler = ActionScaler(scale, device, epsilon)

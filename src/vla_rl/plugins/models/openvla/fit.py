@@ -77,7 +77,8 @@ def _preset(config: FamilyConfig, context: Context, env: EnvInfo) -> OpenVLAIOAd
     sizes = preset_config(config.preset or "tiny")
     measured = _measured(config, context)
     action = ActionScale.read(measured["action"]) if measured else ActionScale.between(env.action_low, env.action_high)
-    state, stop = None, True
+    state = None
+    stop = True
     if isinstance(config, OpenVLAOFTConfig):
         use_state = env.state_dim > 0 if config.use_proprio is None else config.use_proprio
         if use_state:
@@ -123,11 +124,12 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
     check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
     check_head(checkpoint.folder, checkpoint.action_head_file, config)
     check_parts(checkpoint.folder, config)
-    state, stop = None, True
+    state = None
+    stop = True
     if isinstance(config, OpenVLAOFTConfig):
         state = _state(checkpoint, config, env, key, entry, span)
-        given = config.append_stop_token
-        stop = bool(checkpoint.setup.get("append_stop_token", True)) if given is None else given
+        recorded = bool(checkpoint.setup.get("append_stop_token", True))
+        stop = recorded if config.append_stop_token is None else config.append_stop_token
     return OpenVLAIOAdapter(
         checkpoint=checkpoint,
         config=checkpoint.config,
@@ -144,14 +146,14 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
 def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     """Return the statistics of the demonstrations, in a checkpoint's form, if the run scales by them; else an empty
     dict."""
-    found = context.scaling
-    if found is None:
+    scaling = context.scaling
+    if scaling is None:
         return {}
-    entry: dict[str, Any] = {"action": {name: list(values) for name, values in found["action"].items()}}
+    entry: dict[str, Any] = {"action": {name: list(values) for name, values in scaling["action"].items()}}
     if config.gripper == "rlds":  # the codec maps the simulator's -1 and 1 to 1 and 0, which are not scaled
         entry["action"]["mask"] = [True] * (len(entry["action"]["q01"]) - 1) + [False]
-    if "state" in found:
-        entry["proprio"] = {name: list(values) for name, values in found["state"].items()}
+    if "state" in scaling:
+        entry["proprio"] = {name: list(values) for name, values in scaling["state"].items()}
     return entry
 
 
@@ -192,9 +194,9 @@ def _state(
 
 
 def _cameras(config: FamilyConfig, env: EnvInfo, setup: dict[str, Any]) -> tuple[str, ...]:
-    there, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
+    available, trained = tuple(env.cameras), tuple(setup.get("cameras", ()))
     single = decoding(config) == "autoregressive"
-    chosen = choose_cameras(_plugin(config), env, config.cameras, trained, there[:1] if single else there)
+    chosen = choose_cameras(_plugin(config), env, config.cameras, trained, available[:1] if single else available)
     check_camera_count(trained, chosen)
     if single and not trained and config.checkpoint is not None and len(chosen) > 1:
         raise MismatchError(

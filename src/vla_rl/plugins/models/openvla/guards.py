@@ -36,8 +36,8 @@ def shallow(network: OpenVLAForActionPrediction) -> Iterator[None]:
         yield
     finally:
         llama.layers = layers
-        for vit, whole in zip(vits, blocks, strict=True):
-            vit.blocks = whole
+        for vit, all_blocks in zip(vits, blocks, strict=True):
+            vit.blocks = all_blocks
 
 
 @torch.no_grad()

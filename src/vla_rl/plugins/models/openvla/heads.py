@@ -41,7 +41,8 @@ class OpenVLAValueHead(nn.Module):
 
     def __init__(self, dim: int, hidden: tuple[int, ...], outputs: int | None, detach: bool, seed: int) -> None:
         super().__init__()
-        self.outputs, self.detach = outputs, detach
+        self.outputs = outputs
+        self.detach = detach
         self.clock: nn.Embedding | None = None
         """Embedding of the episode's step."""
         self.layers = small_mlp([dim, *hidden, outputs or 1], seed, last_bias=False)
@@ -85,16 +86,16 @@ class AttentionValueHead(OpenVLAValueHead):
             start(layer, 1.0, rng)
 
     def _read(self, hidden: Tensor, at: Tensor, mask: Tensor | None) -> Tensor:
-        own = super()._read(hidden, at, mask)
+        last_state = super()._read(hidden, at, mask)
         seen = torch.arange(hidden.shape[1], device=hidden.device) <= at[:, None]
         seen = seen if mask is None else seen & mask
         states = hidden.float()
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for part in (self.query(own)[:, None], self.key(states), self.value(states))
+            for part in (self.query(last_state)[:, None], self.key(states), self.value(states))
         )
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None, :])
-        return own + found.flatten(1)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None, :])
+        return last_state + attended.flatten(1)
 
 
 class ActionValueHead(OpenVLAValueHead):

@@ -32,8 +32,11 @@ class OpenVLAImageProcessor:
     """Converts images uint8 [B, H, W, 3] of each camera to [B, 6 * cameras, S, S]."""
 
     def __init__(self, config: OpenVLAConfig, device: torch.device, dtype: torch.dtype, center_crop: bool) -> None:
-        self._size, self._strategy = config.image_sizes[0], config.image_resize_strategy
-        self._device, self._dtype, self._center_crop = device, dtype, center_crop
+        self._size = config.image_sizes[0]
+        self._strategy = config.image_resize_strategy
+        self._device = device
+        self._dtype = dtype
+        self._center_crop = center_crop
         specs = config.backbones()
         self._mean = torch.tensor([s.mean for s in specs], device=device).view(-1, 1, 1)
         self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 1, 1)

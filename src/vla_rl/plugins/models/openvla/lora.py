@@ -106,9 +106,9 @@ class Adapter:
                 f"{config.rank} and alpha {config.effective_alpha:g}; set model.lora: {{rank: {self.rank}, alpha: "
                 f"{self.alpha:g}}} to train it on, or leave model.lora out to merge it into its base"
             )
-        own = {n.replace(".default.", "."): p for n, p in model.named_parameters() if ".lora_" in n}
-        check_names(shapes_of(own), shapes_of(self.state), self.folder / ADAPTER)
-        for name, parameter in own.items():
+        adapters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if ".lora_" in n}
+        check_names(shapes_of(adapters), shapes_of(self.state), self.folder / ADAPTER)
+        for name, parameter in adapters.items():
             parameter.copy_(self.state[name])
 
 
@@ -184,7 +184,8 @@ class MergedLoRAState(adapters.MergedState):
         Args:
             dtype: precision of the tensors that are returned; None: their own.
         """
-        self._network, self._dtype = public_network(model), dtype
+        self._network = public_network(model)
+        self._dtype = dtype
         super().__init__(self._network)
 
     def outline(self) -> dict[str, Tensor]:

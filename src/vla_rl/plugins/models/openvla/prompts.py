@@ -92,7 +92,8 @@ class DecodingPrompts(KnownPrompts):
         instructions: Iterable[str] = (),
     ) -> None:
         super().__init__(tokenizer, device)
-        self._placeholders, self._pad = placeholders, pad_id
+        self._placeholders = placeholders
+        self._pad = pad_id
         self._bos, self._eos, self._space = (self._id(token) for token in (BOS, EOS, SPACE))
         self._stop = [self._eos] if append_stop_token else []
         self._learn(dict.fromkeys(instructions))

@@ -91,15 +91,18 @@ class SampledL1Policy(L1Policy):
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         seen = self._see(obs)
         mean, values = self._predict(obs, seen)
-        said = mean if greedy else mean + self._deviation.draw(noise)
-        actions = self.codec.restore(said.double()).clamp(self._low, self._high)
+        sampled = mean if greedy else mean + self._deviation.draw(noise)
+        actions = self.codec.restore(sampled.double()).clamp(self._low, self._high)
         return Chunk(
-            actions=actions, log_probs=self._log_probs(said, mean), values=values, extras=replay(seen, said=said)
+            actions=actions,
+            log_probs=self._log_probs(sampled, mean),
+            values=values,
+            extras=replay(seen, sampled=sampled),
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         mean, values = self._predict(obs, self._see(obs, chunk.extras))
-        log_probs = self._log_probs(as_tensor(chunk.extras["said"], self._device), mean)
+        log_probs = self._log_probs(as_tensor(chunk.extras["sampled"], self._device), mean)
         entropy = self._deviation.entropy().sum(-1, keepdim=True).expand_as(log_probs)
         return Scores(log_probs=log_probs, entropy=entropy, values=values)
 
@@ -109,6 +112,6 @@ class SampledL1Policy(L1Policy):
         result: Tensor = self._forward(obs, self._see(obs), 0)[1]
         return result
 
-    def _log_probs(self, said: Tensor, mean: Tensor) -> Tensor:
+    def _log_probs(self, sampled: Tensor, mean: Tensor) -> Tensor:
         """Return log-probs [B, C, 1]."""
-        return self._deviation.log_density(said - mean).sum(-1, keepdim=True)
+        return self._deviation.log_density(sampled - mean).sum(-1, keepdim=True)

@@ -84,12 +84,12 @@ def choose_range(
     if setup:
         return str(setup.get("statistics_range", "q01_q99"))
     action = entry.get("action", {})
-    lacking = {"q01", "q99"} - set(action)
+    missing = {"q01", "q99"} - set(action)
     dim = len(action.get("max", action.get("q99", ())))
-    if not {"min", "max"} <= set(action) or not (lacking or "aloha" in key.lower() or dim == TWO_ARMS):
+    if not {"min", "max"} <= set(action) or not (missing or "aloha" in key.lower() or dim == TWO_ARMS):
         return "q01_q99"
     two_armed = "are of ALOHA" if "aloha" in key.lower() else f"are of {dim} numbers, as ALOHA's"
-    why = f"have no {' and no '.join(sorted(lacking))}" if lacking else two_armed
+    why = f"have no {' and no '.join(sorted(missing))}" if missing else two_armed
     raise CheckpointError(
         f"statistics {key!r} of {folder} {why}. OpenVLA-OFT scales ALOHA (and SimpleVLA-RL RoboTwin) by the smallest "
         "and largest number: set model.statistics_range: min_max if this checkpoint was trained so, else "

@@ -94,8 +94,8 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
 def _fit(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
     assert config.checkpoint is not None
     model, kind = name_of(config), "none"
-    own = measured(context, quantiles=model == "pi05")
-    checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id, own)
+    demonstrated = measured(context, quantiles=model == "pi05")
+    checkpoint = open_checkpoint(config.checkpoint, model, config.tokenizer, config.asset_id, demonstrated)
     blind = "use_state: false"
     if isinstance(config, Pi05Config):
         assert checkpoint.folder is not None

@@ -34,12 +34,12 @@ def open_checkpoint(
     """Open a folder and read what is small: sizes, statistics (unless the run has `measured` its data's), tokenizer."""
     folder = resolve(name, WANTED)
     raw = read_config(folder, model)
-    own = folder / ARCHITECTURE
+    architecture = folder / ARCHITECTURE
     check_actions(folder, raw.data)
     opened = open_folder(
         folder,
         raw.data if "type" in raw.data else {},
-        sizes=read_sizes(own, PiSizes) if own.is_file() else PiSizes.of_variants(raw),
+        sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.of_variants(raw),
         shape=read_shape(raw, model),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
@@ -57,12 +57,17 @@ def save_checkpoint(
     prompt."""
     names, shape = variants(checkpoint.sizes), checkpoint.shape
     pixels = checkpoint.sizes.image_size
-    own = {"type": "pi0" if kind is None else "pi05", **names, **shape.written(), "image_resolution": [pixels, pixels]}
+    settings = {
+        "type": "pi0" if kind is None else "pi05",
+        **names,
+        **shape.written(),
+        "image_resolution": [pixels, pixels],
+    }
     save_folder(
         module,
         checkpoint,
         folder,
-        raw=model_config(checkpoint.statistics, cameras, pixels, shape.horizon, **own),
+        raw=model_config(checkpoint.statistics, cameras, pixels, shape.horizon, **settings),
         processors=partial(_processors, statistics=checkpoint.statistics, kind=kind),
         public_name=public_name,
         public_sizes=bool(names),

@@ -41,9 +41,11 @@ def open_names(names: Collection[str]) -> dict[str, str]:
     prefix = LEROBOT if all(name.startswith(LEROBOT) for name in names) else ""
     opened = {name: name.removeprefix(prefix) for name in names}
     if not any(ADAPTIVE in name for name in names):
-        opened = {name: f"action_{own}" if own.startswith("time_mlp_") else own for name, own in opened.items()}
+        opened = {
+            name: f"action_{public}" if public.startswith("time_mlp_") else public for name, public in opened.items()
+        }
     both = HEAD in opened.values()
-    return {name: HEAD if own == TIED else own for name, own in opened.items() if own != TIED or not both}
+    return {name: HEAD if public == TIED else public for name, public in opened.items() if public != TIED or not both}
 
 
 def model_of(names: Collection[str]) -> str:

@@ -44,14 +44,15 @@ class Pi05Policy(FlowPolicy):
 
     def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
-        self.prompts, self.state_in_prompt = prompts, kind
+        self.prompts = prompts
+        self.state_in_prompt = kind
 
     def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
         if self._state_scaler is None:
             ids, mask = self.prompts.rows(obs.instructions)
         else:
-            told = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(told.contiguous()).tolist())
+            shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
+            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(shown_state.contiguous()).tolist())
         pixels, shown = self._pixels(obs), None
         if self.module.pads:
             pixels, shown = _with_masked(pixels)
@@ -65,7 +66,7 @@ class Pi05Policy(FlowPolicy):
 def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
     False for masked ones. Padding tokens attend to masked images as well."""
-    rows, there = pixels.shape[:2]
-    shown = torch.arange(max(SLOTS, there), device=pixels.device).expand(rows, -1) < there
-    black = pixels.new_full((rows, shown.shape[1] - there, *pixels.shape[2:]), -1.0)
+    rows, count = pixels.shape[:2]
+    shown = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
+    black = pixels.new_full((rows, shown.shape[1] - count, *pixels.shape[2:]), -1.0)
     return torch.cat([pixels, black], dim=1), shown

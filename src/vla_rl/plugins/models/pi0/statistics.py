@@ -85,9 +85,11 @@ def _refuse_trainers(folder: Path) -> None:
 
 def check_model_of(folder: Path, model: str, names: Collection[str]) -> None:
     """Raise CheckpointError for weights of the other one of the two models."""
-    found = model_of(names)
-    if found != model:
-        raise CheckpointError(f"the weights in {folder} are those of {found}, not of {model}; set model.type: {found}")
+    stored = model_of(names)
+    if stored != model:
+        raise CheckpointError(
+            f"the weights in {folder} are those of {stored}, not of {model}; set model.type: {stored}"
+        )
 
 
 def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str) -> Statistics:
@@ -129,8 +131,8 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
     def scale(name: str) -> FeatureScale:
         entry = entries.record(name) if entries.given(name) else None
         if entry is None or not set(names) <= set(entry.data):
-            there = ", ".join(entries.data) or "nothing"
-            raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {there}")
+            available = ", ".join(entries.data) or "nothing"
+            raise CheckpointError(f"{path} has no {names[0]} and {names[1]} of {name!r}; it has: {available}")
         first, second = (entry.numbers(key) for key in names)
         lerobot.check_scale(entry.source, mode, dict(zip(names, (first, second), strict=True)))
         dim = len(first)
@@ -150,10 +152,10 @@ def read_state_kind(folder: Path, raw: Record, asked: str | None) -> str:
     if asked is not None:
         return asked
     if (folder / STATE_KIND).is_file():
-        told = read_keys(folder / STATE_KIND)
-        if told.text("state_in_prompt") not in STATE_KINDS:
-            raise told.wrong("state_in_prompt", f"one of {', '.join(STATE_KINDS)}")
-        return told.text("state_in_prompt")
+        recorded = read_keys(folder / STATE_KIND)
+        if recorded.text("state_in_prompt") not in STATE_KINDS:
+            raise recorded.wrong("state_in_prompt", f"one of {', '.join(STATE_KINDS)}")
+        return recorded.text("state_in_prompt")
     if raw.data.get("type") != "pi05" or not (folder / PREPROCESSOR).is_file():
         raise CheckpointError(
             f"nothing in {folder} says whether its prompts hold the state; set model.state_in_prompt: exact "

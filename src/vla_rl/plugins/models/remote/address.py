@@ -56,8 +56,8 @@ class Proxy:
 
     def __str__(self) -> str:
         """Return the proxy's address without a password, and the variable."""
-        scheme, slashes, rest = self.url.rpartition("://")
-        return f"{scheme}{slashes}{rest.rpartition('@')[2]} ({self.variable})"
+        scheme, slashes, address = self.url.rpartition("://")
+        return f"{scheme}{slashes}{address.rpartition('@')[2]} ({self.variable})"
 
 
 def proxy_for(url: str) -> Proxy | None:

@@ -53,21 +53,23 @@ class RemotePolicy(ActingModel):
 
     def __init__(self, config: RemoteConfig, context: Context) -> None:
         """Connect to the server. Raise UserError where nobody answers, MismatchError for a policy of another robot."""
-        self._config, self._chunk, self._env = config, context.chunk, simulator_of(context, "remote")
-        self._lines: dict[int, ClientConnection] = {}
+        self._config = config
+        self._chunk = context.chunk
+        self._env = simulator_of(context, "remote")
+        self._connections: dict[int, ClientConnection] = {}
         self._headers = {} if config.api_key_file is None else _authorisation(Path(config.api_key_file))
-        self._about: Mapping[str, Any] = {}
-        self._reach()
-        self._check(self._about, self._env)
+        self._metadata: Mapping[str, Any] = {}
+        self._connect()
+        self._check(self._metadata, self._env)
         self._keys = self._key_map()
 
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         obs = obs.numpy()
         frames = [pack(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
         try:
-            replies = self._ask(frames)
+            replies = self._replies_to(frames)
         except BaseException:
-            self._hang_up()  # answers to requests may still arrive
+            self._close()  # answers to requests may still arrive
             raise
         actions = np.stack([self._actions(reply) for reply in replies])
         low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
@@ -75,29 +77,29 @@ class RemotePolicy(ActingModel):
 
     # ----------------------------------------------------------------------------------------------- connections
 
-    def _ask(self, frames: Sequence[bytes]) -> list[bytes]:
+    def _replies_to(self, frames: Sequence[bytes]) -> list[bytes]:
         """Return the reply to each request. What a server that went away did not answer is sent again when it is
         back."""
         with waiting("waiting for the policy", about=self._config.url) as note:
-            return self._asked(frames, note)
+            return self._exchange(frames, note)
 
-    def _asked(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
+    def _exchange(self, frames: Sequence[bytes], note: Callable[[int], None]) -> list[bytes]:
         replies: dict[int, bytes] = {}
         until = monotonic() + self._config.timeout_s
         while left := [row for row in range(len(frames)) if row not in replies]:
             sent, before = [], len(replies)
             trouble: Exception | None = None
-            for line, row in enumerate(left[: self._config.connections]):
+            for index, row in enumerate(left[: self._config.connections]):
                 try:
-                    self._line(line, until).send(frames[row])
-                    sent.append((line, row))
+                    self._connection(index, until).send(frames[row])
+                    sent.append((index, row))
                 except (OSError, WebSocketException) as exc:
-                    trouble = self._lost(line, exc)
-            for line, row in sent:
+                    trouble = self._drop(index, exc)
+            for index, row in sent:
                 try:
-                    reply = self._lines[line].recv(timeout=max(0.0, until - monotonic()))
+                    reply = self._connections[index].recv(timeout=max(0.0, until - monotonic()))
                 except (OSError, WebSocketException) as exc:
-                    trouble = self._lost(line, exc)
+                    trouble = self._drop(index, exc)
                     continue
                 if isinstance(reply, str):
                     raise PluginError(f"the policy at {self._config.url} refused a request: {reply[-2000:]}")
@@ -105,53 +107,53 @@ class RemotePolicy(ActingModel):
             if len(replies) > before:
                 until = monotonic() + self._config.timeout_s
             elif trouble is not None:
-                self._wait(until, trouble, note)
+                self._wait_before_retry(until, trouble, note)
         return [replies[row] for row in range(len(frames))]
 
-    def _reach(self) -> None:
+    def _connect(self) -> None:
         """Connect to a server that may still be loading its model."""
         url, began = self._config.url, monotonic()
         with waiting("waiting for the policy", about=url) as note:
             while True:
                 try:
-                    self._line(0, began + self._config.timeout_s)
+                    self._connection(0, began + self._config.timeout_s)
                     return
                 except _ProxyTrouble as exc:
                     if exc.lasts:
                         raise UserError(f"the policy at {url} cannot be reached: {exc}") from exc
-                    self._wait(began + self._config.timeout_s, exc, note)
+                    self._wait_before_retry(began + self._config.timeout_s, exc, note)
                 except gaierror as exc:
                     if monotonic() - began > NAME_S:
                         raise UserError(
                             f"the policy at {url} cannot be reached: its host name is not known: {exc.strerror}"
                         ) from exc
-                    self._wait(began + self._config.timeout_s, exc, note)
+                    self._wait_before_retry(began + self._config.timeout_s, exc, note)
                 except (OSError, WebSocketException) as exc:
-                    self._wait(began + self._config.timeout_s, exc, note)
+                    self._wait_before_retry(began + self._config.timeout_s, exc, note)
 
-    def _wait(self, until: float, trouble: Exception, note: Callable[[int], None]) -> None:
+    def _wait_before_retry(self, until: float, trouble: Exception, note: Callable[[int], None]) -> None:
         """Wait before another attempt. Raise UserError when the timeout has passed."""
         if monotonic() >= until:
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
-                f"the policy at {url} did not answer within {seconds:g} s: {_said(trouble)}; is it "
+                f"the policy at {url} did not answer within {seconds:g} s: {_text_of(trouble)}; is it "
                 f"served there, as by `vla-rl serve RUN`? model.timeout_s={10 * seconds:g} waits longer"
             ) from trouble
         note(0)
         sleep(PAUSE_S)
 
-    def _line(self, line: int, until: float) -> ClientConnection:
+    def _connection(self, index: int, until: float) -> ClientConnection:
         """Return an open connection on which the server has sent its metadata. Raise OSError or WebSocketException
         where another attempt may help, UserError where it does not."""
-        if line not in self._lines:
+        if index not in self._connections:
             opened = self._open(until)
             try:
-                self._about = self._read(opened.recv(timeout=max(0.0, until - monotonic())))
+                self._metadata = self._read(opened.recv(timeout=max(0.0, until - monotonic())))
             except BaseException:
                 opened.close()
                 raise
-            self._lines[line] = opened
-        return self._lines[line]
+            self._connections[index] = opened
+        return self._connections[index]
 
     def _open(self, until: float) -> ClientConnection:
         url, proxy = self._config.url, proxy_for(self._config.url)
@@ -163,54 +165,54 @@ class RemotePolicy(ActingModel):
                 open_timeout=max(PAUSE_S, until - monotonic()),
                 proxy=None if proxy is None else proxy.url,
                 additional_headers=self._headers,
-            ).__enter__()  # newer versions require it; `_lost` closes it
+            ).__enter__()  # newer versions require it; `_drop` closes it
         except InvalidStatus as exc:
             status = exc.response.status_code
             if status == HTTPStatus.UNAUTHORIZED:
                 raise UserError(f"{url} wants another key: set model.api_key_file") from exc
             if 400 <= status < 500 and status not in LATER:
-                raise UserError(f"{url} refused the connection: {_said(exc)}") from exc
+                raise UserError(f"{url} refused the connection: {_text_of(exc)}") from exc
             raise
         except (OSError, WebSocketException, ValueError, ImportError) as exc:
             if proxy is None:
                 raise
             raise _ProxyTrouble(proxy, exc) from exc
 
-    def _lost(self, line: int, trouble: Exception) -> Exception:
-        if line in self._lines:
+    def _drop(self, index: int, trouble: Exception) -> Exception:
+        if index in self._connections:
             with suppress(OSError, WebSocketException):
-                self._lines.pop(line).close()
+                self._connections.pop(index).close()
         return trouble
 
-    def _hang_up(self) -> None:
-        for line in list(self._lines):
-            self._lost(line, OSError())
+    def _close(self) -> None:
+        for index in list(self._connections):
+            self._drop(index, OSError())
 
     # --------------------------------------------------------------------------------------------------- replies
 
     def _read(self, frame: str | bytes) -> Mapping[str, Any]:
         try:
-            found = unpack(frame) if isinstance(frame, bytes) else None
+            message = unpack(frame) if isinstance(frame, bytes) else None
         except FrameError as exc:
             raise PluginError(f"{self._config.url} does not speak openpi's protocol: {exc}") from exc
-        if not isinstance(found, dict):
+        if not isinstance(message, dict):
             raise PluginError(
-                f"{self._config.url} does not speak openpi's protocol: it said {str(found or frame)[:200]}"
+                f"{self._config.url} does not speak openpi's protocol: it said {str(message or frame)[:200]}"
             )
-        return found
+        return message
 
     def _actions(self, reply: bytes) -> Array:
         """Return actions float32 [C, A]: the first C of those that the policy chose."""
-        found = np.asarray(self._read(reply).get("actions"))
-        if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] != self._env.action_dim:
+        actions = np.asarray(self._read(reply).get("actions"))
+        if actions.dtype.kind not in "iuf" or actions.ndim != 2 or actions.shape[1] != self._env.action_dim:
             raise PluginError(
-                f"the policy at {self._config.url} gave actions of {found.dtype} {list(found.shape)}, where the "
+                f"the policy at {self._config.url} gave actions of {actions.dtype} {list(actions.shape)}, where the "
                 f"simulator takes [chunk, {self._env.action_dim}]"
             )
-        check_horizon(f"the policy at {self._config.url}", len(found), self._chunk)
-        if not np.isfinite(found).all():
+        check_horizon(f"the policy at {self._config.url}", len(actions), self._chunk)
+        if not np.isfinite(actions).all():
             raise PluginError(f"the policy at {self._config.url} gave actions that are not finite")
-        return found[: self._chunk].astype(np.float32)
+        return actions[: self._chunk].astype(np.float32)
 
     def _check(self, about: Mapping[str, Any], env: EnvInfo) -> None:
         """Check the metadata of the policy, as vla-rl's own servers send it. Other servers send little; their replies
@@ -223,13 +225,13 @@ class RemotePolicy(ActingModel):
         check_horizon(f"the policy at {self._config.url}", numbers.get("action_chunk", self._chunk), self._chunk)
         for camera, size in cameras.items() if isinstance(cameras, dict) else ():
             if camera not in env.cameras or list(env.cameras[camera]) != size:
-                there = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
-                raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {there}")
+                available = ", ".join(f"{name} {list(shape)}" for name, shape in env.cameras.items())
+                raise MismatchError(f"{trained} with camera {camera!r} of {size}; the simulator has: {available}")
 
     def _key_map(self) -> KeyMap:
         if self._config.keys is not None:
             return read_key_map(self._config.keys)
-        keys = _key_map_in(self._about, self._env)
+        keys = _key_map_in(self._metadata, self._env)
         if keys is None:
             raise UserError(
                 f"{self._config.url} does not say which keys it wants: set model.keys to libero, droid, aloha or the "
@@ -254,10 +256,10 @@ def _without_password(error: Exception, proxy: Proxy) -> str:
         return f"that is no address of a proxy: {error.msg}"
     if isinstance(error, ValueError):
         return "that is no address"
-    return _said(error).replace(proxy.url, str(proxy))
+    return _text_of(error).replace(proxy.url, str(proxy))
 
 
-def _said(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Return an error's text, with what the server wrote about it."""
     text = str(error) or type(error).__name__
     response = getattr(error, "response", None)

@@ -87,12 +87,12 @@ def _fit(config: SmolVLAConfig, context: Context, env: EnvInfo) -> FlowIOAdapter
     assert config.checkpoint is not None
     folder = resolve(config.checkpoint, WANTED)
     raw = read_config(folder)
-    own = folder / ARCHITECTURE
+    architecture = folder / ARCHITECTURE
     check_actions(folder, raw.data)
     checkpoint = open_folder(
         folder,
         raw.data,
-        sizes=read_sizes(own, SmolVLASizes) if own.is_file() else SmolVLASizes.of_config(raw),
+        sizes=read_sizes(architecture, SmolVLASizes) if architecture.is_file() else SmolVLASizes.of_config(raw),
         shape=FlowShape.read_lerobot(raw),
         statistics=measured(context) or read_statistics(folder, raw.data),
         tokenizer=config.tokenizer,

@@ -146,10 +146,10 @@ def normed(norm: Any, x: Tensor) -> Tensor:
 def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
     """Run the rest of a Llama layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
     keys, values = pair
-    found = F.scaled_dot_product_attention(
+    attended = F.scaled_dot_product_attention(
         queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
     )
-    x = x + layer.self_attn.o_proj(found.transpose(1, 2).flatten(2).to(x.dtype))
+    x = x + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2).to(x.dtype))
     result: Tensor = x + layer.mlp(normed(layer.post_attention_layernorm, x))
     return result
 
@@ -203,10 +203,10 @@ class SmolVLAModule(FlowModule):
         valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        told, pairs = self._read(token, count - 1, across, seen.pairs)
+        state_hidden, pairs = self._read(token, count - 1, across, seen.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
-        own = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
+        causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
         ahead = torch.arange(horizon, device=device)[None]
         expert = self.smolvla.vlm_with_expert.lm_expert.layers
         for i, layer in enumerate(expert):
@@ -214,9 +214,9 @@ class SmolVLAModule(FlowModule):
                 pairs[i] = self._projected(layer, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([seen.hidden, told], dim=1), valid)
+            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
         rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
-        return SmolVLAPrefix(pairs, self._scores(own), across, rotations, summary)
+        return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""

@@ -53,13 +53,13 @@ class SmolVLAPolicy(FlowPolicy):
         """Save in lerobot's layout, with adapters merged into the weights."""
         sizes, shape, scales = self.checkpoint.sizes, self.checkpoint.shape, self.checkpoint.statistics
         public = _keys(sizes)
-        own = {"type": "smolvla", **public, **shape.written(), "pad_language_to": "longest"}
-        own["resize_imgs_with_padding"] = [sizes.image_size, sizes.image_size]
+        settings = {"type": "smolvla", **public, **shape.written(), "pad_language_to": "longest"}
+        settings["resize_imgs_with_padding"] = [sizes.image_size, sizes.image_size]
         save_folder(
             self.module,
             self.checkpoint,
             Path(folder),
-            raw=model_config(scales, self._cameras, sizes.image_size, shape.horizon, **own),
+            raw=model_config(scales, self._cameras, sizes.image_size, shape.horizon, **settings),
             processors=partial(
                 write_processors,
                 statistics=scales,

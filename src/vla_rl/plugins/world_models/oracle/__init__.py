@@ -1,4 +1,7 @@
-"""`oracle`: the true simulator used as a world model. Settings only, light to import; see docs/reference/world-models.md."""
+"""`oracle`: the true simulator used as a world model. Settings only, light to import.
+
+See docs/reference/world-models.md.
+"""
 
 from __future__ import annotations
 

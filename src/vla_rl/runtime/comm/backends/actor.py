@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.interfaces import MakeHost
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment

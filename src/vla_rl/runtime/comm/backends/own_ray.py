@@ -170,7 +170,8 @@ def warn_without_token(which: str) -> None:
     raylet = import_module("ray._raylet")
     if raylet.get_authentication_mode() == raylet.AuthenticationMode.DISABLED:
         logger.warning(
-            "%s asks for no token: whoever reaches its ports runs code in its processes (%s; docs/explanation/security.md)",
+            "%s asks for no token: whoever reaches its ports runs code in its processes "
+            "(%s; docs/explanation/security.md)",
             which,
             f"{MODE}={os.environ.get(MODE, '')}",
         )

@@ -13,7 +13,8 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise, derived_seed
 from vla_rl.core.types import Array, ArrayOrTensor, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
+from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.toolkit.world_models.windows import followed_by, put_rows, take_rows
 
 TRIES = 3

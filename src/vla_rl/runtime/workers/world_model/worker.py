@@ -1,9 +1,9 @@
-"""The world model of a run, in a worker with simulators: fitting, measuring, and the envs that it imagines."""
+"""The world model of a run, in a worker with simulators: fitting, measuring, and checkpoints."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,25 +19,24 @@ from vla_rl.core.manager import Named, wrap
 from vla_rl.core.randomness import Noise
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.sections import ImaginationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context, EnvInfo, ResetState
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.comm.interfaces import WorldModelInterface
 from vla_rl.runtime.messages.ids import IMAGINED_EPISODES
 from vla_rl.runtime.messages.world_model import FitResult, RecordedEpisode
-from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.runtime.workers.world_model.comparison_images import write_strips
+from vla_rl.runtime.workers.world_model.comparison_images import write_comparison_image
+from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
-from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore
 from vla_rl.toolkit.models.checkpoints import read_pickled
-from vla_rl.toolkit.world_models.measures import GATES, gates, measure
+from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, thresholds_met
 
 ROLLOUT = 2
 """Number of consecutive predictions of a fit: the second is made from the first (DIAMOND)."""
-OF_ACTIONS = 16
+ACTION_EPISODES = 16
 """Number of held-out episodes by which action following is measured; each of their chunks is imagined 8 times."""
-SHOWN = 6
+COMPARED_EPISODES = 6
 """Number of episodes in a comparison image."""
 
 
@@ -76,152 +75,140 @@ class WorldModelWorker(WorldModelInterface):
         another shape than those in the store.
         """
         assert spec.world_model is not None and spec.imagination is not None
-        self.spec, self.section, self.folder = spec, spec.imagination, folder
-        self._heartbeat = heartbeat
-        self._stop_requested = stop_requested
+        self.spec = spec
+        self.section = spec.imagination
         self.info = limited(info, spec.rollout.max_steps)
-        shape = EpisodeShape.of(self.info, spec.rollout.chunk)
-        self.recorder = EpisodeStore(
+        self.store = EpisodeStore(
             folder / "episodes",
-            shape,
+            EpisodeShape.of(self.info, spec.rollout.chunk),
             capacity=self.section.buffer,
             spare=spare_of(spec),
             held_out=self.section.held_out,
         )
         context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=self.info)
-        part = spec.world_model
-        built: WorldModel = build("world_model", part.type, part.config, context, spec.plugins)
-        self.model = wrap("world_model", built, part.type, wrappers)
-        self.envs: list[ImaginedEnv] = []
+        plugin = spec.world_model
+        model: WorldModel = build("world_model", plugin.type, plugin.config, context, spec.plugins)
+        self.model = wrap("world_model", model, plugin.type, wrappers)
+        self.training_envs: list[ImaginedEnv] = []
+        """Envs for training in imagination; they start from new episodes after each fit."""
         self.counts = _Counts()
-        self._pool: tuple[ResetState, ...] = ()
-        self._before: dict[str, Any] | None = None
+        self._images = folder / "imagined"
+        self._heartbeat = heartbeat
+        self._stop_requested = stop_requested
+        self._starts: tuple[ResetState, ...] = ()
+        """Windows from which imagined trajectories start."""
+        self._state_before: dict[str, Any] | None = None
         """State for checkpoints while a step is running: the state before the step."""
-
-    def episodes(
-        self, rows: Mapping[int, int], bootstrap: bool, on_fault: Callable[[str], None]
-    ) -> dict[str, dict[int, Episodes]]:
-        """Return the imagined episodes of all lanes: purpose of a `PolicyMode` -> lane -> episodes. "imagination" is
-        for training, "over_estimation" for measuring the over-estimation of success. `rows`: lane -> number of envs.
-        """
-        section, rollout = self.section, self.spec.rollout
-        assert self.spec.world_model is not None
-        found: dict[str, dict[int, Episodes]] = {"imagination": {}, "over_estimation": {}}
-        for lane, count in rows.items():
-            settings: dict[str, Any] = {"outcome": section.outcome, "recent": section.recent, "seed": self.spec.seed}
-            longest, of_model = self.recorder.shape.longest, (self.model, self.recorder, self.info, count)
-            practice = ImaginedEnv(*of_model, horizon=section.horizon, start=section.start, **settings)
-            probe = ImaginedEnv(*of_model, horizon=longest, start="first", **settings)
-            self.envs.append(practice)
-            for purpose, env in (("imagination", practice), ("over_estimation", probe)):
-                found[purpose][lane] = Episodes(
-                    env,
-                    name=f"{self.spec.env.type} (imagined by {self.spec.world_model.type})",
-                    seed=self.spec.seed,
-                    chunk=rollout.chunk,
-                    reward=rollout.reward,
-                    reward_coef=rollout.reward_coef,
-                    bootstrap=bootstrap and purpose == "imagination",
-                    on_fault=on_fault,
-                )
-        return found
 
     # ----------------------------------------------------------------------------------------------- of a step
 
     def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
-        section, before = self.section, perf_counter()
-        self.recorder.saved()
-        self._before = copy.deepcopy(self._state())
-        played = sorted((attrs.evolve(e, step=step) for part in ended for e in part), key=lambda e: e.number)
-        self.recorder.add(played)
-        losses: dict[str, list[float]] = {}
-        updates = section.fit_updates if self.counts.good else section.fit_updates_below_threshold
-        updates = updates if self.recorder.starts("first") else 0
-        for _ in range(updates):
-            self._go_on()
-            number, rows = self.counts.updates, range(section.fit_batch)
-            windows = self.recorder.draw(
-                section.fit_batch, history=self.model.history, rollout=ROLLOUT, seed=self.spec.seed, number=number
-            )
-            noise = Noise(self.spec.seed, "world-model/fit", rows, [0] * len(rows), [number] * len(rows))
-            for name, value in self.model.fit(windows, noise).items():
-                losses.setdefault(name, []).append(value)
-            self.counts.updates += 1
+        before = perf_counter()
+        self.store.index.saved()
+        self._state_before = copy.deepcopy(self._state())
+        episodes = [attrs.evolve(episode, step=step) for of_worker in ended for episode in of_worker]
+        episodes.sort(key=lambda episode: episode.number)
+        self.store.add(episodes)
+        updates, losses = self._fit()
         fitted = perf_counter()
-        found = self._measured()
-        opened = gates(found, self.counts.good) if found else dict.fromkeys(GATES, False)
-        self.counts.good = all(opened.values())
-        self._pool = self._starts()
+        measures = self._measures()
+        thresholds = thresholds_met(measures, self.counts.good) if measures else dict.fromkeys(THRESHOLDS, False)
+        self.counts.good = all(thresholds.values())
+        self._refresh_starts()
+        last = min(len(episodes), self.section.evaluated_episodes)
         return FitResult(
             updates=updates,
             version=self.counts.updates,
             metrics={
                 **{f"world_model/{name}": float(np.mean(values)) for name, values in losses.items()},
-                **{f"world_model/{name}": value for name, value in found.items() if np.isfinite(value)},
+                **{f"world_model/{name}": value for name, value in measures.items() if np.isfinite(value)},
                 "world_model/updates": float(self.counts.updates),
-                "world_model/episodes": float(len(self.recorder)),
+                "world_model/episodes": float(len(self.store)),
                 "time/fit": fitted - before,
                 "time/measure": perf_counter() - fitted,
             },
-            thresholds_met=opened,
-            last_episodes=tuple(self.recorder.last(min(len(played), section.evaluated_episodes))),
+            thresholds_met=thresholds,
+            last_episodes=tuple(self.store.last(last)),
         )
+
+    def _fit(self) -> tuple[int, dict[str, list[float]]]:
+        """Fit the model to what is recorded. Return the number of updates, and the metrics of each update."""
+        section = self.section
+        losses: dict[str, list[float]] = {}
+        if not self.store.starts("first"):
+            return 0, losses
+        updates = section.fit_updates if self.counts.good else section.fit_updates_below_threshold
+        for _ in range(updates):
+            self._check_stop()
+            number = self.counts.updates
+            windows = self.store.draw(
+                section.fit_batch, history=self.model.history, rollout=ROLLOUT, seed=self.spec.seed, number=number
+            )
+            samples = range(section.fit_batch)
+            noise = Noise(self.spec.seed, "world-model/fit", samples, [0] * len(samples), [number] * len(samples))
+            for name, value in self.model.fit(windows, noise).items():
+                losses.setdefault(name, []).append(value)
+            self.counts.updates += 1
+        return updates, losses
+
+    def _measures(self) -> dict[str, float]:
+        """Measure the model on held-out episodes; {} where there are none."""
+        self._check_stop()
+        windows = self._held_out(self.section.evaluated_episodes)
+        return {} if windows is None else measure(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
+
+    def _refresh_starts(self) -> None:
+        for env in self.training_envs:
+            env.refresh()
+        self._starts = self.training_envs[0].reset_states("train") if self.training_envs else ()
 
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
-        return (
-            [draw_state(self._pool, self.spec.seed, group, IMAGINED_EPISODES) for group in groups] if self._pool else []
-        )
+        if not self._starts:
+            return []
+        return [draw_state(self._starts, self.spec.seed, group, IMAGINED_EPISODES) for group in groups]
 
     def finish_step(self) -> None:
-        if self._before is not None:
-            self._before = None
-            self.recorder.dropped()
+        if self._state_before is not None:
+            self._state_before = None
+            self.store.index.dropped()
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, file: Path) -> None:
-        torch.save(self._state() if self._before is None else self._before, file)
-        self.recorder.flush()
-        windows = self._held_out(SHOWN)
-        if windows is not None and self._before is None:
-            write_strips(self.model, windows, self.folder / "imagined" / f"update_{self.counts.updates:06d}.png")
+        torch.save(self._state() if self._state_before is None else self._state_before, file)
+        self.store.flush()
+        windows = self._held_out(COMPARED_EPISODES)
+        if windows is not None and self._state_before is None:
+            write_comparison_image(self.model, windows, self._images / f"update_{self.counts.updates:06d}.png")
 
     def load(self, file: Path) -> None:
         state = read_pickled(file, ("recorder", "counts", "weights", "training"))
-        self.recorder.load_state(state["recorder"])
+        self.store.index.load_state(state["recorder"])
         self.counts = _Counts(**state["counts"])
         if self.model.module is not None:
             self.model.module.load_state_dict(state["weights"])
         self.model.load_training_state(state["training"])
 
-    # -------------------------------------------------------------------------------------------------- inside
-
     def _state(self) -> dict[str, Any]:
         module = self.model.module
         weights = {} if module is None else {name: t.detach().cpu() for name, t in module.state_dict().items()}
         return {
-            "recorder": self.recorder.state(),
+            "recorder": self.store.index.state(),
             "counts": attrs.asdict(self.counts),
             "weights": weights,
             "training": dict(self.model.training_state()),
         }
 
-    def _starts(self) -> tuple[ResetState, ...]:
-        for env in self.envs:
-            env.refresh()
-        return self.envs[0].reset_states("train") if self.envs else ()
-
-    def _measured(self) -> dict[str, float]:
-        self._go_on()
-        windows = self._held_out(self.section.evaluated_episodes)
-        return {} if windows is None else measure(self.model, windows, self.spec.seed, of_actions=OF_ACTIONS)
+    # -------------------------------------------------------------------------------------------------- inside
 
     def _held_out(self, count: int) -> Windows | None:
         """Return windows of complete held-out episodes; None where there are none."""
-        ids, longest = self.recorder.held_out(count), self.recorder.shape.longest
-        return self.recorder.windows(ids, history=self.model.history, rollout=longest) if len(ids) else None
+        ids = self.store.held_out(count)
+        if not len(ids):
+            return None
+        return self.store.windows(ids, history=self.model.history, rollout=self.store.shape.longest)
 
-    def _go_on(self) -> None:
+    def _check_stop(self) -> None:
         self._heartbeat()
         if self._stop_requested():
             raise StopRequested
@@ -236,8 +223,7 @@ def limited(info: EnvInfo, max_steps: int | None) -> EnvInfo:
 
 def spare_of(spec: Spec) -> int:
     """Return how many episodes may be recorded between two checkpoints and in an unfinished step."""
+    assert spec.imagination is not None
     shape = RunShape.of(spec)
-    section: ImaginationSpec | None = spec.imagination
-    assert section is not None
     step = (shape.groups_per_step + shape.resampled_groups) * shape.group_size
-    return min((spec.train.checkpoint_every or spec.train.steps) * step, section.buffer) + step
+    return min((spec.train.checkpoint_every or spec.train.steps) * step, spec.imagination.buffer) + step

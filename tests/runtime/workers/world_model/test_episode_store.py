@@ -16,8 +16,10 @@ from recorded_episodes import CHUNK
 
 from vla_rl import EnvInfo, TaskInfo, UserError
 from vla_rl.runtime.messages.world_model import RecordedEpisode
-from vla_rl.runtime.workers.world_model import recorder as module
-from vla_rl.runtime.workers.world_model.recorder import EpisodeShape, EpisodeStore, is_held_out
+from vla_rl.runtime.workers.world_model import episode_files as module
+from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
+from vla_rl.runtime.workers.world_model.episode_index import is_held_out
+from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 
 INFO = EnvInfo(
     cameras={"top": (2, 3)},
@@ -121,19 +123,19 @@ def test_the_oldest_are_forgotten_and_asking_for_them_is_an_error(tmp_path):
 
 def test_slots_that_a_checkpoint_names_are_not_written_to(tmp_path):
     made = make(tmp_path, capacity=3, spare=2, count=3)
-    index = json.loads(json.dumps(made.state()))
-    made.saved()
+    index = json.loads(json.dumps(made.index.state()))
+    made.index.saved()
     made.add([episode(3), episode(4)])
     with pytest.raises(UserError, match="has 2 slots for episodes between two checkpoints, and they are used up"):
         made.add([episode(5)])
-    made.state()
+    made.index.state()
     with pytest.raises(UserError, match="used up"):
         made.add([episode(5)])  # the checkpoint before is still the one that would be resumed
     again = make(tmp_path, capacity=3, spare=2)
-    again.load_state(index)
+    again.index.load_state(index)
     windows = again.windows(np.array([s.id for s in again.starts("first")]), history=1)
     assert windows.images["top"][:, 0, 0, 0, 0].tolist() == [0, 1, 2]
-    made.saved()
+    made.index.saved()
     made.add([episode(5)])
 
 
@@ -141,17 +143,17 @@ def _trained(folder: Path, index: dict, until: int, killed_at: int | None = None
     """Rounds of recording and drawing from a checkpoint on; a checkpoint every second round, in a file."""
     made, found = make(folder / "data", capacity=4, spare=4), []
     if index:
-        made.load_state(index["recorder"])
+        made.index.load_state(index["recorder"])
     for number in range(index.get("round", 0), until):
         made.add([episode(2 * number), episode(2 * number + 1)])
         found.append(made.draw(6, history=2, rollout=1, seed=0, number=number).images["top"][:, :, 0, 0, 0].tolist())
         if killed_at == number:
             os.kill(os.getpid(), signal.SIGKILL)
         if number % 2:
-            text = json.dumps({"recorder": made.state(), "round": number + 1})
+            text = json.dumps({"recorder": made.index.state(), "round": number + 1})
             (folder / "new").write_text(text)
             (folder / "new").replace(folder / "index.json")
-            made.saved()
+            made.index.saved()
     return found
 
 
