@@ -42,7 +42,9 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
-        self._make, self._first, self._chunk = make, first, chunk
+        self._make = make
+        self._first = first
+        self._chunk = chunk
         self.envs: dict[int, SingleEnv] = {}
 
     def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
@@ -347,7 +349,8 @@ class EnvProcess:
     def discard(self) -> None:
         self.ready.clear()
         self._anew.clear()
-        there, self._there = self._there, None
+        there = self._there
+        self._there = None
         try:
             if there is not None:
                 there.close()

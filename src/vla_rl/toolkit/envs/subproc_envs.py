@@ -42,10 +42,13 @@ class SubprocEnvs(SimEnv):
         Args:
             states: split -> its reset states.
         """
-        self.num_envs, self.info = context.num_envs, info
+        self.num_envs = context.num_envs
+        self.info = info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
-        self._chunk, self._processes = context.chunk, processes
-        self._make_env, self._context = make_env, context
+        self._chunk = context.chunk
+        self._processes = processes
+        self._make_env = make_env
+        self._context = context
         instructions = {task.name: task.instruction for task in info.tasks}
         self._instruction_of_state = {
             state.id: instructions[state.task] for split in self._states.values() for state in split
@@ -124,8 +127,9 @@ class SubprocEnvs(SimEnv):
         return chunks
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
-        return found
+        faults = self._faults
+        self._faults = {}
+        return faults
 
     def close(self) -> None:
         for process in self._homes:
