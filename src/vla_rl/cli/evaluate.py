@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import typer
 
-from vla_rl.cli.benchmark.run import line, play
+from vla_rl.cli.benchmark.run import evaluate_suite, line
 from vla_rl.cli.benchmark.suites import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
@@ -62,7 +62,7 @@ def main(
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     chosen = load(benchmark)
     folder = folder or run_folder / "benchmarks" / Path(benchmark).stem
-    play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, run_evaluation, folder, typer.echo)
+    evaluate_suite(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, run_evaluation, folder, typer.echo)
     typer.echo(f"wrote {folder / 'index.html'}")
 
 

@@ -169,13 +169,13 @@ def benchmark(
     Args:
         what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
         folder: where results are kept, and not played again; None: RUN/benchmarks/NAME."""
-    from vla_rl.cli.benchmark.run import play
+    from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
 
     source, checkpoint = _source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
     chosen = load(name)
-    return play(
+    return evaluate_suite(
         chosen,
         chosen.chosen(list(suites) or None),
         policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),

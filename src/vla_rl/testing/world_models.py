@@ -100,8 +100,8 @@ def check_world_model(
         model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
-    told = Context(env=env, chunk=chunk)
-    building = run_from(11, lambda: built("world_model", model, config, told))
+    model_context = Context(env=env, chunk=chunk)
+    building = run_from(11, lambda: built("world_model", model, config, model_context))
     mind: WorldModel
     mind, name = building.result
     f = Findings(f"check_world_model of {name}")
@@ -112,7 +112,7 @@ def check_world_model(
     twin: WorldModel | None = None
     if isinstance(model, Plugin):
         with f.section("build"):
-            again = run_from(12, lambda: built("world_model", model, config, told))
+            again = run_from(12, lambda: built("world_model", model, config, model_context))
             moved = seeded_generators(building, again)
             got = f"a seed that stays set in {' and '.join(moved)}"
             f.expect(not moved, "build", "the global random generators left alone", got, OWN)
@@ -120,7 +120,7 @@ def check_world_model(
             differ = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
             expected = "the same weights in every process, whatever the global generators did before"
             f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
-            twin = built("world_model", model, config, other_seed(told))[0]
+            twin = built("world_model", model, config, other_seed(model_context))[0]
     learns = False
     with f.section("fit"):
         _check_fit(f, mind, given)
@@ -270,8 +270,14 @@ def _check_imagination(case: _Case) -> bool:
     after = case.imagine(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
-    told = f"{list(past.instructions)}"
-    f.expect(after.instructions == past.instructions, "imagine", told, list(after.instructions), "those of the windows")
+    expected = f"{list(past.instructions)}"
+    f.expect(
+        after.instructions == past.instructions,
+        "imagine",
+        expected,
+        list(after.instructions),
+        "those of the windows",
+    )
     shown = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):

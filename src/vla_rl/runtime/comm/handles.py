@@ -183,13 +183,13 @@ class Fleet:
         That is other work that takes long (loading the model, say), or else the phase: chunk steps of a rollout,
         episodes of an evaluation or of the scripted expert, and for other phases `done` and `total` as given.
         """
-        played = self.backend.progress([worker.worker for worker in self.workers])
-        if work := summed(played.works):
+        collected = self.backend.progress([worker.worker for worker in self.workers])
+        if work := summed(collected.works):
             return work.title, work.done, work.total
         if phase != "rollout":
-            done = {"demonstrations": played.solved, "eval": played.tickets}.get(phase, done)
+            done = {"demonstrations": collected.solved, "eval": collected.tickets}.get(phase, done)
             return phase, min(done, total), total
         section, tickets = spec.rollout, spec.rollout.episodes or spec.env.num_envs
         limit = section.steps or section.max_steps or max(task.max_steps for task in info.tasks)
         steps = -(-limit // section.chunk)
-        return phase, min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
+        return phase, min(collected.tickets * steps + collected.steps, tickets * steps), tickets * steps

@@ -23,11 +23,11 @@ class MakeManiSkillEnv:
     recipes: tuple[SceneRecipe, ...]
     """Recipes of the tasks, in the order of the spec."""
     place: Place
-    home: int
+    owner_pid: int
     """Process id of the process that owns the batch."""
 
     def __call__(self, number: int) -> ManiSkillEnv:
-        if os.getpid() != self.home:
+        if os.getpid() != self.owner_pid:
             torch.set_num_threads(1)  # envs are many, and their tensors tiny
         return ManiSkillEnv(self.recipes, self.place)
 

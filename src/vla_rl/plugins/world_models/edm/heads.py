@@ -89,9 +89,9 @@ class Heads(nn.Module):
         features = torch.cat((*seen, path.poses, earlier, path.steps, given), dim=2)
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
-    def next_state(self, features: Tensor, path: Path, played: Tensor) -> Tensor:
+    def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:
         """Return the state [B, S] after the first `played` actions (int64 [B], at least 1) of the chunk."""
-        rows, last = torch.arange(len(played), device=played.device), played - 1
+        rows, last = torch.arange(len(num_executed), device=num_executed.device), num_executed - 1
         if self.state is None:
             return path.poses[:, 0, :0]
         return path.poses[rows, last] + self.state(features[rows, last])  # type: ignore[no-any-return]

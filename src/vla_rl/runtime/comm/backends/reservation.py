@@ -95,8 +95,8 @@ def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list
         ray.util.remove_placement_group(group)
         free = ray.available_resources()
         raise DoesNotFit(
-            f"the workers need {_said(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of its "
-            f"GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
+            f"the workers need {_formatted(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of "
+            f"its GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
             f"place on fewer devices"
         )
     return group, bundle_of
@@ -132,7 +132,7 @@ def rounded_down(cpus: float) -> float:
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 
-def _said(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
+def _formatted(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
     texts = []
     for name in dict.fromkeys(nodes):
         here = [bundle for bundle, node in zip(bundles, nodes, strict=True) if node == name]
