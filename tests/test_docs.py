@@ -58,6 +58,16 @@ def test_nothing_is_documented_twice() -> None:
     assert len(names) > 100 and not twice, "add `skip_local_inventory: true` to the options of one"
 
 
+def test_pictures_are_seen_whole_on_a_narrow_page() -> None:
+    """They scale to the page's width; those that are drawn have a view box and no width of their own."""
+    style = (DOCS / "stylesheets" / "site.css").read_text()
+    assert ".md-typeset img { max-width: 100%; height: auto; }" in style
+    assert not re.search(r"img[^{]*\{[^}]*min-width", style) and not re.search(r"has\(> img[^{]*\{[^}]*overflow", style)
+    for file in DOCS.glob("curves/*.svg"):
+        head = file.read_text().partition(">")[0]
+        assert "viewBox=" in head and not re.search(r"\b(width|height)=", head), file.name
+
+
 if __name__ == "__main__":
     file = DOCS / "reference" / "hooks.md"
     hand_written = file.read_text().partition(FIRST_SECTION)[0]

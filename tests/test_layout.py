@@ -128,7 +128,7 @@ RUNTIME = {
     "placement": set(),
     "run_folder": set(),
     "scheduling": {"messages", "placement"},
-    "planning": {"messages", "placement", "scheduling"},
+    "planning": {"messages", "placement", "run_folder", "scheduling"},
     "checks": {"messages", "placement", "planning"},
     "comm": {"messages", "placement"},
     "comm.backends": {"comm", "messages", "placement"},

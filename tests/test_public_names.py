@@ -19,7 +19,7 @@ def test_type_checkers_see_the_same_names():
     tree = ast.parse(Path(vla_rl.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name: node.module for node in block.body for alias in node.names}
-    assert seen == vla_rl._HOME and set(seen) == set(vla_rl.__all__)
+    assert seen == vla_rl._MODULE_OF and set(seen) == set(vla_rl.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

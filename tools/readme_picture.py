@@ -1,6 +1,7 @@
-"""Make the moving picture of README.md: the same evaluation episodes before and after training, side by side.
+r"""Make the moving picture of README.md: the same evaluation episodes before and after training, side by side.
 
-    python tools/readme_picture.py runs/libero-spatial-ppo env.cameras='{agentview: 224, wrist: 64}'
+    python tools/readme_picture.py runs/libero-spatial-ppo eval.episodes_per_task=4 \
+        'env.cameras={agentview: 224, wrist: 64}'
 
 It evaluates the weights that a run began with (`model.checkpoint` of its spec) and its newest checkpoint on the same
 states, and records both in LeRobot's format in RUN/picture. Recordings that are there are used again. Then it draws

@@ -211,16 +211,16 @@ _MODULES = {
     "core.world_models": ("Windows", "WorldModel"),
     "serving.policy": ("BadObservation", "Policy", "open_policy"),
 }
-_HOME = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: f"vla_rl.{module}" for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'vla_rl' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_MODULE_OF})

@@ -128,12 +128,12 @@ def _documentation(config: type) -> dict[str, str]:
     except (OSError, TypeError, ValueError, SyntaxError):
         return {}
     lines = body.body if isinstance(body, ast.ClassDef) else []
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for field, below in pairwise(lines):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = below.value.value if isinstance(below.value, ast.Constant) else ""
-            told[field.target.id] = " ".join(str(text).split())
-    return told
+            reported[field.target.id] = " ".join(str(text).split())
+    return reported
 
 
 def _print(title: str, found: Findings) -> None:
@@ -150,10 +150,10 @@ def _print(title: str, found: Findings) -> None:
     table.add_column(overflow="fold")
     for section in found.sections:
         mark, style = ("✗", "bold red") if section.findings else ("–", "dim") if section.skipped else ("✓", "green")
-        said = Text("\n".join(section.findings))
+        findings_text = Text("\n".join(section.findings))
         for aside in (section.skipped, *section.notices):
-            said.append(("\n" if said else "") + aside, style="dim")
-        table.add_row(Text(mark, style=style), section.name, f"{section.seconds:.1f} s", said)
+            findings_text.append(("\n" if findings_text else "") + aside, style="dim")
+        table.add_row(Text(mark, style=style), section.name, f"{section.seconds:.1f} s", findings_text)
     console.print(title)
     console.print(table)
     count = sum(len(section.findings) for section in found.sections)

@@ -91,14 +91,14 @@ def _machine() -> Iterator[Finding]:
 
 
 def _runtimes(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
-    works, said = outcomes["ray"]
+    works, outcome = outcomes["ray"]
     fix = "" if works else "pip install 'ray>=2.50'   (until then: runtime.backend=local)"
-    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=said, fix=fix)
-    works, said = outcomes["cuda"]
+    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=outcome, fix=fix)
+    works, outcome = outcomes["cuda"]
     has_driver = shutil.which("nvidia-smi") is not None
     fix = "" if works or not has_driver else "install a torch build with CUDA: https://pytorch.org/get-started"
-    said += "" if works or has_driver else ", and there is no NVIDIA driver; runs use the CPU"
-    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=said, fix=fix)
+    outcome += "" if works or has_driver else ", and there is no NVIDIA driver; runs use the CPU"
+    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=outcome, fix=fix)
 
 
 def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
@@ -108,10 +108,10 @@ def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
         "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU"),
     }
     for name, (what, users) in backends.items():
-        works, said = outcomes[name]
+        works, outcome = outcomes[name]
         state: State = "ok" if works else "missing"
         yield Finding(
-            area="drawing", what=what, state=state, detail=f"{said} ({users})", fix="" if works else FIXES[name]
+            area="drawing", what=what, state=state, detail=f"{outcome} ({users})", fix="" if works else FIXES[name]
         )
 
 

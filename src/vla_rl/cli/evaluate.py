@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import typer
 
-from vla_rl.cli.benchmark.run import line, play
+from vla_rl.cli.benchmark.run import evaluate_suite, line
 from vla_rl.cli.benchmark.suites import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
@@ -26,7 +26,7 @@ def main(
     spec_with: Callable[[Sequence[str]], Spec],
     checkpoint: Path | None,
     policy: str,
-    home: Path,
+    run_folder: Path,
     *,
     output: Path | None,
     benchmark: str | None,
@@ -45,14 +45,14 @@ def main(
     """
     if record is not None:
         check_folder("--record", record)
-    played = partial(_evaluate, record=record)
+    run_evaluation = partial(_evaluate, record=record)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
         if output is not None:
             check_file("--output", output)
         try:
-            result = played(spec_with(()), checkpoint)
+            result = run_evaluation(spec_with(()), checkpoint)
         except NotRecorded as exc:
             _tell(exc.result, output)
             raise
@@ -61,8 +61,8 @@ def main(
     if output is not None:
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     chosen = load(benchmark)
-    folder = folder or home / "benchmarks" / Path(benchmark).stem
-    play(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, played, folder, typer.echo)
+    folder = folder or run_folder / "benchmarks" / Path(benchmark).stem
+    evaluate_suite(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, run_evaluation, folder, typer.echo)
     typer.echo(f"wrote {folder / 'index.html'}")
 
 

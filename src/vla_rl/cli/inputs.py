@@ -33,8 +33,8 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
             raise SpecError([f"{path}: no such file; `vla-rl examples` lists those that come with vla-rl"])
         print(f"{path} is not there: taking the one that comes with vla-rl, {example}", file=sys.stderr)
         path = example
-    home = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
-    return (load_run_spec(home, overrides) if home else load_spec(path, overrides)), home
+    of_run = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
+    return (load_run_spec(of_run, overrides) if of_run else load_spec(path, overrides)), of_run
 
 
 def checkpoint_of(path: Path) -> Path | None:

@@ -96,10 +96,10 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train as a spec says; metrics, checkpoints, videos and results.json go to the run's folder."""
-    loaded, home = _load(spec, overrides)
+    loaded, run_folder = _load(spec, overrides)
     from vla_rl.runtime.start import run as train
 
-    train(loaded, folder or home or Path("runs") / loaded.name, resume)
+    train(loaded, folder or run_folder or Path("runs") / loaded.name, resume)
 
 
 @app.command()
@@ -112,10 +112,10 @@ def sft(
     debug: Debug = False,
 ) -> None:
     """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
-    loaded, home = _load(spec, overrides)
+    loaded, run_folder = _load(spec, overrides)
     from vla_rl.runtime.start import clone
 
-    clone(loaded, folder or home or Path("runs") / f"{loaded.name}-sft", resume)
+    clone(loaded, folder or run_folder or Path("runs") / f"{loaded.name}-sft", resume)
 
 
 @app.command()
@@ -308,11 +308,11 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
-    loaded, home = _load(spec, overrides)
+    loaded, run_folder = _load(spec, overrides)
     from vla_rl.cli.plan import main as forecast
     from vla_rl.core.errors import UserError
 
-    files = profile or ([home / "trace.json"] if home else [])
+    files = profile or ([run_folder / "trace.json"] if run_folder else [])
     if not files:
         raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
     forecast(loaded, files, devices, cpus, memory, json)

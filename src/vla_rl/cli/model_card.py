@@ -97,8 +97,8 @@ def _success(run: ReportData, found: Mapping[str, Any]) -> str:
     steps = f"at most {limit} steps" if limit else "the simulator's own step limit"
     repeats = section.get("repeats", 1)
     each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
-    said = f"States of the `eval` split, {each}; {acts}; {steps}."
-    return "\n".join([*table, "", said])
+    protocol = f"States of the `eval` split, {each}; {acts}; {steps}."
+    return "\n".join([*table, "", protocol])
 
 
 def _command(run: ReportData) -> str:

@@ -62,10 +62,10 @@ def new_plugin(kind: str, name: str, folder: Path) -> Path:
 
 def _files(kind: str, package: str) -> list[tuple[Path, str]]:
     """(template, path within the project) of every file of a kind."""
-    places = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
-    places |= {part: f"src/{package}/{part}" for part in ("impl", "record")}
+    files = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
+    files |= {part: f"src/{package}/{part}" for part in ("impl", "record")}
     found = []
     for template in sorted((*TEMPLATES.glob(f"*{SUFFIX}"), *(TEMPLATES / kind).glob(f"*{SUFFIX}"))):
         stem, dot, ending = template.name.removesuffix(SUFFIX).partition(".")
-        found.append((template, places.get(stem, stem) + dot + ending))
+        found.append((template, files.get(stem, stem) + dot + ending))
     return found

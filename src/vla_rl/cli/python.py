@@ -169,20 +169,20 @@ def benchmark(
     Args:
         what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
         folder: where results are kept, and not played again; None: RUN/benchmarks/NAME."""
-    from vla_rl.cli.benchmark.run import play
+    from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
 
     source, checkpoint = _source(what, policy)
-    home = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
+    run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
     chosen = load(name)
-    return play(
+    return evaluate_suite(
         chosen,
         chosen.chosen(list(suites) or None),
         policy or name_of(checkpoint, what if isinstance(what, str | Path) else "the model of a spec"),
         checkpoint,
         lambda changes: read_spec(source, [*_served(policy), *changes, *overrides])[0],
         lambda spec, weights: evaluate(spec, weights),
-        Path(folder or home / "benchmarks" / Path(name).stem),
+        Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
     )
 
@@ -213,8 +213,8 @@ def plan(
     from vla_rl.cli.plan import forecast
     from vla_rl.core.errors import UserError
 
-    loaded, home = read_spec(spec, overrides)
-    files = [Path(file) for file in profiles] or ([home / "trace.json"] if home else [])
+    loaded, run_folder = read_spec(spec, overrides)
+    files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder else [])
     if not files:
         raise UserError("there are no latencies to plan with; give RUN/trace.json of a run, or a profile")
     return forecast(loaded, files, devices, cpus, memory)
@@ -395,8 +395,8 @@ def _train(
     live: bool | None,
 ) -> RunRecord:
     leave_if_importing()
-    loaded, home = read_spec(spec, overrides)
-    there = Path(folder) if folder is not None else home or Path("runs") / f"{loaded.name}{ending}"
+    loaded, run_folder = read_spec(spec, overrides)
+    there = Path(folder) if folder is not None else run_folder or Path("runs") / f"{loaded.name}{ending}"
     if (in_notebook() if live is None else live) and all(hook.type != "notebook" for hook in loaded.hooks):
         data = loaded.to_dict()
         loaded, _ = read_spec({**data, "hooks": [*data["hooks"], {"type": "notebook"}]})

@@ -98,7 +98,7 @@ class Manager(pluggy.PluginManager):
         for caller in self.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
-                    who = f"{self._plugin_name!r}, {self.said(caller.name)}"
+                    who = f"{self._plugin_name!r}, {self.description(caller.name)}"
                     guarded = (
                         _guarded_wrapper(impl.function, who, self.result_of(caller.name))
                         if impl.wrapper
@@ -135,7 +135,7 @@ class Manager(pluggy.PluginManager):
         self._check(name, function, getattr(plugin, name), options)
         return dict(options)
 
-    def said(self, hook: str) -> str:
+    def description(self, hook: str) -> str:
         """Format a hook for messages. Hooks of components carry their kind, since another kind may have one of the same
         name."""
         return f"hook {hook!r}" + ("" if self.kind == "hook" else f" of {self.kind}")
@@ -164,7 +164,7 @@ class Manager(pluggy.PluginManager):
             self._refuse(hook, function, "a wrapper must `yield` once (and return the result)")
 
     def _refuse(self, hook: str, function: FunctionType, problem: str) -> None:
-        _refuse(f"plugin {self._plugin_name!r}, {self.said(hook)}", function, problem)
+        _refuse(f"plugin {self._plugin_name!r}, {self.description(hook)}", function, problem)
 
 
 class _Wrapped:
@@ -317,7 +317,7 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
     def checked(*args: Any) -> Any:
         result = function(*args)
         if result is None or (kind is not None and isinstance(result, tuple)):
-            who = f"plugin {name!r}, {manager.said(hook)}{_place(function)}"
+            who = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
             raise PluginError(f"{who} returned {_returned(result)}; it must return {expected}{_hint(result, expected)}")
         return result
 
@@ -365,7 +365,7 @@ def _reporting(
     """Wrap a listener so that its exceptions are passed to `failed`, except for an interrupt by the user."""
 
     @functools.wraps(function)
-    def told(*args: Any) -> Any:
+    def call_listener(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
@@ -376,7 +376,7 @@ def _reporting(
             failed(error)
             return None
 
-    return told
+    return call_listener
 
 
 def _ctrl_c_raises() -> bool:
@@ -393,8 +393,8 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
     lines = traceback.extract_tb(exc.__traceback__)
     own = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
     file, number = own[-1] if own else (code.co_filename, code.co_firstlineno)
-    said = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
-    return f"hook {name!r} failed in {hook} ({file}:{number}): {said}"
+    description = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    return f"hook {name!r} failed in {hook} ({file}:{number}): {description}"
 
 
 def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> Callable[..., Any]:

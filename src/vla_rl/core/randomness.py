@@ -41,7 +41,7 @@ class Noise:
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
         key, keys = (seed & (2**64 - 1), crc32(purpose.encode())), zip(numbers, episodes, chunks, strict=True)
         counters = [(0, int(number), int(episode), int(chunk)) for number, episode, chunk in keys]
-        self._states = [{**_FRESH, "state": {"counter": counter, "key": key}} for counter in counters]
+        self._states = [{**_INITIAL_STATE, "state": {"counter": counter, "key": key}} for counter in counters]
         self._calls: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
 
     def __len__(self) -> int:
@@ -68,4 +68,4 @@ class Noise:
         return drawn
 
 
-_OF_THREAD, _FRESH = threading.local(), generator(0, "").bit_generator.state
+_OF_THREAD, _INITIAL_STATE = threading.local(), generator(0, "").bit_generator.state

@@ -21,12 +21,12 @@ def draw_state(
     """Return the initial state of a group's episode number `episode`; `number` counts groups through the whole run. The
     states are a keyed shuffle of the split, reshuffled when it is used up. With `weights` a task is drawn by its
     weight, then the next of its own states."""
-    lap, place = divmod(number, len(states))
+    epoch, place = divmod(number, len(states))
     if weights is None:
-        return states[int(_shuffle(len(states), seed, episode, lap)[place])]
+        return states[int(_shuffle(len(states), seed, episode, epoch)[place])]
     tasks = _tasks_of(states)
     shares = tuple(weights[task] for task in tasks.names)
-    return states[int(_weighted(tasks, shares, seed, episode, lap)[place])]
+    return states[int(_weighted(tasks, shares, seed, episode, epoch)[place])]
 
 
 @frozen(eq=False)
@@ -53,22 +53,22 @@ def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
 
 
 @lru_cache(maxsize=8)
-def _shuffle(n: int, seed: int, episode: int, lap: int) -> Array:
-    return generator(seed, "reset-states", lap, episode).permutation(n)
+def _shuffle(n: int, seed: int, episode: int, epoch: int) -> Array:
+    return generator(seed, "reset-states", epoch, episode).permutation(n)
 
 
 @lru_cache(maxsize=8)
-def _weighted(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, lap: int) -> Array:
+def _weighted(tasks: _Tasks, shares: tuple[float, ...], seed: int, episode: int, epoch: int) -> Array:
     """Return as many indices of states as the split has, int64: each task drawn by its share, then that task's states
     in turn."""
     count = len(tasks.of)
-    shuffled = _shuffle(count, seed, episode, lap)
+    shuffled = _shuffle(count, seed, episode, epoch)
     task_of = tasks.of[shuffled]
     bounds = np.cumsum(shares)
-    uniform = generator(seed, "tasks", lap, episode).random(count)
+    uniform = generator(seed, "tasks", epoch, episode).random(count)
     drawn = np.searchsorted(bounds, bounds[-1] * uniform, side="right")
     out = np.empty(count, np.int64)
     for task in range(len(tasks.names)):
-        places = np.flatnonzero(drawn == task)
-        out[places] = np.resize(shuffled[task_of == task], len(places))
+        positions = np.flatnonzero(drawn == task)
+        out[positions] = np.resize(shuffled[task_of == task], len(positions))
     return out

@@ -161,8 +161,8 @@ def _credit(case: AdvantageCase) -> None:
     rollout = case.rollout()
     rewards = rollout.rewards.clone()
     rewards[STEPS // 2, n, -1] = HUGE
-    paid = rollout.evolve(rewards=rewards)
-    before, after = case.pull(rollout), case.pull(paid)
+    changed_rollout = rollout.evolve(rewards=rewards)
+    before, after = case.pull(rollout), case.pull(changed_rollout)
     peak = float(after[: e + 1, n].max() - after.median())
     fine = bool(after[e, n] >= before[e, n] - 1e-6)
     if case.values != "none":
@@ -183,7 +183,7 @@ def _credit(case: AdvantageCase) -> None:
     case.f.expect(leaks <= NOISE * abs(peak) + 1e-6, "advantages", expected, "more for those after it", remedy)
     if case.values == "none":
         return
-    rises = case.returns(paid)[:, n] - case.returns(rollout)[:, n]
+    rises = case.returns(changed_rollout)[:, n] - case.returns(rollout)[:, n]
     room = NOISE * float(rises[e].abs())
     fine = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"

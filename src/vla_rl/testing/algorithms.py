@@ -19,7 +19,7 @@ from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, 
 from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.losses import LossCase, check_behaviour, check_shape
 from vla_rl.toolkit.algorithms.declarations import wrong_declarations
-from vla_rl.toolkit.algorithms.result_checks import SAID, reserved
+from vla_rl.toolkit.algorithms.result_checks import RESERVED_NAMES, reserved
 
 
 @frozen(eq=False)
@@ -91,9 +91,9 @@ def _check_old_data(advantages: AdvantageCase, loss: LossCase) -> None:
         return
     used = _matters(advantages, loss, "proximal_log_probs")
     f.expect(used, "needs", "a use of proximal_log_probs, as it asks for them", "none", "leave it out of needs")
-    told = algorithm.off_policy or not (used and by_age)
+    declared = algorithm.off_policy or not (used and by_age)
     remedy = "say so, or the runtime refuses to train on data more than once"
-    f.expect(told, "off_policy", "True where proximal and recorded log_probs are compared", "False", remedy)
+    f.expect(declared, "off_policy", "True where proximal and recorded log_probs are compared", "False", remedy)
 
 
 def _matters(advantages: AdvantageCase, loss: LossCase, name: str) -> bool:
@@ -141,8 +141,8 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     shaped = case.algorithm.shape_rewards(rollout)
     _untouched(case, rollout, kept, "shape_rewards")
     _tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
-    paid = bool((shaped.rewards[~shaped.valid] == 0).all())
-    case.f.expect(paid, "shape_rewards", "0 where not valid", "others", "multiply by valid")
+    masked = bool((shaped.rewards[~shaped.valid] == 0).all())
+    case.f.expect(masked, "shape_rewards", "0 where not valid", "others", "multiply by valid")
     selected = case.algorithm.select(shaped)
     columns = shaped.valid.shape[1]
     found = f"{str(selected.dtype).removeprefix('torch.')} {list(selected.shape)}"
@@ -193,7 +193,13 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
     taken = reserved(advantages.metrics)
-    f.expect(not taken, "advantages: metrics", "names that are free", taken, f"{SAID}: leave them out, or rename them")
+    f.expect(
+        not taken,
+        "advantages: metrics",
+        "names that are free",
+        taken,
+        f"{RESERVED_NAMES}: leave them out, or rename them",
+    )
     broken = [name for name, number in advantages.metrics.items() if not math.isfinite(number)]
     f.expect(not broken, "advantages: metrics", "finite numbers", f"others in {broken}", "guard divisions")
     weights = advantages.weights

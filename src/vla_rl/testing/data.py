@@ -70,7 +70,7 @@ def _chosen(count: int) -> Any:
 def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indices: Any) -> list[Read]:
     """Read the samples at `indices`. Return those with the right shapes. Report a repeated flaw once."""
     sizes: dict[str, tuple[int, ...]] = {}
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
     parts: list[Read] = []
     for first in range(0, len(indices), BATCH):
         some = indices[first : first + BATCH]
@@ -82,15 +82,15 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
         flaws = list(sample_flaws(env, chunk, some, obs, actions, sizes))
         for flaw in flaws:
             what = flaw.where.partition(", ")[2], flaw.remedy
-            if what not in told:
-                told.add(what)
+            if what not in reported:
+                reported.add(what)
                 f.expect(False, f"read_samples, {flaw.where}", flaw.expected, flaw.got, flaw.remedy)
         strange = [text for text in obs.instructions if isinstance(text, str) and unknown_instruction(env, text)]
         for text in list(dict.fromkeys(strange))[:1]:
             remedy = "give the instruction of the task as the simulator says it"
             known = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
-            f.expect(("instruction", text) in told, "read_samples", known, unknown_instruction(env, text), remedy)
-            told.add(("instruction", text))
+            f.expect(("instruction", text) in reported, "read_samples", known, unknown_instruction(env, text), remedy)
+            reported.add(("instruction", text))
         if not flaws:
             sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
             parts.append(Read(some, _copied(obs), np.array(to_numpy(actions))))

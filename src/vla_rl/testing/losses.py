@@ -15,7 +15,7 @@ from torch import Tensor
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Batch, Loss, Scores
 from vla_rl.testing.common.findings import Findings
-from vla_rl.toolkit.algorithms.result_checks import DEMANDED, SAID, reserved
+from vla_rl.toolkit.algorithms.result_checks import DEMANDED, RESERVED_NAMES, reserved
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 EXACT = 1e-5
@@ -86,8 +86,8 @@ def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
 
     changes = {a.name: taken(getattr(batch, a.name)) for a in attrs.fields(Batch) if a.name not in ("obs", "chunk")}
     chunk = attrs.evolve(batch.chunk, **{n: taken(getattr(batch.chunk, n)) for n in ("actions", "log_probs", "values")})
-    said = Scores(log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=taken(scores.values))
-    return said, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
+    scores_of_rows = Scores(log_probs=scores.log_probs[rows], entropy=scores.entropy[rows], values=taken(scores.values))
+    return scores_of_rows, attrs.evolve(batch, obs=batch.obs.take(rows.numpy()), chunk=chunk, **changes)
 
 
 def check_shape(case: LossCase) -> bool:
@@ -145,7 +145,7 @@ def _check_names(case: LossCase, whole: Loss) -> None:
     case.expect(DEMANDED in whole.metrics, f"metric {DEMANDED!r}", sorted(whole.metrics), "names are shared")
     names = [*whole.metrics, *whole.maxima, *whole.statistics]
     taken = reserved(names)
-    case.expect(not taken, "metrics of names that are free", taken, f"{SAID}: leave them out, or rename them")
+    case.expect(not taken, "metrics of names that are free", taken, f"{RESERVED_NAMES}: leave them out, or rename them")
     twice = sorted({name for name in names if names.count(name) > 1})
     case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
     graph = [name for name, value in {**whole.metrics, **whole.maxima}.items() if value.requires_grad]
@@ -255,11 +255,11 @@ def _ratios(case: LossCase) -> None:
         leaves[0] = batch.log_probs + math.log(ratio) / tokens
         if batch.reference_log_probs is not None:  # no divergence, beside which small gradients would be lost
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
-        neutral = case.of(_judged(batch, 0), leaves)[1][0]
+        neutral = case.of(_with_advantages(batch, 0), leaves)[1][0]
         for sign in signs:
             if ratio > 1 if sign > 0 else ratio < 1:
                 continue
-            gradient = case.of(_judged(batch, sign), leaves)[1][0] - neutral
+            gradient = case.of(_with_advantages(batch, sign), leaves)[1][0] - neutral
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
@@ -277,11 +277,13 @@ def _regresses(case: LossCase) -> bool:
     """Whether all that was done is made likelier, by a weight that goes to nothing with the advantage: exp(A), as in
     advantage-weighted regression. Then advantages of 0 count."""
     counted = _entries(case.probe)
-    even, bad = (-case.of(_judged(case.probe, sign), case.at_the_old_policy)[1][0][counted] for sign in (0, -10))
+    even, bad = (
+        -case.of(_with_advantages(case.probe, sign), case.at_the_old_policy)[1][0][counted] for sign in (0, -10)
+    )
     return bool((even > 0).all() and bad.abs().max() < 0.1 * even.max())
 
 
-def _judged(batch: Batch, sign: int) -> Batch:
+def _with_advantages(batch: Batch, sign: int) -> Batch:
     """The batch with this advantage wherever there is an action."""
     acted = batch.valid if batch.advantages.dim() > 1 else batch.valid.any(-1)
     return attrs.evolve(batch, advantages=torch.where(acted, float(sign), 0.0))
@@ -299,9 +301,9 @@ def _tokens_of_a_ratio(case: LossCase, batch: Batch) -> Tensor:
     others change too, they share a ratio."""
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs.clone()
-    before = case.of(_judged(batch, 1), leaves)[1][0]
+    before = case.of(_with_advantages(batch, 1), leaves)[1][0]
     leaves[0][:, 0, 0] -= 0.05
-    moved = (case.of(_judged(batch, 1), leaves)[1][0] - before).abs() > 1e-4 * before.abs().max()
+    moved = (case.of(_with_advantages(batch, 1), leaves)[1][0] - before).abs() > 1e-4 * before.abs().max()
     shared = moved & _entries(batch)
     tokens = batch.log_probs.shape[-1]
     if bool(shared[:, 1:].any()):
@@ -318,8 +320,8 @@ def _importance(case: LossCase) -> None:
         sizes = []
         for ratio in (0.5, 2.0):
             older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
-            judged, neutral = (case.of(_judged(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
-            sizes.append(float((judged - neutral).abs().sum()))
+            with_signs, neutral = (case.of(_with_advantages(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
+            sizes.append(float((with_signs - neutral).abs().sum()))
         fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
         expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
         got, remedy = (
@@ -333,7 +335,7 @@ def _old_policy(case: LossCase) -> None:
     """Without advantages, nothing pushes log-probs further up that have risen already."""
     if not case.signed or _regresses(case):
         return  # it may look at weights alone
-    batch = _judged(case.probe, 0)
+    batch = _with_advantages(case.probe, 0)
     if batch.reference_log_probs is not None:
         batch = attrs.evolve(batch, reference_log_probs=batch.log_probs)
     leaves = list(case.at_the_old_policy)

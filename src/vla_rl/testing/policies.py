@@ -392,9 +392,9 @@ def _arguments(case: ModelCase) -> None:
         if one is not None:
             text = "the same for other images, states and instructions"
             case.f.expect(not torch.equal(one, other), "chunk_log_probs", f"{name} of the observation", text, "use it")
-    fresh = synthetic.observation(case.env, case.rows)
-    arrays: list[tuple[Any, Any]] = [*zip(case.obs.images.values(), fresh.images.values(), strict=True)]
-    arrays += [] if case.obs.state is None else [(case.obs.state, fresh.state)]
+    other_obs = synthetic.observation(case.env, case.rows)
+    arrays: list[tuple[Any, Any]] = [*zip(case.obs.images.values(), other_obs.images.values(), strict=True)]
+    arrays += [] if case.obs.state is None else [(case.obs.state, other_obs.state)]
     same = all(np.array_equal(now, before) for now, before in arrays)
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
     after = take(chunk, np.arange(case.rows))

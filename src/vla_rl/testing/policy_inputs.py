@@ -142,17 +142,19 @@ def _percent(parts: np.ndarray[Any, Any]) -> str:
     return ", ".join(f"{part:.0%}" for part in parts)
 
 
-def check_other_bounds(case: ModelCase, build: Callable[[Any, Context], VLAModel], config: Any, told: Context) -> None:
+def check_other_bounds(
+    case: ModelCase, build: Callable[[Any, Context], VLAModel], config: Any, context: Context
+) -> None:
     """The same weights, built for an environment with other bounds, choose the same parts of the ranges, and clone
     demonstrations there as well. A checkpoint's own statistics may be tied to one simulator: not asked of these."""
     if (case.env.action_low, case.env.action_high) != _made_up_bounds(case.env.action_dim):
         return
-    if getattr(config, "checkpoint", None) is not None or told.scaling is not None:
+    if getattr(config, "checkpoint", None) is not None or context.scaling is not None:
         return
     bounds = synthetic.env_info(action_dim=case.env.action_dim, bounds=FAR)
     env = attrs.evolve(case.env, action_low=bounds.action_low, action_high=bounds.action_high)
     try:
-        other: VLAModel = build(config, attrs.evolve(told, env=env))
+        other: VLAModel = build(config, attrs.evolve(context, env=env))
     except UserError:
         return
     with case.moved(MOVED):

@@ -119,6 +119,6 @@ def check_building(case: ModelCase, first: Ran, second: Ran) -> None:
     case.f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
 
 
-def other_seed(told: Context) -> Context:
+def other_seed(context: Context) -> Context:
     """The context of another run: what `save` leaves out does not come back by the same seed."""
-    return attrs.evolve(told, seed=told.seed + 1)
+    return attrs.evolve(context, seed=context.seed + 1)

@@ -42,11 +42,11 @@ def train_on(
     scored = _with_scores(rollout, chunk)
     if algorithm.needs.proximal_log_probs:
         scored = scored.evolve(proximal_log_probs=scored.log_probs)
-    played = algorithm.shape_rewards(scored)
-    columns = np.flatnonzero(algorithm.select(played).numpy())
+    shaped_rollout = algorithm.shape_rewards(scored)
+    columns = np.flatnonzero(algorithm.select(shaped_rollout).numpy())
     if not len(columns):
         return {}
-    kept = take_columns(played, columns)
+    kept = take_columns(shaped_rollout, columns)
     advantages = algorithm.advantages(kept)
     samples = np.arange(count).reshape(shape)[:, columns][kept.samples.numpy()]
     batch = synthetic.batch(kept, advantages)

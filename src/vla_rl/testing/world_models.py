@@ -100,8 +100,8 @@ def check_world_model(
         model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
-    told = Context(env=env, chunk=chunk)
-    building = run_from(11, lambda: built("world_model", model, config, told))
+    model_context = Context(env=env, chunk=chunk)
+    building = run_from(11, lambda: built("world_model", model, config, model_context))
     mind: WorldModel
     mind, name = building.result
     f = Findings(f"check_world_model of {name}")
@@ -112,7 +112,7 @@ def check_world_model(
     twin: WorldModel | None = None
     if isinstance(model, Plugin):
         with f.section("build"):
-            again = run_from(12, lambda: built("world_model", model, config, told))
+            again = run_from(12, lambda: built("world_model", model, config, model_context))
             moved = seeded_generators(building, again)
             got = f"a seed that stays set in {' and '.join(moved)}"
             f.expect(not moved, "build", "the global random generators left alone", got, OWN)
@@ -120,7 +120,7 @@ def check_world_model(
             differ = [name for name in one if name not in other or not torch.equal(one[name], other[name])]
             expected = "the same weights in every process, whatever the global generators did before"
             f.expect(not differ, "build", expected, f"others in {', '.join(differ[:4])}", SEEDED)
-            twin = built("world_model", model, config, other_seed(told))[0]
+            twin = built("world_model", model, config, other_seed(model_context))[0]
     learns = False
     with f.section("fit"):
         _check_fit(f, mind, given)
@@ -228,8 +228,8 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
     """After fits on them, recorded outcomes are no less likely than `chances`, float [rows, classes], said before."""
     if case.mind.module is None or not np.isfinite(chances).all():
         return
-    now, played = case.recorded_chances(), case.windows.executed[:, case.mind.history - 1].any(-1)
-    if now.shape != chances.shape or not played.any():
+    now, was_executed = case.recorded_chances(), case.windows.executed[:, case.mind.history - 1].any(-1)
+    if now.shape != chances.shape or not was_executed.any():
         return
     if np.array_equal(now, chances):
         still = _unmoved(case.mind, before)
@@ -238,7 +238,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
         remedy = "train what `outcome` is told from, or freeze it by requires_grad_(False)"
         case.f.expect(not still, "fit", expected, got, remedy)
         return
-    rows = np.flatnonzero(played)
+    rows = np.flatnonzero(was_executed)
     recorded = case.windows.outcomes[rows, case.mind.history - 1]
     first, last = (float(np.log(np.maximum(said[rows, recorded], 1e-12)).mean()) for said in (chances, now))
     expected = f"recorded outcomes that are likelier after {FITS} fits on them"
@@ -270,8 +270,14 @@ def _check_imagination(case: _Case) -> bool:
     after = case.imagine(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
-    told = f"{list(past.instructions)}"
-    f.expect(after.instructions == past.instructions, "imagine", told, list(after.instructions), "those of the windows")
+    expected = f"{list(past.instructions)}"
+    f.expect(
+        after.instructions == past.instructions,
+        "imagine",
+        expected,
+        list(after.instructions),
+        "those of the windows",
+    )
     shown = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
@@ -424,8 +430,8 @@ def _check_rows_apart(case: _Case) -> None:
         f.expect(not len(wrong), "imagine", expected, said, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
-    beside = case.imagine(past, others)
-    got = _gap(after.take(one), beside.take(one))
+    repeated = case.imagine(past, others)
+    got = _gap(after.take(one), repeated.take(one))
     expected, remedy = "a row that does not depend on other rows' actions", "let rows share nothing"
     f.expect(got < 0.1, "imagine", expected, f"{got:.3g} of 255 apart", remedy)
     chances = to_numpy(mind.outcome(past, actions, after))[1:2]

@@ -323,7 +323,7 @@ def test_bars_show_each_task_before_and_after_training(folder, tmp_path):
     for task in results["tasks"]:
         before, after = results["tasks_before"][task]["rate"], results["tasks"][task]["rate"]
         assert drawn[task] == [("before", pytest.approx(100 * before)), ("after", pytest.approx(100 * after))]
-    alone = {name: value for name, value in results.items() if name not in ("before", "tasks_before")}
+    alone = {name: value for name, value in results.items() if name not in ("success_before", "tasks_before")}
     (tmp_path / "spec.yaml").write_bytes((folder / "spec.yaml").read_bytes())
     (tmp_path / "results.json").write_text(json.dumps(alone))
     made(tmp_path)

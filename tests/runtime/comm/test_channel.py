@@ -1,4 +1,4 @@
-"""The line between a policy's worker and its simulators': order, failures, ends."""
+"""The channel between a policy's worker and its simulators': order, failures, ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from vla_rl.runtime.comm import channel as module
-from vla_rl.runtime.comm.channel import Caller, Channel, RayPeers, RpcServer
+from vla_rl.runtime.comm import rpc_client, rpc_server
+from vla_rl.runtime.comm.channel import Channel
+from vla_rl.runtime.comm.peers import RayPeers
+from vla_rl.runtime.comm.rpc_client import RpcClient
+from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.shared_memory import host_key
 
 
@@ -22,45 +25,45 @@ POLICY, OTHER = 7, 8
 
 
 @pytest.fixture
-def door(tmp_path):
+def listener(tmp_path):
     """(listening socket, its address)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(tmp_path / "door"))
+        listening.bind(str(tmp_path / "listener"))
         listening.listen()
-        yield listening, str(tmp_path / "door")
+        yield listening, str(tmp_path / "listener")
 
 
 @pytest.fixture
-def ends(door):
-    """(simulators, {policy worker: its line to them})."""
-    answering, lines = RpcServer(), {}
+def ends(listener):
+    """(simulators, {policy worker: its channel to them})."""
+    server, channels = RpcServer(), {}
     for policy in (POLICY, OTHER):
-        assert answering.connect(policy, host_key(), door[1])
-        lines[policy] = Channel(door[0].accept()[0])
-    yield answering, lines
-    for line in [*lines.values(), *answering.lines.values()]:
-        line.close()
+        assert server.connect(policy, host_key(), listener[1])
+        channels[policy] = Channel(listener[0].accept()[0])
+    yield server, channels
+    for channel in [*channels.values(), *server.channels.values()]:
+        channel.close()
 
 
 @pytest.fixture
 def served(ends):
-    """-> begin(call, policy): a caller; a thread stands for the process of the simulators, which does one thing at a
+    """-> begin(call, policy): a client; a thread stands for the process of the simulators, which does one thing at a
     time."""
-    answering, lines = ends
+    server, channels = ends
     with ThreadPoolExecutor(1) as pool:
 
         def begin(call, policy=POLICY):
-            serving = pool.submit(answering.serve, policy, call)
-            return Caller(lines[policy], lambda wait: serving.result(20) if wait or serving.done() else None)
+            serving = pool.submit(server.serve, policy, call)
+            return RpcClient(channels[policy], lambda wait: serving.result(20) if wait or serving.done() else None)
 
         yield begin
-        for line in lines.values():
-            line.close()
+        for channel in channels.values():
+            channel.close()
 
 
 def waited(ticket):
     while not ticket.done:
-        ticket.caller.receive()
+        ticket.client.receive()
     return ticket.value
 
 
@@ -73,18 +76,18 @@ def double(role, method, number):
 
 
 def test_answers_come_in_the_order_of_calls(served):
-    caller = served(double)
-    tickets = [caller.call("sim", "step", i) for i in range(5)]
+    client = served(double)
+    tickets = [client.call("sim", "step", i) for i in range(5)]
     assert waited(tickets[4]) == 8
     assert [ticket.value for ticket in tickets] == [0, 2, 4, 6, 8]
-    caller.end()
+    client.end()
 
 
-def test_lanes_that_work_at_the_same_time_answer_in_any_order(door):
+def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
     """A call that waits for the next one, and one that nobody waits for when the policy takes its leave."""
-    answering, begun, leaving = RpcServer(threads=3), threading.Event(), threading.Event()
-    assert answering.connect(POLICY, host_key(), door[1])
-    line = Channel(door[0].accept()[0])
+    server, begun, leaving = RpcServer(threads=3), threading.Event(), threading.Event()
+    assert server.connect(POLICY, host_key(), listener[1])
+    channel = Channel(listener[0].accept()[0])
 
     def call(role, method, number):
         if method == "wait":
@@ -96,51 +99,51 @@ def test_lanes_that_work_at_the_same_time_answer_in_any_order(door):
         return double(role, method, number)
 
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(answering.serve, POLICY, call)
-        caller = Caller(line, lambda wait: serving.result(20) if wait or serving.done() else None)
-        first, second = caller.call("sim", "wait", 1), caller.call("sim", "go", 2)
-        caller.receive()
+        serving = pool.submit(server.serve, POLICY, call)
+        client = RpcClient(channel, lambda wait: serving.result(20) if wait or serving.done() else None)
+        first, second = client.call("sim", "wait", 1), client.call("sim", "go", 2)
+        client.receive()
         assert second.done and second.value == 4 and not first.done
         assert waited(first) == 2
-        caller.call("sim", "linger", 3)
+        client.call("sim", "linger", 3)
         threading.Timer(0.05, leaving.set).start()
-        caller.end()
+        client.end()
         serving.result(20)
-        again = pool.submit(answering.serve, POLICY, call)
-        caller = Caller(line, lambda wait: again.result(20) if wait or again.done() else None)
-        assert waited(caller.call("sim", "go", 4)) == 8, "not the answer of before"
+        again = pool.submit(server.serve, POLICY, call)
+        client = RpcClient(channel, lambda wait: again.result(20) if wait or again.done() else None)
+        assert waited(client.call("sim", "go", 4)) == 8, "not the answer of before"
         with pytest.raises(SimFault, match="env 5"):
-            waited(caller.call("sim", "break", 5))
-        line.close()
+            waited(client.call("sim", "break", 5))
+        channel.close()
         again.result(20)
 
 
-def test_a_thread_that_breaks_leaves_nobody_waiting(door, monkeypatch):
-    def broken(order, call):
+def test_a_thread_that_breaks_leaves_nobody_waiting(listener, monkeypatch):
+    def broken(request, call):
         raise MemoryError("no room for the answer")
 
-    monkeypatch.setattr(module, "_result", broken)
-    answering = RpcServer(threads=2)
-    assert answering.connect(POLICY, host_key(), door[1])
-    line = Channel(door[0].accept()[0])
+    monkeypatch.setattr(rpc_server, "_answer_to", broken)
+    server = RpcServer(threads=2)
+    assert server.connect(POLICY, host_key(), listener[1])
+    channel = Channel(listener[0].accept()[0])
     with ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(answering.serve, POLICY, double)
-        caller = Caller(line, lambda wait: serving.result(20) if wait or serving.done() else None)
+        serving = pool.submit(server.serve, POLICY, double)
+        client = RpcClient(channel, lambda wait: serving.result(20) if wait or serving.done() else None)
         with pytest.raises(MemoryError, match="no room"):
-            waited(caller.call("sim", "step", 1))
-    line.close()
+            waited(client.call("sim", "step", 1))
+    channel.close()
 
 
 def test_messages_of_any_size_arrive_whole(served):
-    caller = served(lambda role, method, size: bytes(size))
+    client = served(lambda role, method, size: bytes(size))
     for size in (0, 1, 10**7):
-        assert waited(caller.call("sim", "step", size)) == bytes(size)
-    caller.end()
+        assert waited(client.call("sim", "step", size)) == bytes(size)
+    client.end()
 
 
 def test_what_a_call_raises_is_raised_where_it_was_asked_for(served):
-    caller = served(double)
-    good, bad = caller.call("sim", "step", 1), caller.call("sim", "break", 1)
+    client = served(double)
+    good, bad = client.call("sim", "step", 1), client.call("sim", "break", 1)
     assert waited(good) == 2
     with pytest.raises(SimFault, match="env 1") as caught:
         waited(bad)
@@ -154,24 +157,24 @@ def test_what_cannot_be_pickled_is_told_in_words(served):
     def fail(role, method, number):
         raise Local("env 3")
 
-    caller = served(fail)
+    client = served(fail)
     with pytest.raises(RuntimeError, match="Local: env 3"):
-        waited(caller.call("sim", "step", 1))
+        waited(client.call("sim", "step", 1))
 
 
 def test_two_that_send_more_than_fits_do_not_wait_for_each_other(served):
-    caller = served(lambda role, method, data: data)
+    client = served(lambda role, method, data: data)
     data = bytes(200_000)
-    tickets = [caller.call("sim", "step", data) for _ in range(12)]
+    tickets = [client.call("sim", "step", data) for _ in range(12)]
     assert all(waited(ticket) == data for ticket in tickets)
-    caller.end()
+    client.end()
 
 
 def test_answers_that_nobody_waits_for_are_dropped(served):
-    caller = served(double)
+    client = served(double)
     for i in range(3):
-        caller.call("sim", "step", i)
-    caller.end()
+        client.call("sim", "step", i)
+    client.end()
     again = served(double)
     assert waited(again.call("sim", "step", 5)) == 10
     again.end()
@@ -197,9 +200,9 @@ def test_each_policy_hears_of_its_own_failures(served):
 
 def test_a_policy_that_is_gone_stops_nobody(served, ends):
     ends[1][OTHER].close()
-    caller = served(double)
-    assert waited(caller.call("sim", "step", 4)) == 8
-    caller.end()
+    client = served(double)
+    assert waited(client.call("sim", "step", 4)) == 8
+    client.end()
     again = served(double)
     assert waited(again.call("sim", "step", 5)) == 10
     again.end()
@@ -209,17 +212,17 @@ def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
     def died(wait):
         raise SimFault("the actor died")
 
-    answering, lines = ends
-    caller = Caller(lines[POLICY], died)
-    ticket = caller.call("sim", "step", 1)
-    answering.lines[POLICY].close()
+    server, channels = ends
+    client = RpcClient(channels[POLICY], died)
+    ticket = client.call("sim", "step", 1)
+    server.channels[POLICY].close()
     with pytest.raises(SimFault, match="the actor died"):
         waited(ticket)
 
 
 def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
     """Its socket may live on in a process that it forked."""
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(rpc_client, "LOOK_S", 0.01)
     looks = []
 
     def check(wait):
@@ -227,31 +230,31 @@ def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
         if len(looks) == 3:
             raise SimFault("serves no more")
 
-    caller = Caller(ends[1][POLICY], check)
+    client = RpcClient(ends[1][POLICY], check)
     with pytest.raises(SimFault, match="serves no more"):
-        waited(caller.call("sim", "step", 1))
+        waited(client.call("sim", "step", 1))
 
 
 def test_a_server_that_breaks_leaves_nobody_waiting(served, ends, monkeypatch):
-    def broken(order, call):
+    def broken(request, call):
         raise MemoryError("no room for the answer")
 
-    monkeypatch.setattr(module, "_result", broken)
-    caller = served(double)
+    monkeypatch.setattr(rpc_server, "_answer_to", broken)
+    client = served(double)
     with pytest.raises(MemoryError, match="no room"):
-        waited(caller.call("sim", "step", 1))
+        waited(client.call("sim", "step", 1))
 
 
 def test_only_workers_of_one_machine_have_a_line():
-    answering = RpcServer()
-    assert not answering.connect(POLICY, None, "nowhere")
-    assert not answering.connect(POLICY, ("another machine", 1), "nowhere")
-    assert not answering.lines
+    server = RpcServer()
+    assert not server.connect(POLICY, None, "nowhere")
+    assert not server.connect(POLICY, ("another machine", 1), "nowhere")
+    assert not server.channels
 
 
 def test_the_first_answer_is_there_from_whichever_line_it_comes(served):
     slow, _other = socket.socketpair()
-    silent = Caller(Channel(slow), lambda wait: None)
+    silent = RpcClient(Channel(slow), lambda wait: None)
     quick = served(double)
     peers = RayPeers.__new__(RayPeers)
     peers.ray = SimpleNamespace(wait=lambda calls, num_returns, timeout: ([], calls))

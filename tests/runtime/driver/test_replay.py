@@ -199,7 +199,7 @@ def test_nothing_is_left_of_what_nobody_trains_on():
                 samples.append(int(prepared.samples[:, -len(keep) :].sum()))
             finish(made, trained=keep is not None)
             assert lies_there(made) == samples[-1]
-            assert not made.backend.worker.roles["policy"].store
+            assert not made.backend.worker.roles["policy"].samples.inferences
         assert list(made.trainer.router.replay.batches) == [12, 13, 14]
         learner = made.fleet.learners[0]
         assert (

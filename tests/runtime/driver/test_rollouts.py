@@ -342,13 +342,13 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     ).proximal_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
     assert torch.equal(proximal[1], recorded[1]) and not torch.isclose(proximal[0], recorded[0], atol=1e-4).all()
-    tokens = policy.store[0].heavy.extras["tokens"]
+    tokens = policy.samples.inferences[0].inputs.extras["tokens"]
     wanted = donor.chunk_log_probs(obs, Chunk(actions=None, log_probs=None, extras={"tokens": tokens})).log_probs
     np.testing.assert_allclose(proximal[0], wanted.detach(), rtol=1e-6)
     policy.release([0, 1])
-    assert sorted(policy.tickets) == [2] and sorted(policy.store) == [0, 1]
+    assert sorted(policy.samples.tickets) == [2] and sorted(policy.samples.inferences) == [0, 1]
     policy.release([2])
-    assert not policy.tickets and not policy.store
+    assert not policy.samples.tickets and not policy.samples.inferences
 
 
 @pytest.mark.parametrize("algorithm", CORRECTIONS[:3], ids=lambda a: "-".join(map(str, a.values())))

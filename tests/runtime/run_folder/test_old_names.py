@@ -14,7 +14,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.cli.report.gather import gather
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.changes import changes_of
-from vla_rl.runtime.run_folder.old_names import SPEC_KEYS, current_metric, current_spec, renamed
+from vla_rl.runtime.run_folder.old_names import SPEC_KEYS, current_metric, current_spec, current_trace, renamed
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.start import run
 
@@ -101,3 +101,29 @@ def test_renaming_keeps_order_and_leaves_what_is_missing_or_taken():
     assert renamed({"old": 1, "new": 2}, {"old": "new"}) == {"old": 1, "new": 2}
     assert renamed({"section": 3}, {"section.old": "section.new", "none.old": "none.new"}) == {"section": 3}
     assert current_metric("warmup/loss") == "bc_warmup/loss" and current_metric("loss/policy") == "loss/policy"
+
+
+def test_a_trace_of_the_earlier_version_has_the_names_of_this_one():
+    event = {"ph": "X", "pid": 1, "tid": 3, "ts": 0.0, "dur": 5.0}
+    track = {"ph": "M", "pid": 1, "tid": 6, "name": "thread_name"}
+    earlier = {
+        "displayTimeUnit": "ms",
+        "otherData": {"assignments": [{"worker": 0, "rows": {"0": 4}}], "dropped_events": 0},
+        "traceEvents": [
+            {**track, "args": {"name": "practice"}},
+            {**event, "cat": "work", "name": "feed"},
+            {**event, "cat": "beside", "name": "draw"},
+            {**event, "cat": "wait", "name": "feed"},
+        ],
+    }
+    assert current_trace(earlier) == {
+        "displayTimeUnit": "ms",
+        "otherData": {"assignments": [{"worker": 0, "lanes": {"0": 4}}], "dropped_events": 0},
+        "traceEvents": [
+            {**track, "args": {"name": "imagination"}},
+            {**event, "cat": "work", "name": "forward_backward"},
+            {**event, "cat": "concurrent", "name": "draw_starts"},
+            {**event, "cat": "wait", "name": "feed"},
+        ],
+    }
+    assert current_trace(current_trace(earlier)) == current_trace(earlier)

@@ -85,10 +85,10 @@ def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, 
     far = tmp_path / "far.py"
     far.write_text(
         "import os\n"
-        "from vla_rl.runtime.comm import channel as peers\n"
+        "from vla_rl.runtime.comm import rpc_server\n"
         f"if os.getpid() != {os.getpid()}:\n"
-        "    peers.host_key = lambda: None\n"
-        "    peers.RpcServer.serve = None\n"
+        "    rpc_server.host_key = lambda: None\n"
+        "    rpc_server.RpcServer.serve = None\n"
         "vla_rl_plugins = {}\n"
     )
     spec = waiting("wait")

@@ -128,13 +128,13 @@ def test_the_error_of_an_area_by_hand():
     assert roc_auc_error(1.0, 32, 32) == 0 and math.isnan(roc_auc_error(math.nan, 0, 64))
 
 
-def test_a_gate_that_was_open_shuts_for_more_than_chance(windows):
+def test_a_threshold_that_was_met_fails_for_more_than_chance(windows):
     good = measure(Knowing(), windows)
     near = good | {"replay_auc": 0.87, "replay_auc_error": roc_auc_error(0.87, 32, 32)}
-    assert not thresholds_met(near)["replay"] and thresholds_met(near, was_open=True)["replay"]
+    assert not thresholds_met(near)["replay"] and thresholds_met(near, met_before=True)["replay"]
     certain = near | {"replay_auc_error": roc_auc_error(0.87, 320, 320)}
-    assert not thresholds_met(certain, was_open=True)["replay"], "ten times the episodes: not by chance"
-    assert not thresholds_met(measure(Knowing(blind=True), windows), was_open=True)["replay"]
+    assert not thresholds_met(certain, met_before=True)["replay"], "ten times the episodes: not by chance"
+    assert not thresholds_met(measure(Knowing(blind=True), windows), met_before=True)["replay"]
 
 
 def test_psnr_by_hand():

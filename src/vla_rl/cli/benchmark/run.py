@@ -22,7 +22,7 @@ from vla_rl.toolkit.json_files import read_record
 Result = dict[str, Any]
 
 
-def play(
+def evaluate_suite(
     benchmark: Benchmark,
     suites: list[str],
     policy: str,

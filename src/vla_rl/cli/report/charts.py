@@ -74,10 +74,10 @@ def success_chart(rollouts: Sequence[Point], evaluations: Sequence[Point], last:
         parts.append(f'<path class="eval-line" d="{_path([frame.at(p.step, p.rate) for p in evaluations])}"/>')
     for p in evaluations:
         x, y = frame.at(p.step, p.rate)
-        said = f"step {p.step}: {100 * p.rate:.1f} % [{100 * p.low:.1f}, {100 * p.high:.1f}] of {p.n} episodes"
+        description = f"step {p.step}: {100 * p.rate:.1f} % [{100 * p.low:.1f}, {100 * p.high:.1f}] of {p.n} episodes"
         bar = f'<path d="M{x:.1f} {frame.up(p.low):.1f}V{frame.up(p.high):.1f}"/>'
         dot = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
-        parts.append(f'<g class="eval"><title>{escape(said)}</title>{bar}{dot}</g>')
+        parts.append(f'<g class="eval"><title>{escape(description)}</title>{bar}{dot}</g>')
     return _svg(frame, parts, "Success over training steps", shape.css)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.run_folder.old_names import RESULT_KEYS, current_metric, renamed
+from vla_rl.runtime.run_folder.old_names import RESULT_KEYS, current_metric, current_trace, renamed
 from vla_rl.runtime.run_folder.state_file import check_rate
 from vla_rl.toolkit.json_files import LARGEST, LARGEST_NUMBER, Record, read_record
 
@@ -63,7 +63,8 @@ def read_trace(file: Path) -> Mapping[str, Any]:
         check_roles(trace.record("otherData").record("roles"))
     if not isinstance(events, list):
         raise UserError(f"{file}: 'traceEvents' is no list")
-    return {"traceEvents": [event for event in events if _is_event(event)], "otherData": about}
+    current = current_trace({"traceEvents": [event for event in events if _is_event(event)]})
+    return {"traceEvents": current["traceEvents"], "otherData": about}
 
 
 def read_metrics(file: Path) -> Iterator[dict[str, Any]]:

@@ -12,9 +12,9 @@ from vla_rl.cli.report.charts import number, small_chart
 from vla_rl.cli.report.gather import ReportData
 from vla_rl.cli.report.html import section
 
-INFLATION = "imagination/over_estimation"
+OVER_ESTIMATION = "imagination/over_estimation"
 METRICS = {
-    INFLATION: "success inflation",
+    OVER_ESTIMATION: "success inflation",
     "imagination/success_rate": "success of imagined episodes",
     "world_model/replay_auc": "AUC of success, episodes imagined again",
     "world_model/action_accuracy": "the right one of 8 chunks found",
@@ -34,7 +34,7 @@ def imagination(run: ReportData) -> str:
 
 
 def _sums(run: ReportData) -> str:
-    practice: Mapping[str, Any] = run.results.get("imagination") or {}
+    totals: Mapping[str, Any] = run.results.get("imagination") or {}
     real = sum(int(m.get("rollout/env_steps", 0)) for m in run.steps)
     imagined = sum(int(m.get("imagination/env_steps", 0)) for m in run.steps)
     paused = sum(1 for m in run.steps if m.get("imagination/paused"))
@@ -45,8 +45,8 @@ def _sums(run: ReportData) -> str:
         "seconds of fitting": f"{sum(m.get('time/fit', 0.0) for m in run.steps):,.0f}",
         "training steps without imagined episodes": f"{paused} of {len(run.steps)}",
     }
-    if practice.get("paused"):
-        rows["not in the last one, because"] = str(practice["paused"])
+    if totals.get("paused"):
+        rows["not in the last one, because"] = str(totals["paused"])
     body = "".join(
         f'<tr><td>{escape(title)}</td><td class="text">{escape(value)}</td></tr>' for title, value in rows.items()
     )

@@ -65,7 +65,7 @@ def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
         after = _rate(run.evaluations[-1])
     if after:
         interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n\u00a0=\u00a0{after['n']}"
-        yield "success", f"{100 * after['rate']:.1f} %", interval, _judged(after, before)
+        yield "success", f"{100 * after['rate']:.1f} %", interval, _comparison(after, before)
     if before:
         interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n\u00a0=\u00a0{before['n']}"
         yield "before training", f"{100 * before['rate']:.1f} %", interval, ""
@@ -205,7 +205,7 @@ def _setup(run: ReportData) -> str:
         ("notes", run.results.get("notes")),
     ):
         if value:
-            rows += f'<tr><td>{title}</td><td class="text">{escape(_said(value))}</td></tr>'
+            rows += f'<tr><td>{title}</td><td class="text">{escape(_formatted(value))}</td></tr>'
     machine = f"<details><summary>Environment</summary><table>{rows}</table></details>" if rows else ""
     spec = f"<details open><summary>Spec, with all defaults</summary><pre>{escape(run.spec_text)}</pre></details>"
     return section("Set-up", machine + spec)
@@ -215,7 +215,7 @@ def _foot(run: ReportData) -> str:
     return f"<footer>Made by vla-rl report from {escape(str(run.folder.resolve()))}</footer>"
 
 
-def _judged(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _comparison(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
     """Class of a success: better or worse than before training; where that is not known, good unless there was none."""
     then = before["rate"] if before else 0.0
     return "better" if after["rate"] > then else "worse" if after["rate"] < then else ""
@@ -231,9 +231,9 @@ def _rate(point: Point) -> dict[str, Any]:
     return {"rate": point.rate, "low": point.low, "high": point.high, "n": point.n}
 
 
-def _said(value: Any) -> str:
+def _formatted(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}{':' if isinstance(v, Mapping) else ''} {_said(v)}" for k, v in value.items() if v)
+        return ", ".join(f"{k}{':' if isinstance(v, Mapping) else ''} {_formatted(v)}" for k, v in value.items() if v)
     if isinstance(value, list):
         return " ".join(map(str, value))
     return str(value)

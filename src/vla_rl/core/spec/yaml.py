@@ -92,9 +92,9 @@ def parse(text: str) -> Document:
         data = None if root is None else reader.read(root, ())
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        said = exc.problem or exc.context or ""
-        said = f"{exc.context}, {said}" if exc.context and said.startswith("but ") else said
-        return _unread(mark.line + 1 if mark else 1, said)
+        detail = exc.problem or exc.context or ""
+        detail = f"{exc.context}, {detail}" if exc.context and detail.startswith("but ") else detail
+        return _unread(mark.line + 1 if mark else 1, detail)
     except yaml.reader.ReaderError as exc:
         return _unread(text.count("\n", 0, exc.position) + 1, f"character {text[exc.position]!r} is not allowed")
     except yaml.YAMLError as exc:

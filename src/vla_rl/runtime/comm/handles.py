@@ -70,10 +70,12 @@ class Phases:
     """
 
     def __init__(self, offload: frozenset[str], workers: Sequence[Handle[HostInterface]], get_all: Any):
-        self.offload, self.get_all = offload, get_all
+        self.offload = offload
+        self.get_all = get_all
         self.moving = [worker for worker in workers if offload & set(worker.assignment.slot.roles)]
         self.now: Phase | None = None
-        self.seconds, self.freed = 0.0, 0
+        self.seconds = 0.0
+        self.freed = 0
 
     def enter(self, phase: Phase | None) -> None:
         """Let all workers free what the phase does not need, then bring back what it needs. None: the call runs in any
@@ -91,16 +93,18 @@ class Phases:
         """Return the metrics since the last call; empty without offload."""
         if not self.moving:
             return {}
-        found = {"time/offload": self.seconds, "offload/freed_mib": self.freed / 2**20}
-        self.seconds, self.freed = 0.0, 0
-        return found
+        metrics = {"time/offload": self.seconds, "offload/freed_mib": self.freed / 2**20}
+        self.seconds = 0.0
+        self.freed = 0
+        return metrics
 
 
 class Fleet:
     """All workers of a run with their roles, as typed handles."""
 
     def __init__(self, backend: Backend, assignments: Sequence[Assignment], offload: frozenset[str]):
-        self.backend, self.assignments = backend, tuple(assignments)
+        self.backend = backend
+        self.assignments = tuple(assignments)
         self.workers = [Handle[HostInterface](self, "worker", assignment) for assignment in assignments]
         self.sims = [Handle[EnvInterface](self, "sim", a) for a in assignments if a.lanes]
         self.policies = [Handle[PolicyInterface](self, "policy", a) for a in assignments if a.served]
@@ -116,10 +120,10 @@ class Fleet:
 
     def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
         """Call a method of a handle's role, in the phase and the concurrency group that the method declares."""
-        about = declared(method)
-        self.phases.enter(about.phase)
-        beside = handle.role == "sim" and about.lane is not None and handle.assignment.concurrent_lanes
-        group: ConcurrencyGroup = "lane" if beside else about.group
+        declaration = declared(method)
+        self.phases.enter(declaration.phase)
+        in_lane = handle.role == "sim" and declaration.lane is not None and handle.assignment.concurrent_lanes
+        group: ConcurrencyGroup = "lane" if in_lane else declaration.group
         return self.backend.call(handle.worker, handle.role, method.__name__, *arguments, returns=returns, group=group)
 
     def get(self, reference: Ref[T]) -> T:
@@ -157,14 +161,15 @@ class Fleet:
         Policies in a learner's process already hold the weights. The call does not wait: learners continue once the
         weights are copied, and policies load them between two requests.
         """
-        beside = {learner.worker for learner in self.learners}
-        apart = [policy for policy in self.policies if policy.worker not in beside]
-        sending = [learner.call(LearnerInterface.weights, check) for learner in self.learners] if apart else []
+        learner_workers = {learner.worker for learner in self.learners}
+        remote = [policy for policy in self.policies if policy.worker not in learner_workers]
+        collocated = [policy for policy in self.policies if policy.worker in learner_workers]
+        sending = [learner.call(LearnerInterface.weights, check) for learner in self.learners] if remote else []
         loading = [
             policy.call(PolicyInterface.load, version, cast(PublishedWeights, by_reference(sending[0])))
-            for policy in apart
+            for policy in remote
         ]
-        adopting = [policy.call(PolicyInterface.adopt, version) for policy in self.policies if policy.worker in beside]
+        adopting = [policy.call(PolicyInterface.adopt, version) for policy in collocated]
         return [*sending[1:], *loading, *adopting]
 
     def skip(self, version: int) -> None:
@@ -178,13 +183,13 @@ class Fleet:
         That is other work that takes long (loading the model, say), or else the phase: chunk steps of a rollout,
         episodes of an evaluation or of the scripted expert, and for other phases `done` and `total` as given.
         """
-        played = self.backend.progress([worker.worker for worker in self.workers])
-        if work := summed(played.works):
+        collected = self.backend.progress([worker.worker for worker in self.workers])
+        if work := summed(collected.works):
             return work.title, work.done, work.total
         if phase != "rollout":
-            done = {"demonstrations": played.solved, "eval": played.tickets}.get(phase, done)
+            done = {"demonstrations": collected.solved, "eval": collected.tickets}.get(phase, done)
             return phase, min(done, total), total
         section, tickets = spec.rollout, spec.rollout.episodes or spec.env.num_envs
         limit = section.steps or section.max_steps or max(task.max_steps for task in info.tasks)
         steps = -(-limit // section.chunk)
-        return phase, min(played.tickets * steps + played.steps, tickets * steps), tickets * steps
+        return phase, min(collected.tickets * steps + collected.steps, tickets * steps), tickets * steps

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
-from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
 from vla_rl.runtime.comm.weight_sync import PublishedWeights

@@ -56,18 +56,20 @@ def _connect_through(host: str, listener: socket.socket | None) -> None:
     """Let ranks connect through the network interface of rank 0's socket, unless the user has chosen one. NCCL chooses
     among the networks of a cluster by itself, so it is restricted on the loopback only.
     """
-    own = host if listener is not None else _own_address_towards(host)
-    interface = next((name for name, of in psutil.net_if_addrs().items() if any(a.address == own for a in of)), None)
+    address = host if listener is not None else _own_address_towards(host)
+    interface = next(
+        (name for name, of in psutil.net_if_addrs().items() if any(a.address == address for a in of)), None
+    )
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if ip_address(own).is_loopback:
+        if ip_address(address).is_loopback:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def _own_address_towards(host: str) -> str:
     """Return this machine's address on the route to another host."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect((host, 1))  # UDP: this sends nothing, it only looks up the route
-        own: str = way.getsockname()[0]
-        return own
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 1))  # UDP: this sends nothing, it only looks up the route
+        address: str = probe.getsockname()[0]
+        return address

@@ -123,7 +123,8 @@ class SharedMemoryWriter:
         try:
             self.file = os.memfd_create("vla-rl")
             os.posix_fallocate(self.file, 0, size)  # raises OSError now; a later write would end the process instead
-            self.memory, self.key = mmap(self.file, size), secrets.token_hex(16)
+            self.memory = mmap(self.file, size)
+            self.key = secrets.token_hex(16)
         except OSError:
             self.close()
             return False
@@ -149,7 +150,8 @@ class SharedMemoryReader:
             return value
         if value.key != self.key:
             file = os.open(value.path, os.O_RDWR)
-            self.memory, self.key = mmap(file, 0), value.key
+            self.memory = mmap(file, 0)
+            self.key = value.key
             os.close(file)
         assert self.memory is not None
         with memoryview(self.memory) as view:

@@ -30,7 +30,9 @@ class StatusLine:
 
     def __init__(self) -> None:
         self._title = ""
-        self._begun = self._last = self._since = monotonic()
+        self._begun = monotonic()
+        self._last = self._begun
+        self._since = self._begun
         self._shown = False
 
     def show(self, title: str, done: int, total: int) -> None:
@@ -40,7 +42,8 @@ class StatusLine:
         now, live = monotonic(), sys.stderr.isatty()
         title, _, about = title.partition(": ")
         if title != self._title:
-            self._begun, self._title = now, title
+            self._begun = now
+            self._title = title
         if now - self._since < PATIENCE_S or now - self._last < (REDRAW_S if live else EVERY_S):
             return
         self._last = now
@@ -56,7 +59,9 @@ class StatusLine:
         """Remove the line: the wait is over, or something else is about to be printed."""
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-        self._shown, self._title, self._since = False, "", monotonic()
+        self._shown = False
+        self._title = ""
+        self._since = monotonic()
 
 
 @contextmanager

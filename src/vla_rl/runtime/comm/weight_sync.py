@@ -23,7 +23,7 @@ ALIGNED = 64
 
 
 @frozen(kw_only=True)
-class _Sent:
+class SentTensor:
     """Description of one tensor in the memory of a version."""
 
     name: str
@@ -46,7 +46,7 @@ class PublishedWeights:
     version: int
     memory: Array
     """uint8 [bytes]."""
-    tensors: tuple[_Sent, ...]
+    tensors: tuple[SentTensor, ...]
 
 
 class WeightPublisher:
@@ -65,7 +65,7 @@ class WeightPublisher:
             self.memory = torch.zeros(starts[-1], dtype=torch.uint8)
         sent = []
         for start, (name, tensor) in zip(starts, pairs, strict=False):
-            one = _Sent(name=name, start=start, dtype=tensor.dtype, shape=tuple(tensor.shape), checksum=None)
+            one = SentTensor(name=name, start=start, dtype=tensor.dtype, shape=tuple(tensor.shape), checksum=None)
             target = one.read(self.memory)
             target.copy_(tensor)
             sent.append(evolve(one, checksum=_checksum(target)) if check else one)
@@ -80,10 +80,10 @@ def receive(model: VLAModel, published: PublishedWeights) -> Weights:
     names, shapes or types differ.
     """
     memory = torch.from_numpy(published.memory)
-    coming = [(sent.name, sent.read(memory)) for sent in published.tensors]
-    own = dict(model.weights())
-    _compare(own, dict(coming), published.version)
-    return [(name, tensor.to(own[name].device)) for name, tensor in coming]
+    received = [(sent.name, sent.read(memory)) for sent in published.tensors]
+    current = dict(model.weights())
+    _compare(current, dict(received), published.version)
+    return [(name, tensor.to(current[name].device)) for name, tensor in received]
 
 
 def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> None:
@@ -93,7 +93,8 @@ def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> 
     model.load_weights(received)
     if all(sent.checksum is None for sent in published.tensors):
         return
-    memory, held = torch.from_numpy(published.memory), dict(model.weights())
+    memory = torch.from_numpy(published.memory)
+    held = dict(model.weights())
     for sent in published.tensors:
         if sent.checksum is not None and _checksum(held[sent.name]) != sent.checksum:
             differing = int((held[sent.name].cpu() != sent.read(memory)).sum())
@@ -109,13 +110,17 @@ def _checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _compare(own: Mapping[str, torch.Tensor], coming: Mapping[str, torch.Tensor], version: int) -> None:
+def _compare(current: Mapping[str, torch.Tensor], received: Mapping[str, torch.Tensor], version: int) -> None:
     """Raises PluginError where a version does not fit the model."""
-    here, there = ({name: (list(t.shape), t.dtype) for name, t in side.items()} for side in (own, coming))
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            got, want = (f"{of[name][0]} {of[name][1]}" if name in of else "nothing" for of in (there, here))
+    for name in sorted(current.keys() | received.keys()):
+        held = _description(current.get(name))
+        sent = _description(received.get(name))
+        if held != sent:
             raise PluginError(
-                f"parameter {name!r} of version {version} does not fit: the learner sent {got}, the policy holds "
-                f"{want}; both are built from one spec, so look at the model's weights(), and at wrappers around it"
+                f"parameter {name!r} of version {version} does not fit: the learner sent {sent}, the policy holds "
+                f"{held}; both are built from one spec, so look at the model's weights(), and at wrappers around it"
             )
+
+
+def _description(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else f"{list(tensor.shape)} {tensor.dtype}"

@@ -49,7 +49,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
         ]
     spread = len(sims) >= len(policies)  # then each policy serves whole sim workers; otherwise single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
-    home = {lane.index: slot for slot, own in of_sim.items() for lane in own}
+    slot_of_lane = {lane.index: slot for slot, own in of_sim.items() for lane in own}
     served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}
     for i, sim in enumerate(sims):
         for lane in of_sim[sim]:
@@ -63,7 +63,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             slot=slot,
             lanes=of_sim.get(i, ()),
             served=tuple(served.get(i, ())),
-            homes=tuple(home[lane.index] for lane in served.get(i, ())),
+            homes=tuple(slot_of_lane[lane.index] for lane in served.get(i, ())),
             batching=batching,
             rank=rank.get(i, -1),
             world=len(learners),

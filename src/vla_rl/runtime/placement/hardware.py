@@ -54,26 +54,28 @@ def machine() -> Cluster:
 def describe(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:
     """Return a description such as `sim cpu x2, policy cuda:0, learner cuda:0-3 (NVIDIA H200)`."""
     workers = [(assignment.slot, device.number) for assignment, device in zip(assignments, devices, strict=True)]
-    parts = [f"{role} {_places([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES]
+    parts = [
+        f"{role} {_devices_text([(s.node, number) for s, number in workers if role in s.roles])}" for role in ROLES
+    ]
     models = ", ".join(dict.fromkeys(device.model for device in devices if device.model))
     slots = any(assignment.slot.device == "cpu" and assignment.slot.index is not None for assignment in assignments)
     note = models or ("no GPU was found: devices are CPU slots" if slots else "")
     return ", ".join(parts) + (f" ({note})" if note else "")
 
 
-def _places(workers: Sequence[tuple[str | None, int | None]]) -> str:
-    said = []
+def _devices_text(workers: Sequence[tuple[str | None, int | None]]) -> str:
+    descriptions = []
     for node in dict.fromkeys(node for node, _ in workers):
         numbers = [number for of, number in workers if of == node]
         cpus, gpus = numbers.count(None), Counter(number for number in numbers if number is not None)
         where = "" if node is None else f"{node}:"
         if cpus:
-            said.append(f"{where}cpu{_times(cpus)}")
-        said += [
+            descriptions.append(f"{where}cpu{_times(cpus)}")
+        descriptions += [
             f"{where}cuda:{_ranges([n for n in gpus if gpus[n] == count])}{_times(count)}"
             for count in sorted(set(gpus.values()))
         ]
-    return " + ".join(said)
+    return " + ".join(descriptions)
 
 
 def _times(count: int) -> str:

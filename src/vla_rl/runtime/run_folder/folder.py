@@ -372,12 +372,12 @@ def _checkpoints_near(path: Path) -> str:
     if path.parent.name == "checkpoints" and path.parent.is_dir():
         names = sorted(found.name for found in path.parent.glob("step_*"))
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
-    places = (path, path.parent, Path("runs"))
-    for place in places:
+    folders = (path, path.parent, Path("runs"))
+    for place in folders:
         runs = sorted({found.parents[1].name for found in place.glob("*/checkpoints/step_*")})
         if runs:
             return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
-    where = " and ".join(dict.fromkeys(str(place) for place in places[1:]))
+    where = " and ".join(dict.fromkeys(str(place) for place in folders[1:]))
     return f"there is no run with a checkpoint in {where}"
 
 

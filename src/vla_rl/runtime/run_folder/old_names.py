@@ -61,6 +61,46 @@ METRICS: Mapping[str, str] = {
 METRIC_PREFIXES: Mapping[str, str] = {"warmup/": "bc_warmup/", "imagination/gate_": "imagination/threshold_"}
 """First part of a metric's name -> the first part now."""
 
+TRACE_CATEGORIES: Mapping[str, str] = {"beside": "concurrent"}
+"""Category of an event in trace.json -> its name now."""
+TRACE_CALLS: Mapping[str, str] = {
+    "feed": "forward_backward",
+    "leave": "offload_for",
+    "come_back": "reload_for",
+    "draw": "draw_starts",
+    "over": "finish_step",
+}
+"""Call of a worker in trace.json -> its name now."""
+TRACE_TRACKS: Mapping[str, str] = {"practice": "imagination"}
+"""Track in trace.json -> its name now."""
+TRACE_ASSIGNMENT_KEYS: Mapping[str, str] = {"rows": "lanes"}
+"""Key of a worker's assignment in trace.json -> its name now."""
+
+
+def current_trace(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trace with the categories, calls and tracks of this version. Raises LookupError, TypeError or
+    AttributeError for data that is no trace.
+    """
+    trace = dict(data)
+    trace["traceEvents"] = [_current_event(event) for event in data["traceEvents"]]
+    other = dict(data.get("otherData") or {})
+    if "assignments" in other:
+        other["assignments"] = [renamed(assignment, TRACE_ASSIGNMENT_KEYS) for assignment in other["assignments"]]
+    trace["otherData"] = other
+    return trace
+
+
+def _current_event(event: Mapping[str, Any]) -> dict[str, Any]:
+    current = dict(event)
+    category = event.get("cat")
+    if category in ("work", *TRACE_CATEGORIES):
+        current["cat"] = TRACE_CATEGORIES.get(category, category)
+        current["name"] = TRACE_CALLS.get(event["name"], event["name"])
+    if event.get("ph") == "M" and event["name"] == "thread_name":
+        track = event["args"]["name"]
+        current["args"] = {**event["args"], "name": TRACE_TRACKS.get(track, track)}
+    return current
+
 
 def current_spec(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a spec's plain data with the keys and values of this version."""

@@ -40,9 +40,10 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Array, EnvInfo
-from vla_rl.runtime.comm.channel import RayPeers, RpcServer
 from vla_rl.runtime.comm.interfaces import HostInterface
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import IMAGINED
+from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.tracing import Event, clock
 from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.model_inputs import ModelInputs

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
     from vla_rl.toolkit.algorithms.groups import trajectory_scores
 
-_HOME = {
+_MODULE_OF = {
     "clipped_surrogate": "functional",
     "gae": "functional",
     "group_advantages": "functional",
@@ -40,6 +40,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

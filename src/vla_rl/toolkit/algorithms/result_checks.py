@@ -42,7 +42,7 @@ RESERVED_GROUPS = frozenset(
     }
 )
 """... and the first parts of further reserved names, before a slash."""
-SAID = "the runtime writes {names}, and every name in {groups} itself".format(
+RESERVED_NAMES = "the runtime writes {names}, and every name in {groups} itself".format(
     names=", ".join(sorted(RESERVED)), groups=", ".join(f"{group}/" for group in sorted(RESERVED_GROUPS))
 )
 
@@ -86,7 +86,7 @@ class ResultGuard:
     def _check(self, method: str, names: Iterable[str]) -> None:
         for name in reserved(names):
             raise PluginError(
-                f"algorithm {self.algorithm!r} reports a metric {name!r} in `{method}`; {SAID}: "
+                f"algorithm {self.algorithm!r} reports a metric {name!r} in `{method}`; {RESERVED_NAMES}: "
                 f"leave it out, or choose another name"
             )
 

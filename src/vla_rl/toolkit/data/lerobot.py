@@ -133,7 +133,7 @@ class LeRobotWriter:
             return
         here, there = dict(features), dict(self.features)
         different = [
-            f"{name}: {_said(here.get(name))} here, {_said(there.get(name))} there"
+            f"{name}: {_formatted(here.get(name))} here, {_formatted(there.get(name))} there"
             for name in sorted(here.keys() | there.keys())
             if here.get(name) != there.get(name)
         ]
@@ -176,7 +176,7 @@ class LeRobotWriter:
     def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
         """Add an episode whose data are written to the list of episodes."""
         index, file = self.episodes, self.episodes // LISTED
-        places = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
+        file_of = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
         own = dict(zip(("chunk_index", "file_index"), divmod(index, FILES_IN_CHUNK), strict=True))
         line: dict[str, Any] = {
             "episode_index": index,
@@ -185,7 +185,7 @@ class LeRobotWriter:
             "dataset_from_index": self.frames,
             "dataset_to_index": self.frames + len(recording),
             **{f"data/{name}": number for name, number in own.items()},
-            **{f"meta/episodes/{name}": number for name, number in places.items()},
+            **{f"meta/episodes/{name}": number for name, number in file_of.items()},
             "vla_rl/identity": recording.identity,
             "vla_rl/task": recording.task,
             "vla_rl/success": recording.success,
@@ -193,7 +193,7 @@ class LeRobotWriter:
         for name, one in statistics.items():
             line |= {f"stats/{name}/{key}": value for key, value in one.to_dict().items()}
         listed = [*self._listed, line] if index % LISTED else [line]
-        _write_table(self.folder / EPISODES.format(**places), _listing(listed))
+        _write_table(self.folder / EPISODES.format(**file_of), _listing(listed))
         self._listed = listed
 
     def _write_totals(self) -> None:
@@ -311,7 +311,7 @@ def _column(array: Array) -> Any:
     return column
 
 
-def _said(feature: Mapping[str, Any] | None) -> str:
+def _formatted(feature: Mapping[str, Any] | None) -> str:
     return "nothing" if feature is None else f"{feature['dtype']} {feature['shape']}"
 
 

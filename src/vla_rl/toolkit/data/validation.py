@@ -187,17 +187,17 @@ class CheckedDemonstrations(Demonstrations):
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._warned: set[str] = set()
         probes = np.unique(np.linspace(0, data.num_samples() - 1, PROBES).astype(np.int64))
-        told = {index: self._read(np.array([index]))[0].instructions[0] for index in probes.tolist()}
-        strange = {index: text for index, text in told.items() if unknown_instruction(env, text)}
-        if len(strange) == len(told):
+        instruction_of = {index: self._read(np.array([index]))[0].instructions[0] for index in probes.tolist()}
+        strange = {index: text for index, text in instruction_of.items() if unknown_instruction(env, text)}
+        if len(strange) == len(instruction_of):
             index, text = next(iter(strange.items()))
             known = ", ".join(repr(task.instruction) for task in env.tasks[:3]) + ", ..." * (len(env.tasks) > 3)
             raise UserError(
                 f"{source} does not go with {simulator}: sample {index} is told {unknown_instruction(env, text)}; nor "
-                f"what the other {len(told) - 1} that were looked at are told\n  {simulator} says: {known}\n"
+                f"what the other {len(instruction_of) - 1} that were looked at are told\n  {simulator} says: {known}\n"
                 "  choose its data set, or let the data plugin give the simulator's instruction for each task"
             )
-        self._warn(told)
+        self._warn(instruction_of)
 
     def num_samples(self) -> int:
         return self._data.num_samples()
@@ -228,8 +228,8 @@ class CheckedDemonstrations(Demonstrations):
         self._sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
         return obs.contiguous(), contiguous(actions)
 
-    def _warn(self, told: Mapping[int, str]) -> None:
-        for index, text in told.items():
+    def _warn(self, instruction_of: Mapping[int, str]) -> None:
+        for index, text in instruction_of.items():
             if text in self._warned or len(self._warned) >= WARNINGS or not unknown_instruction(self._env, text):
                 continue
             self._warned.add(text)

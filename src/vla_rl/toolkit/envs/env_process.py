@@ -42,7 +42,9 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(1)  # unused, but required by gymnasium
-        self._make, self._first, self._chunk = make, first, chunk
+        self._make = make
+        self._first = first
+        self._chunk = chunk
         self.envs: dict[int, SingleEnv] = {}
 
     def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
@@ -123,7 +125,7 @@ def _rendered(env: SingleEnv) -> View:
         raise PluginError(_wrong_type(env, "render", view, "View(images, state)"))
     if not isinstance(view.images, Mapping):
         raise PluginError(
-            f"{_place(env, 'render')} returned a View whose images are {_told(view.images)}; "
+            f"{_place(env, 'render')} returned a View whose images are {_formatted(view.images)}; "
             "name them by camera: View({'main': image}, state)"
         )
     images = {name: np.asarray(image) for name, image in view.images.items()}
@@ -133,12 +135,12 @@ def _rendered(env: SingleEnv) -> View:
 def _wrong_type(env: SingleEnv, method: str, got: object, wanted: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
-        f"{_place(env, method)} returned {_told(got)}{gym}; "
+        f"{_place(env, method)} returned {_formatted(got)}{gym}; "
         f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
     )
 
 
-def _told(value: object) -> str:
+def _formatted(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     return "None" if value is None else f"an object of type {type(value).__name__}"
@@ -347,7 +349,8 @@ class EnvProcess:
     def discard(self) -> None:
         self.ready.clear()
         self._anew.clear()
-        there, self._there = self._there, None
+        there = self._there
+        self._there = None
         try:
             if there is not None:
                 there.close()

@@ -44,8 +44,8 @@ def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
         cells: cubes along the longest side of the mesh.
     """
     low, high = vertices.min(0), vertices.max(0)
-    places = ((vertices - low) / max((high - low).max(), 1e-12) * cells).astype(np.int64).clip(max=cells - 1)
-    numbers = np.ravel_multi_index(tuple(places.T), tuple(places.max(0) + 1))
+    cells_of = ((vertices - low) / max((high - low).max(), 1e-12) * cells).astype(np.int64).clip(max=cells - 1)
+    numbers = np.ravel_multi_index(tuple(cells_of.T), tuple(cells_of.max(0) + 1))
     _, into, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     middles = np.stack([np.bincount(into, column, len(counts)) for column in vertices.T], axis=1) / counts[:, None]
     merged = into[triangles]

@@ -50,10 +50,10 @@ def require(name: str, user: str) -> None:
     Args:
         user: who needs it, for the message.
     """
-    works, said = _works(name)
+    works, detail = _works(name)
     if not works:
         raise UserError(
-            f"{user} draws with {name}, which does not work on this machine: {said}\n"
+            f"{user} draws with {name}, which does not work on this machine: {detail}\n"
             f"  fix it with: {FIXES[name]}\n"
             f"  `vla-rl doctor` tries everything"
         )

@@ -42,12 +42,17 @@ class SubprocEnvs(SimEnv):
         Args:
             states: split -> its reset states.
         """
-        self.num_envs, self.info = context.num_envs, info
+        self.num_envs = context.num_envs
+        self.info = info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
-        self._chunk, self._processes = context.chunk, processes
-        self._make_env, self._context = make_env, context
+        self._chunk = context.chunk
+        self._processes = processes
+        self._make_env = make_env
+        self._context = context
         instructions = {task.name: task.instruction for task in info.tasks}
-        self._told = {state.id: instructions[state.task] for split in self._states.values() for state in split}
+        self._instruction_of_state = {
+            state.id: instructions[state.task] for split in self._states.values() for state in split
+        }
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
         home: type[Apart | Inline] = Apart if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
@@ -57,8 +62,8 @@ class SubprocEnvs(SimEnv):
         ]
         self._process_of = [process for process in self._homes for _ in process.env_ids]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
-        blank = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
-        self._views = [View(blank, np.zeros(info.state_dim, np.float32))] * self.num_envs
+        dummy_images = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
+        self._views = [View(dummy_images, np.zeros(info.state_dim, np.float32))] * self.num_envs
         self._faults: dict[int, list[str]] = {}
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
@@ -73,7 +78,7 @@ class SubprocEnvs(SimEnv):
             for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True)
         }
         for env_id, (state, _) in wanted.items():
-            self._instructions[env_id] = self._told[state]
+            self._instructions[env_id] = self._instruction_of_state[state]
             if self._process_of[env_id].stale(self._processes):
                 self._process_of[env_id].discard()
         missing = wanted
@@ -122,8 +127,9 @@ class SubprocEnvs(SimEnv):
         return chunks
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
-        return found
+        faults = self._faults
+        self._faults = {}
+        return faults
 
     def close(self) -> None:
         for process in self._homes:
@@ -158,17 +164,17 @@ class SubprocEnvs(SimEnv):
         for env_id, given in arguments.items():
             asked.setdefault(self._process_of[env_id].env_ids.start, {})[env_id] = given
         processes = [(self._process_of[start], requests) for start, requests in asked.items()]
-        fresh = {id(process) for process, _ in processes if not process.runs}
-        env_ids = [env_id for process, requests in processes if id(process) in fresh for env_id in requests]
+        new_processes = {id(process) for process, _ in processes if not process.runs}
+        env_ids = [env_id for process, requests in processes if id(process) in new_processes for env_id in requests]
         with waiting("starting envs", len(env_ids), self._tasks(env_ids)) as note:
-            return self._asked(method, processes, flaw, fresh, note)
+            return self._asked(method, processes, flaw, new_processes, note)
 
     def _asked(
         self,
         method: str,
         processes: Sequence[tuple[EnvProcess, Mapping[int, tuple[Any, ...]]]],
         flaw: Callable[[Any], str],
-        fresh: Collection[int],
+        new_processes: Collection[int],
         note: Callable[[int], None],
     ) -> dict[int, Any]:
         """Do the work of `_ask`; `note` is called with the number of envs in `fresh` processes that have answered."""
@@ -182,7 +188,7 @@ class SubprocEnvs(SimEnv):
         for process, requests in processes:
             deadline = self._processes.deadline_s * len(requests)
             got = process.receive(max(0.0, begun + deadline - time.monotonic()), deadline)
-            if id(process) in fresh:
+            if id(process) in new_processes:
                 started += len(requests)
                 note(started)
             if isinstance(got, str):
@@ -230,10 +236,12 @@ class SubprocEnvs(SimEnv):
 
     def _observation(self, env_ids: Iterable[int]) -> Observation:
         views = [self._views[env_id] for env_id in env_ids]
-        told = [self._instructions[env_id] for env_id in env_ids]
+        instructions_of_envs = [self._instructions[env_id] for env_id in env_ids]
         return Observation(
             images={name: np.stack([view.images[name] for view in views]) for name in self.info.cameras},
-            instructions=tuple(view.instruction or text for view, text in zip(views, told, strict=True)),
+            instructions=tuple(
+                view.instruction or text for view, text in zip(views, instructions_of_envs, strict=True)
+            ),
             state=np.stack([view.state for view in views if view.state is not None]) if self.info.state_dim else None,
         )
 

@@ -90,7 +90,7 @@ class Tracker:
         self._todo: SimpleQueue[tuple[str, Callable[[], None]] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._run: Run | None = None
-        self._finished = self._failing = self._said = False
+        self._finished = self._failing = self._warned = False
         self._evaluated: int | None = None
         """Step of an evaluation whose videos may still come."""
         self._saved: tuple[int, Path] | None = None
@@ -106,7 +106,7 @@ class Tracker:
         self._thread.start()
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
-        self._films()
+        self._videos()
         self._tell("metrics", lambda: self._store.scalars(step, metrics))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
@@ -115,13 +115,13 @@ class Tracker:
         self._evaluated = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        self._films()
+        self._videos()
         self._saved = step, folder
         if self._settings.artifacts == "all":
             self._checkpoint()
 
     def on_run_end(self) -> None:
-        self._films()
+        self._videos()
         if self._settings.artifacts == "last":
             self._checkpoint()
         self._finished = True
@@ -137,19 +137,19 @@ class Tracker:
             return
         thread, self._thread = self._thread, None
         self._todo.put(None)
-        begun, told = monotonic(), False
+        begun, warned = monotonic(), False
         while thread.is_alive():
             waited = monotonic() - begun
             limit = min(self._settings.wait_s, FAILING_WAIT_S if self._failing or not self._finished else float("inf"))
             if waited > limit:
                 logger.warning("%s did not take all of the run within %.0f s; the rest is left out", self._name, limit)
                 return
-            if waited > 2 and not told:
-                told = True
+            if waited > 2 and not warned:
+                warned = True
                 print(f"{self._name}: uploading what is left, for {limit:.0f} s at most", file=sys.stderr, flush=True)
             thread.join(0.1)
 
-    def _films(self) -> None:
+    def _videos(self) -> None:
         """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
         they are looked up later."""
         step, self._evaluated = self._evaluated, None
@@ -214,14 +214,14 @@ class Tracker:
         file = Path(run.folder) / FILE
         known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         name, where = self._store.open(run, known.get(self._name) if run.first_step else None)
-        beside = file.with_suffix(f".{self._name}.tmp")
-        beside.write_text(json.dumps(known | {self._name: name}, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, file)
+        temporary = file.with_suffix(f".{self._name}.tmp")
+        temporary.write_text(json.dumps(known | {self._name: name}, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, file)
         print(f"{self._name}: {where}", file=sys.stderr, flush=True)
 
     def _complain(self, what: str, exc: BaseException) -> None:
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             logger.warning(
                 "%s did not take %s: %s\n  the run goes on; further failures are not shown",
                 self._name,

@@ -37,10 +37,10 @@ class FlowSchedule:
         self.noisy_steps = steps - (method == "flow_cps")
         """Number of steps, counted from the first, that may be stochastic."""
         std, drift = (_cps if method == "flow_cps" else _sde)(grid, level)
-        told = [torch.tensor(1.0)]
-        while len(told) < steps:
-            told.append(told[-1] - torch.tensor(self.delta))
-        self.time = (time.float() if exact else torch.stack(told)).to(device)
+        times = [torch.tensor(1.0)]
+        while len(times) < steps:
+            times.append(times[-1] - torch.tensor(self.delta))
+        self.time = (time.float() if exact else torch.stack(times)).to(device)
         self.std = std.float().to(device)
         self.drift = drift.float().to(device)
 

@@ -137,7 +137,7 @@ def find(role: str, text: str, cluster: Cluster) -> list[Device]:
             found += pool[int(first) : int(last or first) + 1]
     twice = [device for device, count in Counter(found).items() if count > 1]
     if twice:
-        raise DoesNotFit(f"placement.{role}: {text!r} names {_said(twice, cluster)} twice")
+        raise DoesNotFit(f"placement.{role}: {text!r} names {_formatted(twice, cluster)} twice")
     return found
 
 
@@ -151,7 +151,7 @@ def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: 
     """Raise DoesNotFit if two roles name the same device."""
     both = [device for device in of[a] if device in set(of[b]) and device.index is not None]
     if both:
-        raise DoesNotFit(f"placement: {a} and {b} both name {_said(both, cluster)}; {hint}")
+        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(both, cluster)}; {hint}")
 
 
 def arrange(
@@ -230,7 +230,7 @@ def _nodes(cluster: Cluster) -> list[Node]:
     return sorted(cluster.nodes, key=lambda node: node.name)
 
 
-def _said(devices: Sequence[Device], cluster: Cluster) -> str:
+def _formatted(devices: Sequence[Device], cluster: Cluster) -> str:
     one = len(cluster.nodes) == 1
     names = [f"{'' if one else f'{p.node}:'}{'cpu' if p.index is None else p.index}" for p in devices]
     return f"device{'s' if len(names) > 1 else ''} {', '.join(names)}"

@@ -71,12 +71,12 @@ def measure(
         | _actions(model, some, seed)
         | _disagreement(replay, imagine_episodes(model, some, seed, "again"))
     )
-    played = np.concatenate(replay.executed)
-    classes = np.concatenate(replay.outcomes)[played]
+    executed_steps = np.concatenate(replay.executed)
+    classes = np.concatenate(replay.outcomes)[executed_steps]
     chunk = windows.actions.shape[2]
     won = (classes >= 1) & (classes <= chunk)
     for name, chances in (("outcome_auc", replay.on_real), ("outcome_auc_imagined", replay.chances)):
-        found[name] = roc_auc(np.concatenate(chances)[played][:, 1 : chunk + 1].sum(1), won)
+        found[name] = roc_auc(np.concatenate(chances)[executed_steps][:, 1 : chunk + 1].sum(1), won)
     return found | _whole_episodes(replay, chunk)
 
 
@@ -159,8 +159,8 @@ def _stacked(observation: Observation, rows: Array) -> Array:
 def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
     found: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
-    for k, played in enumerate(replay.executed, start=1):
-        rows = np.flatnonzero(played)
+    for k, executed_steps in enumerate(replay.executed, start=1):
+        rows = np.flatnonzero(executed_steps)
         if not len(rows):
             continue
         real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
@@ -168,9 +168,9 @@ def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
         for prefix, guess in (("", imagined), ("copy_", before)):
             found[f"{prefix}psnr/{k}"] = psnr(guess, real)
             found[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)
-        told, was = replay.imagined[k - 1].state, replay.real[k - 1].state
-        if told is not None and was is not None:
-            error = np.abs(to_numpy(told)[rows] - to_numpy(was)[rows]) / spread
+        imagined_state, was = replay.imagined[k - 1].state, replay.real[k - 1].state
+        if imagined_state is not None and was is not None:
+            error = np.abs(to_numpy(imagined_state)[rows] - to_numpy(was)[rows]) / spread
             found[f"state_mae/{k}"] = float(error.mean())
     return found
 
@@ -204,8 +204,8 @@ def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, f
     them."""
     found: dict[str, float] = {}
     chances: list[Array] = []
-    for k, played in enumerate(other.executed, start=1):
-        rows = np.flatnonzero(played)
+    for k, executed_steps in enumerate(other.executed, start=1):
+        rows = np.flatnonzero(executed_steps)
         if not len(rows):
             continue
         first, second = (_stacked(replay.imagined[k - 1], rows).astype(np.float32) for replay in (one, other))
@@ -219,10 +219,10 @@ def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, f
 def _whole_episodes(replay: ImaginedEpisodes, chunk: int) -> dict[str, float]:
     score, going = (np.full(len(replay.executed[0]), value) for value in (0.0, 1.0))
     success = np.zeros(len(score), bool)
-    for played, chances, outcome in zip(replay.executed, replay.chances, replay.outcomes, strict=True):
-        score += np.where(played, going * chances[:, 1 : chunk + 1].sum(1), 0)
-        going *= np.where(played, chances[:, 0], 1)
-        success |= played & (outcome >= 1) & (outcome <= chunk)
+    for executed_steps, chances, outcome in zip(replay.executed, replay.chances, replay.outcomes, strict=True):
+        score += np.where(executed_steps, going * chances[:, 1 : chunk + 1].sum(1), 0)
+        going *= np.where(executed_steps, chances[:, 0], 1)
+        success |= executed_steps & (outcome >= 1) & (outcome <= chunk)
     guess, wins, auc = score > 0.5, int(success.sum()), roc_auc(score, success)
     return {
         "replay_auc": auc,

@@ -49,7 +49,8 @@ class UNetAttention(nn.Module):
         super().__init__()
         self.heads = parts(channels, HEAD)
         self.norm = group_norm(channels)
-        self.qkv, self.out = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)  # type: ignore[arg-type]
 
@@ -67,8 +68,10 @@ class UNetBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, condition: int, attention: bool) -> None:
         super().__init__()
         self.short_cut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
-        self.norm1, self.conv1 = UNetAdaptiveNorm(inputs, condition), conv3x3(inputs, outputs)
-        self.norm2, self.conv2 = UNetAdaptiveNorm(outputs, condition), conv3x3(outputs, outputs)
+        self.norm1 = UNetAdaptiveNorm(inputs, condition)
+        self.conv1 = conv3x3(inputs, outputs)
+        self.norm2 = UNetAdaptiveNorm(outputs, condition)
+        self.conv2 = conv3x3(outputs, outputs)
         self.attention = UNetAttention(outputs) if attention else nn.Identity()
         nn.init.zeros_(self.conv2.weight)
 

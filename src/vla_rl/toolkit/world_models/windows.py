@@ -50,7 +50,7 @@ def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Arr
     class [B] led to `after`. A chunk with fewer actions than the window's others is padded at its end."""
     chunk = windows.actions.shape[2]
     short = [(0, 0), (0, chunk - actions.shape[1])]
-    asked, played = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
+    asked, was_executed = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
     state = windows.state[:, -1] if after.state is None else to_numpy(after.state)
     return attrs.evolve(
         windows,
@@ -60,7 +60,7 @@ def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Arr
         },
         state=np.concatenate([windows.state[:, 1:], state[:, None]], axis=1),
         actions=np.concatenate([windows.actions, asked[:, None]], axis=1)[:, 1:],
-        executed=np.concatenate([windows.executed, played[:, None]], axis=1)[:, 1:],
+        executed=np.concatenate([windows.executed, was_executed[:, None]], axis=1)[:, 1:],
         outcomes=np.concatenate([windows.outcomes, outcomes[:, None]], axis=1)[:, 1:],
         first=windows.first + 1,
     )

@@ -123,7 +123,7 @@ def test_rows_are_prompt_placeholders_stop_padding() -> None:
     length = len(p.encode(TEXTS[0]))
     assert batch.ids.shape[1] == len(p.encode(TEXTS[1])) + 6 + 1
     assert batch.start.tolist() == [length - 1] * 2
-    assert batch.blank[0].nonzero().flatten().tolist() == list(range(length, length + 6))
+    assert batch.placeholder[0].nonzero().flatten().tolist() == list(range(length, length + 6))
     assert batch.ids[0, length + 6] == 2
     assert batch.mask is not None
     assert batch.mask[0].sum() == length + 7

@@ -132,7 +132,7 @@ def test_slots_that_a_checkpoint_names_are_not_written_to(tmp_path):
     with pytest.raises(UserError, match="used up"):
         made.add([episode(5)])  # the checkpoint before is still the one that would be resumed
     again = make(tmp_path, capacity=3, spare=2)
-    again.load_state(index)
+    again.index.load_state(index)
     windows = again.windows(np.array([s.id for s in again.starts("first")]), history=1)
     assert windows.images["top"][:, 0, 0, 0, 0].tolist() == [0, 1, 2]
     made.index.saved()

@@ -55,9 +55,9 @@ class SRPO(Algorithm):
         counted = kept & embeddings.any(1)
         tasks = rollout.tasks or ("the only one",) * len(embeddings)
         progress = progress_rewards(embeddings, rollout.success.numpy(), tasks, counted, self.config)
-        paid = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
+        rewarded = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
         return rollout.evolve(
-            rewards=torch.where(torch.from_numpy(counted)[:, None], paid, rollout.rewards),
+            rewards=torch.where(torch.from_numpy(counted)[:, None], rewarded, rollout.rewards),
             findings={
                 "reward": torch.from_numpy(progress.rewards),
                 "distance": torch.from_numpy(progress.distances),

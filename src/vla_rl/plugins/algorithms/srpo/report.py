@@ -52,16 +52,16 @@ def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dic
     axes = figure.subplots()
     names = np.array(tasks)
     shaped = ~np.isnan(found["distance"])
-    paid = ~np.isnan(found["reward"])
+    has_reward = ~np.isnan(found["reward"])
     for task in np.unique(names[shaped]):
         inside = shaped & (names == task)
         label = f"{task} ({inside.sum()})"
         axes.scatter(found["distance"][inside], found["reward"][inside], s=18, alpha=0.7, label=label)
-    axes.axhline(1.0, color="black", lw=1, ls="--", label=f"successes ({(paid & success).sum()})")
+    axes.axhline(1.0, color="black", lw=1, ls="--", label=f"successes ({(has_reward & success).sum()})")
     axes.set(xlabel="distance to the task's successes", ylabel="reward", ylim=(-0.03, 1.05))
     axes.set_title(
-        f"step {step}: {shaped.sum()} failures shaped, {(paid & ~success & ~shaped).sum()} without a success of their "
-        f"task, {(~paid).sum()} left out",
+        f"step {step}: {shaped.sum()} failures shaped, {(has_reward & ~success & ~shaped).sum()} without a success "
+        f"of their task, {(~has_reward).sum()} left out",
         fontsize=10,
     )
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

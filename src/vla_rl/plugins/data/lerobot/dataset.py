@@ -30,7 +30,7 @@ from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, ma
 IMAGES = "observation.images."
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 """Arrow type of an image that is stored in a Parquet file."""
-PLACES = ("episode_index", "frame_index", "task_index", "timestamp")
+INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
 """Columns that say which episode, frame, task and time a row of the table belongs to."""
 
 
@@ -145,18 +145,20 @@ def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
 
 def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
     """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
-    the columns `PLACES` as [rows]."""
+    the columns `INDEX_COLUMNS` as [rows]."""
     try:
-        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(columns=[*sizes, *PLACES])
-        places = {name: _place(name, table[name]) for name in PLACES}
-        return places | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
+        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(
+            columns=[*sizes, *INDEX_COLUMNS]
+        )
+        index_columns = {name: _place(name, table[name]) for name in INDEX_COLUMNS}
+        return index_columns | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
     except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
         raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
 
 
 def _place(name: str, column: Any) -> Array:
-    """Return a Parquet column of `PLACES` as integers or seconds [rows]. Raise ValueError for missing or non-finite
-    numbers."""
+    """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or
+    non-finite numbers."""
     values: Array = column.to_numpy()
     kinds = "iuf" if name == "timestamp" else "iu"
     if column.null_count or values.dtype.kind not in kinds:

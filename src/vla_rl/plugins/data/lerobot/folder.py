@@ -30,7 +30,7 @@ def find_folder(folder: Path) -> Path:
         there = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {there}; give the folder of a LeRobot data set, which has {INFO.as_posix()}")
     owner, title, revision = name.groups()
-    for place in _places(owner, title):
+    for place in _candidates(owner, title):
         if (place / "snapshots").is_dir() or revision is None:
             found = _with_info(place, revision)
             if found is not None:
@@ -38,22 +38,22 @@ def find_folder(folder: Path) -> Path:
     at = f" --revision {revision}" if revision else ""
     raise UserError(
         f"{folder} is not a folder ({folder.absolute()}), and as a name of the hub it is not on this machine: "
-        f"looked in {' and '.join(str(place) for place in _places(owner, title))}\n"
+        f"looked in {' and '.join(str(place) for place in _candidates(owner, title))}\n"
         f"  data sets are not fetched while a run starts, for their size: "
         f"hf download {owner}/{title} --repo-type dataset{at} --local-dir FOLDER, then set folder: FOLDER"
     )
 
 
-def _places(owner: str, title: str) -> list[Path]:
+def _candidates(owner: str, title: str) -> list[Path]:
     """Return the folders in which a data set of the hub may lie: lerobot's own, and the hub client's cache as lerobot
     and as the client itself place it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache"))
-    home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    lerobot = Path(os.environ.get("HF_LEROBOT_HOME") or home / "lerobot")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    hub_cache = Path(os.environ.get("HF_HOME") or cache / "huggingface")
+    lerobot = Path(os.environ.get("HF_LEROBOT_HOME") or hub_cache / "lerobot")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or hub_cache / "hub")
     repository = f"datasets--{owner}--{title}"
-    places = (lerobot / owner / title, lerobot / "hub" / repository, hub / repository)
-    return [place.expanduser() for place in places]
+    candidates = (lerobot / owner / title, lerobot / "hub" / repository, hub / repository)
+    return [place.expanduser() for place in candidates]
 
 
 def _with_info(folder: Path, revision: str | None = None) -> Path | None:
@@ -75,10 +75,10 @@ def _newest_first(snapshots: Path) -> list[str]:
 
 def _describe(folder: Path) -> str:
     """Return what is wrong with a folder, and which folder was probably meant."""
-    said = f"{folder} is no LeRobot data set: it has no {INFO.as_posix()}"
+    message = f"{folder} is no LeRobot data set: it has no {INFO.as_posix()}"
     above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)
     if above is not None:
-        return f"{said}; give {above}, the data set that it is part of"
+        return f"{message}; give {above}, the data set that it is part of"
     found = [
         file.parents[1] for pattern in ("*", "*/*") for file in sorted(folder.glob(f"{pattern}/{INFO.as_posix()}"))
     ]
@@ -86,7 +86,7 @@ def _describe(folder: Path) -> str:
     if found or cached:
         names = [entry.relative_to(folder).as_posix() for entry in (*found, *cached)]
         more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-        return f"{said}; it holds data sets, give one of them: {', '.join(names[:LISTED])}{more}"
+        return f"{message}; it holds data sets, give one of them: {', '.join(names[:LISTED])}{more}"
     if (folder / "meta").is_dir() or (folder / "snapshots").is_dir():
-        return f"{said}; it is half downloaded, fetch it again"
-    return f"{said}; give the folder that `hf download OWNER/NAME --repo-type dataset --local-dir FOLDER` filled"
+        return f"{message}; it is half downloaded, fetch it again"
+    return f"{message}; give the folder that `hf download OWNER/NAME --repo-type dataset --local-dir FOLDER` filled"

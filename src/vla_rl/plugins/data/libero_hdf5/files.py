@@ -61,23 +61,23 @@ class LiberoFiles(Demonstrations):
         return len(self._windows)
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        places = [(self._episodes[e], int(t)) for e, t in zip(*self._windows.find(np.asarray(indices)), strict=True)]
+        frames_at = [(self._episodes[e], int(t)) for e, t in zip(*self._windows.find(np.asarray(indices)), strict=True)]
         observation = Observation(
-            images={camera: _frames(name, places) for camera, name in self._cameras.items()},
-            instructions=tuple(e.instruction for e, _ in places),
-            state=np.stack([e.state[t] for e, t in places]),
+            images={camera: _frames(name, frames_at) for camera, name in self._cameras.items()},
+            instructions=tuple(e.instruction for e, _ in frames_at),
+            state=np.stack([e.state[t] for e, t in frames_at]),
         )
-        return observation, np.stack([e.actions[t : t + self._chunk] for e, t in places])
+        return observation, np.stack([e.actions[t : t + self._chunk] for e, t in frames_at])
 
     def data_statistics(self) -> Any:
         parts = {"action": [e.actions for e in self._episodes], "state": [e.state for e in self._episodes]}
         return statistics({name: np.concatenate(arrays) for name, arrays in parts.items()})
 
 
-def _frames(name: str, places: Sequence[tuple[Recorded, int]]) -> Array:
+def _frames(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
     """Return the images of one camera for pairs of demonstration and step, uint8 [B, H, W, 3], upright."""
     frames = []
-    for episode, step in places:
+    for episode, step in frames_at:
         try:
             frames.append(episode.group["obs"][name][episode.frames[step]][::-1, ::-1])
         except OSError as exc:
@@ -85,7 +85,7 @@ def _frames(name: str, places: Sequence[tuple[Recorded, int]]) -> Array:
                 f"{episode.group.file.filename}: an image of {episode.group.name} cannot be read ({exc}); "
                 "download it again"
             ) from exc
-    return stack_pictures(places[0][0].group.file.filename, name, frames)
+    return stack_pictures(frames_at[0][0].group.file.filename, name, frames)
 
 
 def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:

@@ -62,8 +62,8 @@ def try_out(config: GymnasiumConfig) -> None:
             env.reset(one, one, one)
             middle = (np.array(env.info.action_low) + np.array(env.info.action_high)) / 2
             env.chunk_step(middle.reshape(1, 1, -1), np.array([True]), True)
-            for said in env.faults().values():
-                raise UserError(f"{config.id} breaks at its first step:\n{said[-1]}")
+            for fault in env.faults().values():
+                raise UserError(f"{config.id} breaks at its first step:\n{fault[-1]}")
         finally:
             env.close()
     except Exception:

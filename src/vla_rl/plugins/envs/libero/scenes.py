@@ -33,19 +33,19 @@ class SceneCache:
         self._config, self._device = config, device
         self._built: dict[LiberoTask, LiberoScene] = {}  # in order of use, the most recent one last
         self._there: dict[LiberoTask, SceneEpisode] = {}
-        self._played: dict[int, SceneEpisode] = {}
+        self._episodes_of: dict[int, SceneEpisode] = {}
         self._kept: Kept | None = None
         self.seeds: dict[int, int] = {}
         """State id -> seed, for the train states drawn so far."""
 
     def begin(self, env_id: int, task: LiberoTask) -> LiberoScene:
         """Start an episode of this task in an env instance. Return its scene, in any state."""
-        self._played[env_id] = SceneEpisode(task)
+        self._episodes_of[env_id] = SceneEpisode(task)
         return self.of(env_id)
 
     def of(self, env_id: int) -> LiberoScene:
         """Return the scene of an env instance, in the state in which the instance left it."""
-        episode = self._played[env_id]
+        episode = self._episodes_of[env_id]
         scene = self._built.pop(episode.task, None) or self._build(episode.task)
         self._built[episode.task] = scene
         before = self._there.get(episode.task)
@@ -60,10 +60,10 @@ class SceneCache:
     def leave(self, env_id: int) -> None:
         """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
         it, the scene is closed and built again for the next use."""
-        episode = self._played.pop(env_id, None)
+        episode = self._episodes_of.pop(env_id, None)
         if episode is not None and self._there.get(episode.task) is episode:
             self._close(episode.task)
-        if not self._played:
+        if not self._episodes_of:
             for task in list(self._built):
                 self._close(task)
 
@@ -89,8 +89,8 @@ class SceneCache:
 
     def _make_room(self) -> None:
         """Close unused scenes until one more of the usual size fits into memory."""
-        played = {episode.task for episode in self._played.values()}
-        for task in [task for task in self._built if task not in played]:
+        tasks_in_use = {episode.task for episode in self._episodes_of.values()}
+        for task in [task for task in self._built if task not in tasks_in_use]:
             textures = {texture for scene in self._built.values() for texture in scene.textures}
             taken = [scene.memory for scene in self._built.values()]
             if sum(taken) + max(taken) + sum(texture.memory for texture in textures) > self._config.memory_mib * MIB:

@@ -60,9 +60,9 @@ class BatchEnv(SimEnv):
         succeeded, terminated, executed = torch.zeros((3, *shape), dtype=torch.bool, device=device)
         still = None if moving.all() else self._scene.save()
         for i in range(shape[1]):
-            played = self._scene.step(actions[:, i] * moving[:, None])
-            executed[:, i], rewards[:, i] = moving, played.reward * moving
-            succeeded[:, i], terminated[:, i] = played.success & moving, played.ended & moving
+            result = self._scene.step(actions[:, i] * moving[:, None])
+            executed[:, i], rewards[:, i] = moving, result.reward * moving
+            succeeded[:, i], terminated[:, i] = result.success & moving, result.ended & moving
             ended = terminated[:, i]
             if stop_at_end and ended.any():
                 still = _merged(still, self._scene.save(), ended)

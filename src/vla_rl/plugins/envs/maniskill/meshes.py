@@ -12,7 +12,7 @@ from vla_rl.toolkit.envs.meshes import MANY, clustered, normals_of
 
 _MADE: dict[tuple[str, tuple[float, ...], int, int], tuple[Array, Array, Array]] = {}
 """Cache of simplified meshes by file, scale, part and cells: scenes are built again at each reset."""
-_HEAVY: dict[str, bool] = {}
+_MANY_FACES: dict[str, bool] = {}
 """Cache by file: whether its mesh has many triangles and no textures."""
 
 
@@ -26,27 +26,27 @@ def simplify(scene: Any, cells: int) -> None:
 
     for entity in scene.entities:
         body = entity.find_component_by_type(render.RenderBodyComponent)
-        if body is None or not any(map(_is_heavy, body.render_shapes)):
+        if body is None or not any(map(_has_many_faces, body.render_shapes)):
             continue
         lighter = render.RenderBodyComponent()
         for shape in body.render_shapes:
-            for part in _lighter(shape, cells) if _is_heavy(shape) else [shape.clone()]:
+            for part in _lighter(shape, cells) if _has_many_faces(shape) else [shape.clone()]:
                 lighter.attach(part)
         lighter.visibility, lighter.shading_mode = body.visibility, body.shading_mode
         entity.remove_component(body)
         entity.add_component(lighter)
 
 
-def _is_heavy(shape: Any) -> bool:
+def _has_many_faces(shape: Any) -> bool:
     from sapien import render
 
     if not isinstance(shape, render.RenderShapeTriangleMesh) or not shape.filename:
         return False
-    if shape.filename not in _HEAVY:
+    if shape.filename not in _MANY_FACES:
         many = sum(len(part.triangles) for part in shape.parts) > MANY
         plain = all(part.material.base_color_texture is None for part in shape.parts)
-        _HEAVY[shape.filename] = many and plain
-    return _HEAVY[shape.filename]
+        _MANY_FACES[shape.filename] = many and plain
+    return _MANY_FACES[shape.filename]
 
 
 def _lighter(shape: Any, cells: int) -> list[Any]:

@@ -144,8 +144,8 @@ class ManiSkillScene:
 
     def instructions(self) -> list[str] | None:
         """Return the task's own instructions, one per instance, or None if it has none."""
-        told = getattr(self.env, "get_language_instruction", None)
-        return None if told is None else list(told())
+        instruction_of = getattr(self.env, "get_language_instruction", None)
+        return None if instruction_of is None else list(instruction_of())
 
     def save(self) -> SavedScene:
         return SavedScene(_cloned(self.env.get_state_dict()), self._kept())

@@ -23,11 +23,11 @@ class MakeManiSkillEnv:
     recipes: tuple[SceneRecipe, ...]
     """Recipes of the tasks, in the order of the spec."""
     place: Place
-    home: int
+    owner_pid: int
     """Process id of the process that owns the batch."""
 
     def __call__(self, number: int) -> ManiSkillEnv:
-        if os.getpid() != self.home:
+        if os.getpid() != self.owner_pid:
             torch.set_num_threads(1)  # envs are many, and their tensors tiny
         return ManiSkillEnv(self.recipes, self.place)
 
@@ -55,9 +55,9 @@ class ManiSkillEnv(SingleEnv):
 
     @torch.inference_mode()
     def step(self, action: Array) -> Outcome:
-        played = self._scene.step(torch.tensor(action)[None])
-        success, ended = bool(played.success), bool(played.ended)
-        return Outcome(float(played.reward), success, terminated=ended)
+        result = self._scene.step(torch.tensor(action)[None])
+        success, ended = bool(result.success), bool(result.ended)
+        return Outcome(float(result.reward), success, terminated=ended)
 
     @torch.inference_mode()
     def render(self) -> View:

@@ -81,12 +81,12 @@ def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[
 def asset_root(config: Any) -> Path:
     """Return the folder that contains `assets/`. Raise UserError when none is complete; the message says how to get
     them."""
-    places = {"assets": config.assets}
+    folders = {"assets": config.assets}
     if config.assets is None:
-        places = {name: absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
-        places |= {"checkout": config.checkout} if config.checkout else {}
+        folders = {name: absolute(os.environ[name]) for name in ASSET_VARIABLES if os.environ.get(name)}
+        folders |= {"checkout": config.checkout} if config.checkout else {}
     lacking = {}
-    for name, root in places.items():
+    for name, root in folders.items():
         missing = [folder for folder in ASSET_FOLDERS if not (root / folder).is_dir()]
         if not missing:
             return Path(root)

@@ -112,12 +112,12 @@ class RobotwinEnv(SingleEnv):
         if key not in self._things:
             try:
                 self._set_up(seed)
-                self._things[key] = self._play_expert()
+                self._things[key] = self._run_expert()
             except unstable:
                 self._things[key] = None
         return self._things[key]
 
-    def _play_expert(self) -> dict[str, str] | None:
+    def _run_expert(self) -> dict[str, str] | None:
         try:
             info = self._task.play_once()
         except Exception:  # planners fail in many ways; RoboTwin's evaluation counts all as a bad seed

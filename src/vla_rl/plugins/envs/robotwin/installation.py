@@ -179,8 +179,8 @@ def offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[st
 
 def _package(name: str) -> Path | None:
     spec = find_spec(name)
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
-    return Path(places[0]) if places else None
+    locations = list(spec.submodule_search_locations or []) if spec is not None else []
+    return Path(locations[0]) if locations else None
 
 
 def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:

@@ -40,8 +40,8 @@ class VectorRobotwin(SimEnv):
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
         self._tasks = [info.tasks[0].name] * self.num_envs
-        blank = {name: np.zeros((*size, 3), np.uint8) for name, size in info.cameras.items()}
-        self._views = [View(blank, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
+        dummy_images = {name: np.zeros((*size, 3), np.uint8) for name, size in info.cameras.items()}
+        self._views = [View(dummy_images, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
         self._ready = np.zeros(self.num_envs, bool)
         self._solved = np.zeros(self.num_envs, bool)
         self._usable: dict[tuple[str, int], bool] = {}
@@ -68,7 +68,7 @@ class VectorRobotwin(SimEnv):
         rewards = np.zeros(actions.shape[:2], np.float32)
         succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
         before = self._solved.copy()
-        for env_id, (success, cut) in self._play(np.flatnonzero(to_numpy(active)), actions).items():
+        for env_id, (success, cut) in self._execute(np.flatnonzero(to_numpy(active)), actions).items():
             executed[env_id] = True
             if stop_at_end and before[env_id]:
                 executed[env_id, 1:] = False
@@ -100,7 +100,7 @@ class VectorRobotwin(SimEnv):
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _play(self, env_ids: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
+    def _execute(self, env_ids: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
         """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
         outcomes: dict[int, tuple[bool, bool]] = {}
         with quiet(), kept_randomness():

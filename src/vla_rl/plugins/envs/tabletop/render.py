@@ -52,14 +52,14 @@ class Renderer:
             gripper: [N, 2]; closed: bool [N]; position: [N, K, 2]; colour: int64 [N, K]; is_plate: bool [N, K].
             The last object may be in the gripper; plates are painted first, then blocks, then the fingers.
         """
-        rows = len(gripper)
+        num_envs = len(gripper)
         zeros = torch.zeros_like(gripper)
         centre = torch.cat([zeros, gripper])  # [2N, 2]: where the camera looks
-        scale = torch.ones(2 * rows, 1, device=gripper.device)
-        scale[rows:] = WRIST_VIEW
+        scale = torch.ones(2 * num_envs, 1, device=gripper.device)
+        scale[num_envs:] = WRIST_VIEW
         x = self._x * scale + centre[:, :1]  # [2N, W]: table coordinates of the pixel columns
         y = self._y * scale + centre[:, 1:]  # [2N, H]
-        image = self._table.expand(2 * rows, self.size, self.size)
+        image = self._table.expand(2 * num_envs, self.size, self.size)
         position, plate = position.repeat(2, 1, 1), is_plate.repeat(2, 1)
         paint = self._palette[colour].repeat(2, 1)
         dx = x[:, None] - position[..., :1]  # [2N, K, W]
@@ -79,8 +79,8 @@ class Renderer:
             image = torch.where(mask, paint[:, k, None, None], image)
         fingers = self._fingers(x, y, gripper.repeat(2, 1), closed.repeat(2))
         image = torch.where(fingers, self._dark, image)
-        pixels = image.contiguous().view(torch.uint8).reshape(2 * rows, self.size, self.size, 4)[..., :3]
-        overhead, wrist = pixels.contiguous().split(rows)
+        pixels = image.contiguous().view(torch.uint8).reshape(2 * num_envs, self.size, self.size, 4)[..., :3]
+        overhead, wrist = pixels.contiguous().split(num_envs)
         return overhead, wrist
 
     @staticmethod

@@ -45,7 +45,7 @@ class TabletopScenes:
     """bool [S, 4]: plate, else block."""
     target: Array
     """int64 [S]: object that the instruction names."""
-    holding: Array
+    starts_held: Array
     """bool [S]: object 3 starts in the gripper."""
 
     def __len__(self) -> int:
@@ -55,8 +55,8 @@ class TabletopScenes:
 def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
     """Draw scenes, tasks in turn; the same generator state gives the same scenes."""
     task = np.arange(count) % len(TASKS)
-    holding = np.array([t.verb == "put" for t in TASKS])[task]
-    gripper, position = _places(rng, count, holding)
+    starts_held = np.array([t.verb == "put" for t in TASKS])[task]
+    gripper, position = _positions(rng, count, starts_held)
     palette = np.argsort(rng.random((count, len(COLOURS))), axis=1)[:, : THINGS - 1]
     target = rng.integers(THINGS - 1, size=count)
     wanted = np.array([t.colour for t in TASKS])[task]
@@ -67,8 +67,8 @@ def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
     palette[rows, target] = wanted
     extra = rng.integers(len(COLOURS), size=count)
     colour = np.concatenate([palette, extra[:, None]], axis=1)
-    is_plate = np.repeat(holding[:, None], THINGS, axis=1)
-    is_plate[:, -1] = ~holding
+    is_plate = np.repeat(starts_held[:, None], THINGS, axis=1)
+    is_plate[:, -1] = ~starts_held
     return TabletopScenes(
         task=task,
         gripper=gripper,
@@ -76,7 +76,7 @@ def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
         colour=colour,
         is_plate=is_plate,
         target=target,
-        holding=holding,
+        starts_held=starts_held,
     )
 
 
@@ -86,7 +86,7 @@ def split_scenes(split: str) -> TabletopScenes:
     return draw_scenes(generator(0, f"tabletop/{split}"), SPLITS[split][1])
 
 
-def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array, Array]:
+def _positions(rng: np.random.Generator, count: int, starts_held: Array) -> tuple[Array, Array]:
     """Return positions of the gripper [S, 2] and of objects [S, 4, 2], none closer than GAP: the first of many draws
     that fits."""
     gripper = np.empty((count, 2), np.float32)
@@ -96,7 +96,7 @@ def _places(rng: np.random.Generator, count: int, holding: Array) -> tuple[Array
         block, left = left[:_BLOCK], left[_BLOCK:]
         starts = rng.uniform(-START, START, (len(block), _TRIES, 1, 2))
         things = rng.uniform(-REACH, REACH, (len(block), _TRIES, THINGS, 2))
-        held = holding[block, None, None]
+        held = starts_held[block, None, None]
         things[:, :, -1] = np.where(held, starts[:, :, 0], things[:, :, -1])
         points = np.concatenate([starts, things], axis=2)
         distance = np.abs(points[:, :, :, None] - points[:, :, None]).max(-1)

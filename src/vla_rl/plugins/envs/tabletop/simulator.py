@@ -105,9 +105,9 @@ class Tabletop(SimEnv):
         put("colour", scenes.colour)
         put("is_plate", scenes.is_plate)
         put("target", scenes.target)
-        put("puts", scenes.holding)
-        put("closed", scenes.holding)
-        put("held", np.where(scenes.holding, THINGS - 1, -1))
+        put("puts", scenes.starts_held)
+        put("closed", scenes.starts_held)
+        put("held", np.where(scenes.starts_held, THINGS - 1, -1))
         state["ended"][indices] = False
         state["rewarded"][indices] = False
 

@@ -35,12 +35,17 @@ class Status:
     """Current status of a run."""
 
     def __init__(self, run: Run, now: Callable[[], float] = time.monotonic, wanted: Sequence[str] = ()) -> None:
-        self.run, self._now, self.wanted = run, now, wanted
+        self.run = run
+        self._now = now
+        self.wanted = wanted
         self.step = run.first_step
-        self.phase, self.about, self.done, self.total = "starting", "", 0, 0
+        self.phase = "starting"
+        self.about = ""
+        self.done = 0
+        self.total = 0
         self._phase_started = self._last_line = now()
         self.metrics: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self.history: list[float] = []
         """Success rate of each rollout, for the sparkline."""
         self.first_eval: Evaluation | None = None
@@ -53,7 +58,10 @@ class Status:
         phase, _, about = phase.partition(": ")
         if phase != self.phase:
             self._phase_started = self._now()
-        self.phase, self.about, self.done, self.total = phase, about, done, total
+        self.phase = phase
+        self.about = about
+        self.done = done
+        self.total = total
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -64,8 +72,8 @@ class Status:
     def unknown(self) -> list[str]:
         """Return the selected metrics that do not exist, each one once."""
         missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
-        new = [pattern for pattern in missing if pattern not in self._told and "loss/policy" in self.metrics]
-        self._told.update(new)
+        new = [pattern for pattern in missing if pattern not in self._announced and "loss/policy" in self.metrics]
+        self._announced.update(new)
         return new
 
     def spoke(self) -> None:
@@ -88,7 +96,8 @@ class Status:
         if step > self.run.first_step:  # step 0 is behaviour cloning before RL
             past, seconds = self._step_seconds, seconds / (step - self.step)
             self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds
-        self.step, self.metrics = step, metrics
+        self.step = step
+        self.metrics = metrics
         if "env/success_rate" in metrics:
             self.history.append(metrics["env/success_rate"])
 

@@ -35,7 +35,8 @@ class JsonlWriter:
         self._first_step = 0
 
     def on_run_start(self, run: Run) -> None:
-        self._path, self._first_step = Path(run.folder) / self._name, run.first_step
+        self._path = Path(run.folder) / self._name
+        self._first_step = run.first_step
         if run.first_step == 0:
             self._keep_copy()
         self._keep(lambda line: line["step"] <= run.first_step)
@@ -98,9 +99,9 @@ class JsonlWriter:
         if kept == text:
             return
         self.on_run_end()
-        beside = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
-        beside.write_text(kept, encoding="utf-8")
-        beside.replace(self._path)
+        partial = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
+        partial.write_text(kept, encoding="utf-8")
+        partial.replace(self._path)
 
 
 def _parse(raw: str) -> dict[str, Any] | None:

@@ -26,7 +26,9 @@ class LiveCurves:
             self._display = DisplayHandle()
         self._curves: dict[str, list[tuple[float, float]]] = {name: [] for name in config.metrics}
         self._evaluations: list[Interval] = []
-        self._title, self._drawn, self._begun = "", float("-inf"), False
+        self._title = ""
+        self._drawn = float("-inf")
+        self._begun = False
 
     def on_run_start(self, run: Run) -> None:
         self._title = f"{run.name}: {run.first_step} of {run.steps} steps"
@@ -54,7 +56,8 @@ class LiveCurves:
 
         image = Image(picture(draw(self._curves, self._evaluations, self._title)), format="png")
         (self._display.update if self._begun else self._display.display)(image)
-        self._begun, self._drawn = True, monotonic()
+        self._begun = True
+        self._drawn = monotonic()
 
 
 def in_notebook() -> bool:

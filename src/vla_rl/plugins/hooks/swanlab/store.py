@@ -28,8 +28,8 @@ class SwanlabStore:
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
         config = self._config
-        home = Path(run.folder) / "swanlog"
-        home.mkdir(exist_ok=True)
+        log_folder = Path(run.folder) / "swanlog"
+        log_folder.mkdir(exist_ok=True)
         mode = config.mode or os.environ.get("SWANLAB_MODE", "online")
         self._run = swanlab.init(
             project=config.project,
@@ -38,7 +38,7 @@ class SwanlabStore:
             tags=list(config.tags) or None,
             job_type=run.mode,
             config=dict(run.spec),
-            log_dir=str(home),
+            log_dir=str(log_folder),
             mode=mode,
             id=known,
             resume="must" if known else "never",

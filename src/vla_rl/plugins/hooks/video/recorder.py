@@ -60,8 +60,10 @@ class VideoRecorder:
                 write_mp4(file, video, self._config.fps)
             except OSError as exc:  # includes the encoder's errors, with all that it printed
                 file.unlink(missing_ok=True)
-                said = [line for line in str(exc).splitlines() if line.strip()]
-                logger.warning("hook video could not encode %s, the run goes on without: %s", file, said[:1] or exc)
+                error_lines = [line for line in str(exc).splitlines() if line.strip()]
+                logger.warning(
+                    "hook video could not encode %s, the run continues without it: %s", file, error_lines[:1] or exc
+                )
                 break
             captions.append({"file": file.name, "task": episode.task, "instruction": episode.instruction})
         write_whole(folder / f"step_{step:06d}.json", json.dumps({"episodes": captions}, indent=1) + "\n")
@@ -111,8 +113,8 @@ def _caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
     """Return the strip below the cameras: instruction and task, and the outcome of an episode that has `ended`."""
     large, small = ImageFont.load_default(size=15), ImageFont.load_default(size=12)
     lines = _wrap(episode.instruction, large, width - 2 * MARGIN)
-    strip = Image.new("RGB", (width, MARGIN + LINE * (len(lines) + 1) + MARGIN), PAPER)
-    draw = ImageDraw.Draw(strip)
+    caption_bar = Image.new("RGB", (width, MARGIN + LINE * (len(lines) + 1) + MARGIN), PAPER)
+    draw = ImageDraw.Draw(caption_bar)
     for number, line in enumerate(lines):
         draw.text((MARGIN, MARGIN + LINE * number), line, fill=INK, font=large)
     top = MARGIN + LINE * len(lines)
@@ -122,7 +124,7 @@ def _caption(episode: EpisodeFrames, width: int, ended: bool) -> Frames:
         draw.rounded_rectangle((width - MARGIN - badge, top, width - MARGIN, top + LINE - 2), radius=4, fill=colour)
         draw.text((width - MARGIN - badge + 6, top + 2), word, fill=(255, 255, 255), font=small)
     draw.text((MARGIN, top + 2), _wrap(episode.task, small, width - 3 * MARGIN - badge)[0], fill=FAINT, font=small)
-    return np.asarray(strip)
+    return np.asarray(caption_bar)
 
 
 def _wrap(text: str, font: Any, width: float) -> list[str]:

@@ -21,7 +21,7 @@ class BinCodec:
         self.bins = bins
         self._scaler = FeatureScaler(scale, device)
 
-    def places(self, actions: Tensor) -> Tensor:
+    def bin_positions(self, actions: Tensor) -> Tensor:
         """Return the positions of actions [..., A] (in the simulator's units) among the bins: float32 [..., A] in 0 ...
         bins - 1, fractions between two bins."""
         x = self._scaler.normalise(actions, self._scaler.dim).clamp(-1, 1)
@@ -29,15 +29,15 @@ class BinCodec:
 
     def encode(self, actions: Tensor) -> Tensor:
         """Return the nearest bins of actions [..., A], int64 [..., A]."""
-        return self.places(actions).round().long()
+        return self.bin_positions(actions).round().long()
 
     def decode(self, bins: Tensor) -> Tensor:
         """Return the actions of bins int64 [..., A], float32 [..., A]."""
         return self._scaler.restore(bins.float() * (2 / (self.bins - 1)) - 1)
 
 
-def targets(places: Tensor, bins: int, deviation: float) -> Tensor:
+def targets(bin_positions: Tensor, bins: int, deviation: float) -> Tensor:
     """Return target distributions [..., bins]: Gaussians around the positions `places` [...] among the bins, whose mean
     is that position except near the ends."""
-    distance = torch.arange(bins, device=places.device) - places.unsqueeze(-1)
+    distance = torch.arange(bins, device=bin_positions.device) - bin_positions.unsqueeze(-1)
     return torch.softmax(-0.5 * (distance / deviation) ** 2, dim=-1)

@@ -77,10 +77,10 @@ class CameraTower(nn.Module):
         """Return features [B, D] of images [B, 3, S, S] in [-1, 1] and instruction embeddings [B, E]."""
         for stage in self.stages:
             x = stage(x, instruction)
-        return torch.cat([places(self.keypoints(x)), x.mean((2, 3))], dim=1)
+        return torch.cat([soft_argmax(self.keypoints(x)), x.mean((2, 3))], dim=1)
 
 
-def places(maps: Tensor) -> Tensor:
+def soft_argmax(maps: Tensor) -> Tensor:
     """Return the spatial softmax [B, 2 K] of maps [B, K, H, W]: the mean x, then y, of each map, in [-1, 1]."""
     height, width = maps.shape[2:]
     share = torch.softmax(maps.flatten(2).float(), dim=2).view(maps.shape)

@@ -110,8 +110,8 @@ class FilmResnetPolicy(VLAModel):
         logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
         if not self._smoothing:
             return F.cross_entropy(logits.flatten(0, 2), self.encode_actions(actions).flatten())
-        places = self.codec.places(as_tensor(actions, self._device))
-        aim = targets(places, self.codec.bins, self._smoothing)
+        bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
+        aim = targets(bin_positions, self.codec.bins, self._smoothing)
         return -(aim * torch.log_softmax(logits, dim=-1)).sum(-1).mean()
 
     def save(self, folder: Path) -> None:

@@ -82,7 +82,7 @@ class QwenTowers(nn.ModuleDict):
         grid = x.shape[2]
         x = x.unflatten(2, (-1, merge)).unflatten(4, (-1, merge)).permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
         x = x + self._positions(grid)
-        turns = visual.rotary_pos_emb(x, _places(grid, merge).to(x.device))
+        turns = visual.rotary_pos_emb(x, _patch_positions(grid, merge).to(x.device))
         deep = []
         for i, block in enumerate(visual.blocks):
             x = x + self._attend(block.attn, block.norm1(x), turns)
@@ -118,8 +118,8 @@ class QwenTowers(nn.ModuleDict):
         tokens, deep = self.see(frames)
         rows = (len(ids), -1, tokens.shape[2])
         x: Tensor = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
-        places = _rope_places(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
-        turns = language.rotary_emb(x, places[:, None])
+        triples = _rope_positions(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
+        turns = language.rotary_emb(x, triples[:, None])
         for i, layer in enumerate(language.layers):
             x = layer(x, position_embeddings=turns, attention_mask=None, use_cache=False)
             if i < len(deep):
@@ -128,7 +128,7 @@ class QwenTowers(nn.ModuleDict):
 
 
 @lru_cache
-def _places(grid: int, merge: int) -> Tensor:
+def _patch_positions(grid: int, merge: int) -> Tensor:
     """Return row and column of each patch, [patches, 2], in an order in which the patches of one token are adjacent."""
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
     both = torch.stack([rows, columns], dim=-1)
@@ -144,7 +144,7 @@ def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tenso
     line = torch.linspace(0, side - 1, grid)
     low = line.floor().long()
     high, share = (low + 1).clamp(max=side - 1), line - low
-    row, column = _places(grid, merge).unbind(1)
+    row, column = _patch_positions(grid, merge).unbind(1)
     nearest, shares = [], []
     for row_ends, row_share in ((low, 1 - share), (high, share)):
         for column_ends, column_share in ((low, 1 - share), (high, share)):
@@ -154,16 +154,16 @@ def _interpolation(grid: int, merge: int, positions: int) -> tuple[Tensor, Tenso
 
 
 @lru_cache
-def _rope_places(length: int, starts: tuple[int, ...], side: int) -> Tensor:
+def _rope_positions(length: int, starts: tuple[int, ...], side: int) -> Tensor:
     """Return time, row and column of each token for the rotary embedding, int64 [3, length]: text tokens count up, an
     image advances time by its side."""
-    places: list[tuple[int, int, int]] = []
+    triples: list[tuple[int, int, int]] = []
     now = 0
-    while len(places) < length:
-        if len(places) in starts:
-            places += [(now, now + row, now + column) for row in range(side) for column in range(side)]
+    while len(triples) < length:
+        if len(triples) in starts:
+            triples += [(now, now + row, now + column) for row in range(side) for column in range(side)]
             now += side
         else:
-            places.append((now, now, now))
+            triples.append((now, now, now))
             now += 1
-    return torch.tensor(places).T.contiguous()
+    return torch.tensor(triples).T.contiguous()

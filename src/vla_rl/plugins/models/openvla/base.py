@@ -83,8 +83,8 @@ class FamilyPolicy(VLAModel):
         self._reuse = parts.reuse
         self._first: dict[str, nn.Module | None] = {}
         if isinstance(self.module.vla, PeftModel):
-            beside = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
-            self._first = {name: deepcopy(getattr(self.module, name)) for name in beside}
+            other_modules = ["proprio_projector"] + ["action_head", "deviation"] * (self.module.deviation is not None)
+            self._first = {name: deepcopy(getattr(self.module, name)) for name in other_modules}
         self.module.train()  # gradient checkpointing needs training mode; `_set_dropout` switches dropout
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:

@@ -160,8 +160,8 @@ def _refuse_adapter_alone(folder: Path) -> None:
     parts, or that folder itself."""
     inner = folder if folder.name == LORA_FOLDER else folder / LORA_FOLDER
     merged = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
-    beside = all((folder / name).is_file() for name in (ADAPTER_CONFIG, "config.json"))
-    if merged or beside or not (inner / ADAPTER_CONFIG).is_file():
+    has_both = all((folder / name).is_file() for name in (ADAPTER_CONFIG, "config.json"))
+    if merged or has_both or not (inner / ADAPTER_CONFIG).is_file():
         return
     adapter = read_keys(inner / ADAPTER_CONFIG)
     named = adapter.text("base_model_name_or_path") if adapter.given("base_model_name_or_path") else ""

@@ -243,7 +243,7 @@ class OFTModule(PolicyModule):
         state: Tensor | None,
         ids: Tensor,
         mask: Tensor | None,
-        blank: Tensor,
+        placeholder: Tensor,
         start: Tensor,
         reads: int,
         features: Tensor | None = None,
@@ -263,7 +263,7 @@ class OFTModule(PolicyModule):
         extra = None
         if self.proprio_projector is not None and state is not None:
             extra = self.proprio_projector(state)
-        hidden = self.vla(pixels, ids, attention_mask=mask, blank=blank, extra=extra, features=features)
+        hidden = self.vla(pixels, ids, attention_mask=mask, placeholder=placeholder, extra=extra, features=features)
         first = start + hidden.shape[1] - ids.shape[1]
         # no mask: padding comes after the positions that the critic sees
         values = None if self.value_head is None else self.value_head(hidden, first, None, steps)

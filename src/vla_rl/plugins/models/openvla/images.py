@@ -103,8 +103,8 @@ def _resample(lines: Tensor, size: int) -> Tensor:
     starts, weights = bicubic_taps(len(lines), size)
     first, taps = torch.from_numpy(starts).to(lines.device), torch.from_numpy(weights).to(lines.device)
     total = torch.full((size, lines.shape[1]), 1 << (PRECISION - 1), dtype=torch.int32, device=lines.device)
-    for tap in range(taps.shape[1]):
-        total += lines[(first + tap).clamp(max=len(lines) - 1)] * taps[:, tap, None]
+    for offset in range(taps.shape[1]):
+        total += lines[(first + offset).clamp(max=len(lines) - 1)] * taps[:, offset, None]
     return (total >> PRECISION).clamp_(0, 255)
 
 

@@ -84,7 +84,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         pixel_values: Tensor | None,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
-        blank: Tensor | None = None,
+        placeholder: Tensor | None = None,
         extra: Tensor | None = None,
         causal: bool = False,
         cache: Cache | None = None,
@@ -110,8 +110,8 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         if features is not None:
             patches = self.projector(features)
             inserted = patches if extra is None else torch.cat([patches, extra], dim=1)
-            if blank is not None:
-                sequence = sequence * ~blank.unsqueeze(2)
+            if placeholder is not None:
+                sequence = sequence * ~placeholder.unsqueeze(2)
             sequence = torch.cat([sequence[:, :1], inserted, sequence[:, 1:]], dim=1)
             if attention_mask is not None:
                 attention_mask = insert_columns(attention_mask, inserted.shape[1])

@@ -77,7 +77,7 @@ class OFTPolicy(FamilyPolicy):
                 self._state(obs),
                 prompt.ids,
                 prompt.mask,
-                prompt.blank,
+                prompt.placeholder,
                 prompt.start,
                 reads,
                 seen["features"],

@@ -74,7 +74,7 @@ class PromptBatch:
 
     ids: Tensor
     mask: Tensor | None
-    blank: Tensor
+    placeholder: Tensor
     start: Tensor
 
 
@@ -119,7 +119,7 @@ class DecodingPrompts(KnownPrompts):
         rows = [[*ids, *tail] for ids in tokens]
         self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         columns = torch.arange(width, device=self._device)
-        self._blank = (columns >= lengths) & (columns < lengths + self._placeholders)
+        self._is_placeholder = (columns >= lengths) & (columns < lengths + self._placeholders)
         self._mask = columns < lengths + len(tail) if len(lengths.unique()) > 1 else None
         self._start = lengths[:, 0] - 1
 
@@ -130,7 +130,7 @@ class DecodingPrompts(KnownPrompts):
     def rows(self, instructions: Sequence[str]) -> PromptBatch:
         at = self._positions(instructions)
         mask = None if self._mask is None else self._mask[at]
-        return PromptBatch(ids=self._ids[at], mask=mask, blank=self._blank[at], start=self._start[at])
+        return PromptBatch(ids=self._ids[at], mask=mask, placeholder=self._is_placeholder[at], start=self._start[at])
 
 
 class CausalPrompts(DecodingPrompts):
@@ -154,6 +154,6 @@ class CausalPrompts(DecodingPrompts):
         rows = [[ids[0], *[self._pad] * (width - len(ids)), *ids[1:]] for ids in tokens]
         self._ids = torch.tensor(rows, device=self._device)
         columns = torch.arange(width, device=self._device)
-        self._blank = torch.zeros_like(self._ids, dtype=torch.bool)
+        self._is_placeholder = torch.zeros_like(self._ids, dtype=torch.bool)
         self._mask = (columns == 0) | (columns > width - lengths) if len(lengths.unique()) > 1 else None
         self._start = torch.full_like(lengths[:, 0], width - 1)

@@ -61,7 +61,7 @@ class L1Policy(FamilyPolicy):
     def _forward(self, obs: Observation, seen: dict[str, Tensor | None], reads: int, dropout: bool = False) -> Any:
         self._set_dropout(dropout)
         prompt = self.prompts.rows(obs.instructions)
-        row = (prompt.ids, prompt.mask, prompt.blank, prompt.start)
+        row = (prompt.ids, prompt.mask, prompt.placeholder, prompt.start)
         with self._numerics():
             return self.module(seen["pixels"], self._state(obs), *row, reads, seen["features"], self._steps(obs))
 

@@ -28,7 +28,8 @@ class Glance(nn.Module):
     def __init__(self, channels: int, condition: int) -> None:
         super().__init__()
         self.told = nn.Linear(condition, 2 * channels)
-        self.conv_in, self.mixed = conv3x3(3, channels), nn.Conv2d(channels, channels, 1)
+        self.conv_in = conv3x3(3, channels)
+        self.mixed = nn.Conv2d(channels, channels, 1)
         self.halved = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
         self.quartered = nn.Conv2d(2 * channels, 2 * channels, 3, stride=2, padding=1)
         self.seen = nn.Linear(2 * channels * (AROUND // 4) ** 2, 2 * channels)
@@ -88,9 +89,9 @@ class Heads(nn.Module):
         features = torch.cat((*seen, path.poses, earlier, path.steps, given), dim=2)
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
-    def next_state(self, features: Tensor, path: Path, played: Tensor) -> Tensor:
+    def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:
         """Return the state [B, S] after the first `played` actions (int64 [B], at least 1) of the chunk."""
-        rows, last = torch.arange(len(played), device=played.device), played - 1
+        rows, last = torch.arange(len(num_executed), device=num_executed.device), num_executed - 1
         if self.state is None:
             return path.poses[:, 0, :0]
         return path.poses[rows, last] + self.state(features[rows, last])  # type: ignore[no-any-return]

@@ -41,7 +41,8 @@ class Networks(nn.Module):
 
     def __init__(self, denoiser: Denoiser, heads: Heads) -> None:
         super().__init__()
-        self.denoiser, self.heads = denoiser, heads
+        self.denoiser = denoiser
+        self.heads = heads
 
 
 @frozen(eq=False, kw_only=True)
@@ -56,7 +57,7 @@ class WindowBatch:
     """Action chunks [B, T - 1, C A + 1], one more where the effect of further actions is asked for: actions in [-1, 1],
     and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since nobody knows
     beforehand where it ends."""
-    played: Tensor
+    executed_counts: Tensor
     """int64 [B, T - 1]: number of actions of each chunk that were executed."""
     outcomes: Tensor
     instructions: tuple[str, ...]
@@ -75,7 +76,9 @@ class EDM(WorldModel):
             raise UserError(
                 f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; there are: {shown}"
             )
-        self.config, self.history, self.cameras = config, config.history, tuple(info.cameras)
+        self.config = config
+        self.history = config.history
+        self.cameras = tuple(info.cameras)
         self.device = torch.device(context.device)
         self._low = torch.tensor(info.action_low, device=self.device)
         self._span = torch.tensor(info.action_high, device=self.device) - self._low
@@ -94,7 +97,9 @@ class EDM(WorldModel):
         average = AveragedModel(networks, avg_fn=_running_mean).requires_grad_(False)
         self.module = nn.ModuleDict({"networks": networks, "average": average, "motion": motion})
         self.module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._networks, self._average, self._motion = networks, average, motion
+        self._networks = networks
+        self._average = average
+        self._motion = motion
         self._averaged: Networks = average.module  # type: ignore[assignment]
         self._optimizers = {
             "denoiser": torch.optim.AdamW(_groups(denoiser, config.lr, config.weight_decay), eps=1e-8),
@@ -128,8 +133,10 @@ class EDM(WorldModel):
             frames.append(after)
             whole = torch.full((len(after),), actions.shape[1], device=self.device)
             states.append(self._averaged.heads.next_state(features, path, whole))
-        images, told = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
-        return Observation(images=images, instructions=windows.instructions, state=told if told.shape[1] else None)
+        images, state_values = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
+        return Observation(
+            images=images, instructions=windows.instructions, state=state_values if state_values.shape[1] else None
+        )
 
     @torch.no_grad()
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
@@ -183,7 +190,7 @@ class EDM(WorldModel):
     def _observe(self, batch: WindowBatch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
             states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.pictures))
-            self._motion.observe(batch.chunks[:, t, :-1], *states, batch.played[:, t], pair)
+            self._motion.observe(batch.chunks[:, t, :-1], *states, batch.executed_counts[:, t], pair)
 
     def _denoising(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
         """Return DIAMOND's loss, and the pictures: the first prediction is from recorded ones, later ones are from the
@@ -206,7 +213,9 @@ class EDM(WorldModel):
             if self.config.changed_weight:
                 changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
-            whole = (batch.played[:, t] > 0) & (batch.outcomes[:, t] == 0)  # an episode ends in the middle of its chunk
+            whole = (batch.executed_counts[:, t] > 0) & (
+                batch.outcomes[:, t] == 0
+            )  # an episode ends in the middle of its chunk
             loss = loss + _mean(error, whole) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
@@ -218,7 +227,7 @@ class EDM(WorldModel):
         the heads take an optimiser step on each."""
         found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
         for t in range(self.history - 1, batch.chunks.shape[1]):
-            state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.played[:, t]
+            state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.executed_counts[:, t]
             path = self._motion.path(batch.chunks[:, t, :-1], state)
             for pictures in (batch.pictures[:, t], predicted[t])[: 1 if t < self.history else 2]:
                 features = heads(pictures, path, batch.instructions, learning)
@@ -267,18 +276,20 @@ class EDM(WorldModel):
     def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
         """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
         chunk."""
-        asked, played = windows.actions[rows], windows.executed[rows].sum(-1)
+        asked, executed_counts = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
             asked = np.concatenate([asked, to_numpy(actions)[rows, None]], axis=1)
-            played = np.concatenate([played, np.full((len(played), 1), asked.shape[2])], axis=1)
-        steps = torch.from_numpy(played).to(self.device)
+            executed_counts = np.concatenate(
+                [executed_counts, np.full((len(executed_counts), 1), asked.shape[2])], axis=1
+            )
+        steps = torch.from_numpy(executed_counts).to(self.device)
         flags = (steps > 0).float()[..., None]
         scaled = (self._tensor(asked) - self._low) / self._span * 2 - 1
         return WindowBatch(
             pictures=self._pictures([to_numpy(windows.images[name])[rows] for name in self.cameras]),
             state=self._tensor(windows.state[rows]),
             chunks=torch.cat((scaled.flatten(2) * flags, flags), dim=2),
-            played=steps,
+            executed_counts=steps,
             outcomes=torch.from_numpy(windows.outcomes[rows]).to(self.device),
             instructions=windows.instructions[rows],
         )

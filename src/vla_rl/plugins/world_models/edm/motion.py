@@ -123,7 +123,9 @@ class Motion(nn.Module):
         result: Tensor = (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
         return result
 
-    def observe(self, chunk: Tensor, state: Tensor, then: Tensor, played: Tensor, pair: tuple[Tensor, Tensor]) -> None:
+    def observe(
+        self, chunk: Tensor, state: Tensor, then: Tensor, num_executed: Tensor, pair: tuple[Tensor, Tensor]
+    ) -> None:
         """Update the regressions.
 
         Args:
@@ -131,15 +133,15 @@ class Motion(nn.Module):
             played: int64 [B], actions executed of each chunk; may be 0.
             pair: pictures before and after, [B, cameras 3, H, W].
         """
-        steps, real = chunk.unflatten(1, (-1, self.actions)), played > 0
+        steps, real = chunk.unflatten(1, (-1, self.actions)), num_executed > 0
         if self.moved is not None:
-            counted = torch.arange(steps.shape[1], device=chunk.device) < played[:, None]
-            mean = (steps * counted[:, :, None]).sum(1) / played.clamp(min=1)[:, None]
-            self.moved.observe(mean, (then - state) / played.clamp(min=1)[:, None], real)
+            counted = torch.arange(steps.shape[1], device=chunk.device) < num_executed[:, None]
+            mean = (steps * counted[:, :, None]).sum(1) / num_executed.clamp(min=1)[:, None]
+            self.moved.observe(mean, (then - state) / num_executed.clamp(min=1)[:, None], real)
         self.seen += real.sum()
         self.usual.lerp_(pair[0][real].sum(0) / real.sum().clamp(min=1), real.sum() / self.seen.clamp(min=1))
         path = self.path(chunk, state)
-        end = path.poses[torch.arange(len(played), device=chunk.device), played.clamp(min=1) - 1]
+        end = path.poses[torch.arange(len(num_executed), device=chunk.device), num_executed.clamp(min=1) - 1]
         cameras = zip(*(at_most(pictures, PICTURE).chunk(len(self.places), dim=1) for pictures in pair), strict=True)
         for (before, after), place, shift in zip(cameras, self.places, self.shifts, strict=True):
             changed = (after - before).abs() > CHANGED

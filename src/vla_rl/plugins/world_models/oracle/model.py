@@ -23,14 +23,16 @@ class Oracle(WorldModel):
     def __init__(self, env: SimEnv, config: OracleConfig, run: EnvInfo | None = None) -> None:
         """Create the oracle on a simulator; `run` describes the simulator whose episodes are imagined. Raise UserError
         where the two differ in cameras, state or actions, and for a simulator that is not deterministic."""
-        self.env, self.history = env, config.history
+        self.env = env
+        self.history = config.history
         self._last: tuple[Any, Any, list[tuple[int, ChunkResult]]] | None = None
         for name in () if run is None else ("cameras", "state_dim", "action_low", "action_high"):
-            own, wanted = getattr(env.info, name), getattr(run, name)
-            if own != wanted:
+            simulated = getattr(env.info, name)
+            expected = getattr(run, name)
+            if simulated != expected:
                 raise UserError(
-                    f"world model 'oracle': its env {config.env!r} has {name} {own}, and the run's simulator {wanted}; "
-                    "give it the same settings (world_model.keys)"
+                    f"world model 'oracle': its env {config.env!r} has {name} {simulated}, and the run's simulator "
+                    f"{expected}; give it the same settings (world_model.keys)"
                 )
         if not env.info.deterministic:
             raise UserError(f"world model 'oracle' plays episodes again, and env {config.env!r} is not deterministic")
@@ -40,14 +42,14 @@ class Oracle(WorldModel):
         return {}
 
     def imagine(self, windows: Windows, actions: Array, noise: Noise) -> Observation:
-        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._played(windows, actions)])
+        return Observation.concat([result.obs.take(np.arange(n)) for n, result in self._results(windows, actions)])
 
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
         """Return the true outcome as probabilities of 0 and 1, whatever `after` shows."""
         width = actions.shape[1]
         chances = np.zeros((len(actions), 1 + 2 * width), np.float32)
         first = 0
-        for count, result in self._played(windows, actions):
+        for count, result in self._results(windows, actions):
             ended, success = to_numpy(result.terminated), to_numpy(result.success)
             won = np.where(success, 1, 1 + width) + ended.argmax(1)
             chosen = np.where(ended.any(1), won, 0)[:count]
@@ -58,7 +60,7 @@ class Oracle(WorldModel):
     def close(self) -> None:
         self.env.close()
 
-    def _played(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
+    def _results(self, windows: Windows, actions: Array) -> list[tuple[int, ChunkResult]]:
         """Return the result of the chunk after each window, in batches of at most the simulator's envs: (number of
         windows, result)."""
         if (windows.first > 0).any():
@@ -69,11 +71,11 @@ class Oracle(WorldModel):
             )
         if self._last is not None and self._last[0] is windows and self._last[1] is actions:
             return self._last[2]  # `outcome` after `imagine`, of the same chunk
-        found = [self._play(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
-        self._last = windows, actions, found
-        return found
+        results = [self._execute(windows, actions, first) for first in range(0, len(actions), self.env.num_envs)]
+        self._last = (windows, actions, results)
+        return results
 
-    def _play(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
+    def _execute(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
         num_envs = self.env.num_envs
         here = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
         self.env.reset(np.arange(num_envs), windows.states[here], windows.seeds[here])

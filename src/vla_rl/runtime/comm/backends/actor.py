@@ -1,4 +1,4 @@
-"""A worker as a Ray actor: one thread runs its calls in order, and concurrency groups run calls beside it.
+"""A worker as a Ray actor: one thread runs its calls in order, and concurrency groups run calls at the same time.
 
 docs/explanation/threads.md says which group runs what, and which locks it may hold.
 """
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.runtime.comm.channel import RayPeers
 from vla_rl.runtime.comm.interfaces import MakeHost
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
@@ -26,7 +26,7 @@ from vla_rl.toolkit.processes import ignore_signals
 if np.lib.NumpyVersion(np.__version__) < "2.0.0":
     sys.modules.setdefault("numpy._core.numeric", importlib.import_module("numpy.core.numeric"))
 
-HERE = "\0reference"
+BY_REFERENCE = "\0reference"
 """Placeholder for an argument that travels by reference."""
 
 
@@ -39,54 +39,54 @@ class Actor:
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         self.worker = make_host(data, assignment, lambda: None)
 
-    def call(self, order: bytes, *referenced: Any) -> Any:
+    def call(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in the one thread of the default group, one call after another.
 
-        `order` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `HERE` stands for
-        the next of the arguments that came by reference.
+        `request` holds (role, method, arguments) in one piece, which Ray sends faster than one by one. `BY_REFERENCE`
+        stands for the next of the arguments that came by reference.
         """
-        role, method, arguments = pickle.loads(order)  # noqa: S301 - from our own driver
-        came = iter(referenced)
+        role, method, arguments = pickle.loads(request)  # noqa: S301 - from our own driver
+        references = iter(referenced)
         return self.worker.call(
-            role, method, *(next(came) if isinstance(a, str) and a == HERE else a for a in arguments)
+            role, method, *(next(references) if isinstance(a, str) and a == BY_REFERENCE else a for a in arguments)
         )
 
-    def concurrent(self, order: bytes, *referenced: Any) -> Any:
+    def concurrent(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in a second thread, while the policy rolls out (group "concurrent")."""
-        return self.call(order, *referenced)
+        return self.call(request, *referenced)
 
     concurrent.__ray_concurrency_group__ = "concurrent"  # type: ignore[attr-defined]
 
-    def weights(self, order: bytes, *referenced: Any) -> Any:
+    def weights(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in a third thread: weights are swapped while the policy rolls out (group "weights")."""
-        return self.call(order, *referenced)
+        return self.call(request, *referenced)
 
     weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
 
-    def waiting(self, order: bytes, *referenced: Any) -> Any:
+    def waiting(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in one of two threads that wait for finished tickets, real or imagined (group "waiting")."""
-        return self.call(order, *referenced)
+        return self.call(request, *referenced)
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
-    def imagination(self, order: bytes, *referenced: Any) -> Any:
+    def imagination(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in one of two threads: the policy trains in imagination, in a world model that may be in this
         worker too.
         """
-        return self.call(order, *referenced)
+        return self.call(request, *referenced)
 
     imagination.__ray_concurrency_group__ = "imagination"  # type: ignore[attr-defined]
 
-    def lane(self, order: bytes, *referenced: Any) -> Any:
+    def lane(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in one of as many threads as there are concurrent lanes (group "lanes")."""
-        return self.call(order, *referenced)
+        return self.call(request, *referenced)
 
     lane.__ray_concurrency_group__ = "lanes"  # type: ignore[attr-defined]
 
     def connect(self, actors: Mapping[int, Any]) -> None:
         """Connect this worker to the workers of these actors, whose simulators its policy acts for."""
-        own = self.worker.assignment
-        self.worker.connect(RayPeers(own.index, actors, own.concurrent_lanes))
+        assignment = self.worker.assignment
+        self.worker.connect(RayPeers(assignment.index, actors, assignment.concurrent_lanes))
 
     def request_stop(self) -> None:
         """End the running rollout or evaluation early."""

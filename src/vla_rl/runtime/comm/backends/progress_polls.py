@@ -1,4 +1,4 @@
-"""Progress of busy workers, asked for without waiting for their answers."""
+"""Progress of busy workers, pending for without waiting for their answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ProgressPolls:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._asked: dict[Any, Any] = {}
+        self._pending: dict[Any, Any] = {}
         """Actor -> reference to its next answer."""
         self._known: dict[Any, RolloutProgress] = {}
 
@@ -21,11 +21,11 @@ class ProgressPolls:
         """Return the sum of the last answers of these actors, and ask again."""
         total = RolloutProgress()
         for actor in actors:
-            asked = self._asked.get(actor)
-            if asked is not None and self._ray.wait([asked], timeout=0)[0]:
-                self._known[actor] = self._answer(asked)
-                asked = None
-            self._asked[actor] = actor.progress.remote() if asked is None else asked
+            pending = self._pending.get(actor)
+            if pending is not None and self._ray.wait([pending], timeout=0)[0]:
+                self._known[actor] = self._answer(pending)
+                pending = None
+            self._pending[actor] = actor.progress.remote() if pending is None else pending
             total += self._known.get(actor, RolloutProgress())
         return total
 
@@ -35,12 +35,12 @@ class ProgressPolls:
 
     def forget(self) -> None:
         """Forget all answers, as another phase begins."""
-        self._asked.clear()
+        self._pending.clear()
         self._known.clear()
 
     def _answer(self, reference: Any) -> RolloutProgress:
         try:
-            found: RolloutProgress = self._ray.get(reference)
+            progress: RolloutProgress = self._ray.get(reference)
         except self._ray.exceptions.RayActorError:  # the driver learns of the death when it waits for a result
             return RolloutProgress()
-        return found
+        return progress

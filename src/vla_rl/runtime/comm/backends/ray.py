@@ -17,7 +17,7 @@ from vla_rl.core.errors import WorkerDied
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.backend import TICK_S, Backend, CallHung
-from vla_rl.runtime.comm.backends.actor import HERE, Actor
+from vla_rl.runtime.comm.backends.actor import BY_REFERENCE, Actor
 from vla_rl.runtime.comm.backends.own_ray import OwnRay, join
 from vla_rl.runtime.comm.backends.progress_polls import ProgressPolls
 from vla_rl.runtime.comm.backends.reservation import holds, nodes_of, reserve, rounded_down
@@ -53,14 +53,14 @@ class RayBackend(Backend):
         self.handles: dict[tuple[int, str, int], Any] = {}
         self.last: dict[str, str] = {}
         """Worker -> the call that it was last asked for."""
-        self._glances = ProgressPolls(ray)
+        self._progress_polls = ProgressPolls(ray)
         self.silent: dict[str, float] = {}
         """Worker -> time since which it has not even answered what it is doing."""
         self.looked = time()
         """Time of the last check for hung workers, or of the beginning of the waiting."""
         self.begun = monotonic()
         """Time at which workers began to start."""
-        self.leaving = False
+        self.stop_sent = False
         """True once workers were told to end their rollouts early."""
         self.assignments: tuple[Assignment, ...] = ()
         self.groups: list[Any] = []
@@ -93,7 +93,9 @@ class RayBackend(Backend):
         )
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
-        self.spec, self.assignments, self.begun = spec, tuple(assignments), monotonic()
+        self.spec = spec
+        self.assignments = tuple(assignments)
+        self.begun = monotonic()
         group, bundle_of = reserve(self.ray, [assignment.slot for assignment in assignments], self.deadline)
         self.groups.append(group)
         self.held = [(group, bundle_of[assignment.index]) for assignment in assignments]
@@ -136,9 +138,9 @@ class RayBackend(Backend):
     def dead(self) -> list[int]:
         if self.own and self.own.ended():
             return []
-        asked = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
-        there, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=30)
-        return [asked[answer] for answer in there if self._raises(answer)]
+        workers = {actor.activity.remote(): index for index, actor in enumerate(self.actors)}
+        answers, _ = self.ray.wait(list(workers), num_returns=len(workers), timeout=30)
+        return [workers[answer] for answer in answers if self._raises(answer)]
 
     def revive(self, workers: Sequence[int]) -> None:
         homeless = [worker for worker in workers if not holds(self.ray, *self.held[worker])]
@@ -168,7 +170,7 @@ class RayBackend(Backend):
             handle = getattr(self.actors[worker], group).options(num_returns=returns)
             self.handles[worker, group, returns] = handle
         references = [a for a in arguments if isinstance(a, self.ray.ObjectRef)]
-        plain = [HERE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
+        plain = [BY_REFERENCE if isinstance(a, self.ray.ObjectRef) else a for a in arguments]
         return handle.remote(pickle.dumps((role, method, plain)), *references)
 
     def connect(self, worker: int, others: Sequence[int]) -> Any:
@@ -185,14 +187,16 @@ class RayBackend(Backend):
     def starting(self) -> tuple[Work, ...]:
         works, there = (
             self.progress(range(len(self.actors))).works,
-            len(self.actors) - self._glances.silent(self.actors),
+            len(self.actors) - self._progress_polls.silent(self.actors),
         )
         if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
         return Work(what="starting workers", done=there, total=len(self.actors)), *works
 
     def progress(self, workers: Sequence[int]) -> RolloutProgress:
-        return self._glances.count([self.actors[worker] for worker in workers]) + RolloutProgress(works=works_now())
+        return self._progress_polls.count([self.actors[worker] for worker in workers]) + RolloutProgress(
+            works=works_now()
+        )
 
     def ready(self, references: Sequence[Any]) -> list[Any]:
         self._begin_waiting()
@@ -202,7 +206,8 @@ class RayBackend(Backend):
 
     def close(self) -> None:
         self._line.clear()
-        actors, self.actors = self.actors, []
+        actors = self.actors
+        self.actors = []
         if self.ray.is_initialized() and not (self.own and self.own.ended()):
             self._end(actors)
         if self.own:
@@ -222,7 +227,8 @@ class RayBackend(Backend):
             self._warn_of_closing(closed, [closing[reference] for reference in late])
         for actor in simulating:
             self.ray.kill(actor)
-        groups, self.groups = self.groups, []
+        groups = self.groups
+        self.groups = []
         for group in groups:
             self.ray.util.remove_placement_group(group)
 
@@ -232,8 +238,8 @@ class RayBackend(Backend):
             with suppress(self.ray.exceptions.RayError):  # the worker has died
                 for flaw in self.ray.get(reference):
                     logger.warning("%s", flaw)
-        asked = [actor.activity.remote() for actor in late]
-        for answer in self.ray.wait(asked, num_returns=len(asked), timeout=1.0)[0] if asked else ():
+        activities = [actor.activity.remote() for actor in late]
+        for answer in self.ray.wait(activities, num_returns=len(activities), timeout=1.0)[0] if activities else ():
             with suppress(self.ray.exceptions.RayError):
                 what, _ = self.ray.get(answer)
                 if what.endswith(": close"):  # otherwise the worker is still in an abandoned call, before `close`
@@ -246,8 +252,8 @@ class RayBackend(Backend):
     def _wait_on(self) -> None:
         """Do what is due every `TICK_S` seconds while the driver waits."""
         self.interrupts.check_waiting()
-        if self.interrupts.requested and not self.leaving:
-            self.leaving = True
+        if self.interrupts.requested and not self.stop_sent:
+            self.stop_sent = True
             for actor in self.actors:
                 actor.request_stop.remote()
         self._check_ray()
@@ -282,9 +288,9 @@ class RayBackend(Backend):
 
     def _kill(self, worker: int) -> None:
         """End a worker that answers neither the driver nor Ray."""
-        told, _ = self.ray.wait([self.processes[worker]], timeout=0)
+        started, _ = self.ray.wait([self.processes[worker]], timeout=0)
         with suppress(self.ray.exceptions.RayError, ProcessLookupError):
-            machine, number = self.ray.get(told[0]) if told else (None, 0)
+            machine, number = self.ray.get(started[0]) if started else (None, 0)
             if machine is not None and machine == host_key():
                 os.kill(number, signal.SIGKILL)
         self.ray.kill(self.actors[worker])
@@ -297,10 +303,11 @@ class RayBackend(Backend):
         Raises WorkerDied or CallHung.
         """
         for worker, (actor, name) in enumerate(zip(self.actors, self.names, strict=True)):
-            asked, answer = time(), actor.activity.remote()
-            there, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
-            if not there:
-                if time() - self.silent.setdefault(name, asked) < self.deadline:
+            asked_at = time()
+            answer = actor.activity.remote()
+            answered, _ = self.ray.wait([answer], timeout=min(10.0, self.deadline))
+            if not answered:
+                if time() - self.silent.setdefault(name, asked_at) < self.deadline:
                     continue
                 self._kill(worker)
                 raise WorkerDied(
@@ -308,10 +315,10 @@ class RayBackend(Backend):
                     f"{self.last.get(name, 'none')}; its output is above"
                 )
             self.silent.pop(name, None)
-            what, since = self._result(answer)
-            if what != IDLE and time() - since > self.deadline:
+            activity, since = self._result(answer)
+            if activity != IDLE and time() - since > self.deadline:
                 raise CallHung(
-                    f"{what} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
+                    f"{activity} has not returned for {time() - since:.0f} s (deadline {self.deadline:g} s, "
                     f"runtime.deadline_s); its output is above"
                 )
 

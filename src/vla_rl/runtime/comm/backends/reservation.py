@@ -27,11 +27,11 @@ NODE_LABEL = "ray.io/node-id"
 def nodes_of(ray: Any) -> list[tuple[str, Node]]:
     """Return the Ray id and the resources of each live node. Nodes with the same name are numbered: `a`, `a#2`."""
     seen: dict[str, int] = {}
-    found = []
+    nodes = []
     for node in sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeName"], n["NodeID"])):
         name, resources = node["NodeName"], node["Resources"]
         seen[name] = seen.get(name, 0) + 1
-        found.append(
+        nodes.append(
             (
                 node["NodeID"],
                 Node(
@@ -42,7 +42,7 @@ def nodes_of(ray: Any) -> list[tuple[str, Node]]:
                 ),
             )
         )
-    return found
+    return nodes
 
 
 def bundles_of(slots: Sequence[Slot]) -> tuple[list[dict[str, float]], list[str | None], list[int]]:
@@ -95,8 +95,8 @@ def reserve(ray: Any, slots: Sequence[Slot], deadline: float) -> tuple[Any, list
         ray.util.remove_placement_group(group)
         free = ray.available_resources()
         raise DoesNotFit(
-            f"the workers need {_said(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of its "
-            f"GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
+            f"the workers need {_formatted(bundles, nodes)}, and of the cluster's CPUs {free.get('CPU', 0):g} and of "
+            f"its GPUs {free.get('GPU', 0):g} are free after {patience:g} s of waiting; stop what uses the others, or "
             f"place on fewer devices"
         )
     return group, bundle_of
@@ -132,7 +132,7 @@ def rounded_down(cpus: float) -> float:
     return math.floor(cpus * 10_000 + 1e-3) / 10_000
 
 
-def _said(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
+def _formatted(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None]) -> str:
     texts = []
     for name in dict.fromkeys(nodes):
         here = [bundle for bundle, node in zip(bundles, nodes, strict=True) if node == name]

@@ -18,6 +18,6 @@ def close_env(env: SimEnv, name: str) -> str:
         return f"env {name!r}: close has not returned within {CLOSE_S:g} s; its end was not waited for"
     except BaseException as exc:  # SystemExit too: a finished run must not fail because of it
         where = traceback.extract_tb(exc.__traceback__)[-1]
-        said = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
-        return f"env {name!r}: close failed ({where.filename}:{where.lineno}): {said}"
+        description = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        return f"env {name!r}: close failed ({where.filename}:{where.lineno}): {description}"
     return ""

@@ -58,8 +58,13 @@ class EnvWorker(EnvLanes, EnvInterface):
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """
         super().__init__(spec.env.type, spec.runtime.max_faults)
-        self.spec, self.envs, self.slices, self.local, self.beat = spec, envs, {s.index: s for s in slices}, local, beat
-        self.stop_requested, self.practises = stop_requested, recordings is not None
+        self.spec = spec
+        self.envs = envs
+        self.slices = {lane.index: lane for lane in slices}
+        self.local = local
+        self.beat = beat
+        self.stop_requested = stop_requested
+        self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: SharedMemoryWriter() for s in slices}
@@ -102,7 +107,8 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def swap(self, envs: dict[int, SimEnv]) -> dict[int, SimEnv]:
         """Replace the simulators by these, or, while no rollout runs, by none. Return the previous ones."""
-        before, self.envs = self.envs, envs
+        before = self.envs
+        self.envs = envs
         for played in (self.train, self.eval):
             for lane, episodes in played.items():
                 episodes.simulator.env = envs.get(lane)  # type: ignore[assignment]
@@ -212,7 +218,7 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def _answer(self, lane: int, request: StepRequest) -> Any:
         """Return the request, or the message in which it travels."""
-        if self.local and not self.practises:
+        if self.local and not self.records_for_world_model:
             return request
         # Imagined observations are in host memory too, and samples of both kinds form one batch.
         request = in_host_memory(request)

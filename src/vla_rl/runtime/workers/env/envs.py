@@ -22,7 +22,8 @@ class EnvLanes:
             name: name of the simulator, for errors.
             max_faults: number of faults that the run tolerates.
         """
-        self.name, self.max_faults = name, max_faults
+        self.name = name
+        self.max_faults = max_faults
         self.played: dict[str, Mapping[int, Episodes]] = {}
         """Purpose of a `PolicyMode` -> lane -> its episodes."""
         self.running: dict[int, Episodes] = {}
@@ -42,7 +43,8 @@ class EnvLanes:
         """Execute a chunk in each env that has a ticket, and start further tickets."""
         request = self.running[lane].step(actions, tickets)
         with self._counting:
-            faults, self.faults = self.faults, []
+            faults = self.faults
+            self.faults = []
         return evolve(request, faults=tuple(faults)) if faults else request
 
     def on_fault(self, text: str) -> None:

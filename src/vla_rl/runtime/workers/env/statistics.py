@@ -91,8 +91,8 @@ class EpisodeStatistics:
         idle = active & ~executed.any(1)
         idle[broken] = False
         if idle.any():
-            num_envs = np.flatnonzero(idle).tolist()
-            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active envs {num_envs}")
+            env_ids = np.flatnonzero(idle).tolist()
+            raise EnvError(f"env {self.name!r}: chunk_step executed no action in the active envs {env_ids}")
         if self.ignore_terminations:
             terminated = np.zeros_like(terminated)
         limit = active[:, None] & (remaining[:, None] == np.arange(1, width + 1))

@@ -57,7 +57,9 @@ class TrainedModel:
         """Shard the model over all ranks, which have equal weights; all ranks together. The optimiser starts anew."""
         from vla_rl.runtime.workers.learner.parallel.fsdp import shard
 
-        self.strategy, self._dummy = shard(self.model, self.info, self.device, self.world)
+        strategy, dummy = shard(self.model, self.info, self.device, self.world)
+        self.strategy = strategy
+        self._dummy = dummy
         self._start_optimizer()
         self._let_act()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from vla_rl.runtime.comm.channel import RayPeers
+from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import IMAGINED
 from vla_rl.runtime.comm.shared_memory import SharedMemoryReader
 from vla_rl.runtime.placement.assignments import Assignment
@@ -33,10 +33,10 @@ class EnvClients:
     idle: Callable[[], None]
     """Tells that the worker waits, so that the waiting is not taken for a hung call."""
     peers: RayPeers | None = field(default=None, init=False)
-    _inboxes: dict[int, SharedMemoryReader] = field(init=False)
+    _readers: dict[int, SharedMemoryReader] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._inboxes = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
+        self._readers = {lane.index: SharedMemoryReader() for lane in self.assignment.served}
 
     def connect(self, peers: RayPeers) -> None:
         """Connect to the workers of the other simulators, in place of earlier connections."""
@@ -48,8 +48,8 @@ class EnvClients:
             of_worker.setdefault(home, []).append(lane.index)
         peers.connect(of_worker)
 
-    def talking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.peers is None else self.peers.talking()
+    def through_channels(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.peers is None else self.peers.through_channels()
 
     def lanes(self, role: str) -> list[Lane]:
         """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to their imagined envs
@@ -63,8 +63,9 @@ class EnvClients:
 
     def _call_of(self, role: str, lane: int, home: int) -> Call:
         if home == self.assignment.index:
-            inbox, direct = self._inboxes[lane], self.direct(role)
-            return lambda method, *arguments: inbox.take(direct(method, *arguments))
+            reader = self._readers[lane]
+            direct = self.direct(role)
+            return lambda method, *arguments: reader.take(direct(method, *arguments))
         peers = self.peers
         assert peers is not None  # the driver connects them before the first rollout
         return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
@@ -75,7 +76,7 @@ class EnvClients:
             return reference
         assert self.peers is not None
         self.idle()
-        return self._inboxes[reference.lane].take(self.peers.value_of(reference.reference))
+        return self._readers[reference.lane].take(self.peers.value_of(reference.reference))
 
     def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
         """Return the answers that are there: at least one, unless the timeout (seconds) came first."""

@@ -18,7 +18,8 @@ class ProgressCounter:
 
     def begin(self) -> None:
         """Reset the counts, as a rollout or an evaluation begins."""
-        self._tickets, self._steps = 0, {}
+        self._tickets = 0
+        self._steps = {}
 
     def note(self, lane: int, request: StepRequest) -> None:
         self._tickets += len(request.finished)

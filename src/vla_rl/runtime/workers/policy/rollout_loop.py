@@ -58,7 +58,7 @@ class RolloutLoop:
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
         self.queues["action"].begin(batches)
-        with self._clients.talking():
+        with self._clients.through_channels():
             return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
 
     def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
@@ -67,7 +67,7 @@ class RolloutLoop:
 
     def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         queue = TicketQueue(self._assignment.served, [tickets])
-        with self._clients.talking():
+        with self._clients.through_channels():
             return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), queue)
 
     def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:

@@ -32,7 +32,7 @@ class ImaginedEnv(SimEnv):
     def __init__(
         self,
         model: WorldModel,
-        recorder: EpisodeStore,
+        store: EpisodeStore,
         info: EnvInfo,
         num_envs: int,
         *,
@@ -51,23 +51,33 @@ class ImaginedEnv(SimEnv):
             seed: seed of the run.
         Raises UserError for a store with another simulator's episodes.
         """
-        found, wanted = recorder.shape, EpisodeShape.of(info, recorder.shape.chunk)
+        recorded = store.shape
+        simulated = EpisodeShape.of(info, recorded.chunk)
         for name in ("cameras", "state_dim", "action_dim"):
-            if getattr(found, name) != getattr(wanted, name):
+            if getattr(recorded, name) != getattr(simulated, name):
                 raise UserError(
-                    f"the recorder in {recorder.folder} holds episodes with {name} {getattr(found, name)}, and the "
-                    f"simulator has {getattr(wanted, name)}; give the simulator that was recorded"
+                    f"the recorder in {store.folder} holds episodes with {name} {getattr(recorded, name)}, and the "
+                    f"simulator has {getattr(simulated, name)}; give the simulator that was recorded"
                 )
-        self.model, self.recorder, self.num_envs, self.seed = model, recorder, num_envs, seed
+        self.model = model
+        self.store = store
+        self.num_envs = num_envs
+        self.seed = seed
         self.info = evolve(info, notes=(*info.notes, "imagined by a world model"))
-        self._start, self._outcome, self._recent = start, outcome, recent
-        self._horizon, self._limits = horizon * recorder.shape.chunk, {task.name: task.max_steps for task in info.tasks}
+        self._start = start
+        self._outcome = outcome
+        self._recent = recent
+        self._horizon = horizon * store.shape.chunk
+        self._limits = {task.name: task.max_steps for task in info.tasks}
         self._limit = np.full(num_envs, self._horizon)
         self._windows: Windows | None = None
-        self._seed, self._steps = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
-        self._chunks, self._ids = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
+        self._seed = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._chunks = np.zeros(num_envs, np.int64)
+        self._ids = np.zeros(num_envs, np.int64)
         self._tries = np.zeros(num_envs, np.int64)
-        self._over, self._success = np.ones(num_envs, bool), np.zeros(num_envs, bool)
+        self._over = np.ones(num_envs, bool)
+        self._success = np.zeros(num_envs, bool)
         self._faults: dict[int, list[str]] = {}
         self._tried: dict[tuple[int, int], int] = {}
         """(reset state, seed) of a trajectory -> number of times it broke since `refresh`."""
@@ -76,26 +86,27 @@ class ImaginedEnv(SimEnv):
     def refresh(self) -> None:
         """Use all episodes that are recorded by now as starts."""
         self._tried.clear()
-        self._starts = self.recorder.starts(self._start, newest=self._recent)
+        self._starts = self.store.starts(self._start, newest=self._recent)
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         if split == "eval":
             raise NotOffered("evaluation is on the real simulator, never on imagined frames")
         return self._starts
 
-    def reset(self, rows: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
-        chosen = np.array(to_numpy(rows), np.int64)
+    def reset(self, env_ids: ArrayOrTensor, state_ids: ArrayOrTensor, seed: ArrayOrTensor) -> Observation:
+        chosen = np.array(to_numpy(env_ids), np.int64)
         ids = np.array(to_numpy(state_ids), np.int64)
-        windows = self.recorder.windows(ids, history=self.model.history)
+        windows = self.store.windows(ids, history=self.model.history)
         if self._windows is None:
             self._windows = take_rows(windows, np.zeros(self.num_envs, np.int64))
         self._windows = put_rows(self._windows, chosen, windows)
-        self._ids[chosen], self._seed[chosen] = ids, to_numpy(seed)
+        self._ids[chosen] = ids
+        self._seed[chosen] = to_numpy(seed)
         self._tries[chosen] = [self._tried.get(key, 0) for key in self._trajectories(chosen)]
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
-        limits = np.array([self._limits[task] for task in self.recorder.tasks(ids)])
-        played = (windows.first + self.model.history - 1) * self.recorder.shape.chunk
+        limits = np.array([self._limits[task] for task in self.store.tasks(ids)])
+        played = (windows.first + self.model.history - 1) * self.store.shape.chunk
         self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
         return self._seen(chosen)
 
@@ -106,16 +117,16 @@ class ImaginedEnv(SimEnv):
         truncated, executed = np.zeros_like(terminated), np.repeat(running[:, None], width, axis=1)
         left = np.where(running & ~self._over, np.minimum(self._limit - self._steps, width), 0)
         for length in np.unique(left[left > 0]):
-            rows = np.flatnonzero(left == length)
-            for row, outcome in zip(rows, self._imagine(rows, moves[rows, :length]), strict=True):
+            env_ids = np.flatnonzero(left == length)
+            for env_id, outcome in zip(env_ids, self._imagine(env_ids, moves[env_ids, :length]), strict=True):
                 won, last = bool(1 <= outcome <= length), int(outcome - 1) % length if outcome else length - 1
-                terminated[row, last], rewards[row, last] = outcome > 0, won
-                self._steps[row] += last + 1
-                truncated[row, last] = not outcome and self._steps[row] >= self._limit[row]
-                self._over[row] = terminated[row, last] or truncated[row, last]
-                if stop_at_end and self._over[row]:
-                    executed[row, last + 1 :] = False
-                self._success[row] = won
+                terminated[env_id, last], rewards[env_id, last] = outcome > 0, won
+                self._steps[env_id] += last + 1
+                truncated[env_id, last] = not outcome and self._steps[env_id] >= self._limit[env_id]
+                self._over[env_id] = terminated[env_id, last] or truncated[env_id, last]
+                if stop_at_end and self._over[env_id]:
+                    executed[env_id, last + 1 :] = False
+                self._success[env_id] = won
         return ChunkResult(
             obs=self._seen(np.arange(self.num_envs)),
             rewards=rewards,
@@ -126,22 +137,23 @@ class ImaginedEnv(SimEnv):
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
-        return found
+        faults = self._faults
+        self._faults = {}
+        return faults
 
-    def _imagine(self, rows: Array, actions: Array) -> Array:
+    def _imagine(self, env_ids: Array, actions: Array) -> Array:
         """Advance these envs by a chunk. Return the outcome class of each, int64 [R]."""
         assert self._windows is not None
-        windows = take_rows(self._windows, rows)
-        keys = [self._keys(rows), self._ids[rows].tolist(), self._chunks[rows].tolist()]
+        windows = take_rows(self._windows, env_ids)
+        keys = [self._keys(env_ids), self._ids[env_ids].tolist(), self._chunks[env_ids].tolist()]
         after = self.model.imagine(windows, actions, Noise(self.seed, "imagination/frames", *keys)).numpy()
         chances = np.array(to_numpy(self.model.outcome(windows, actions, after)), np.float64)
         broken = ~np.isfinite(chances).all(1)
         if after.state is not None:
             broken |= ~np.isfinite(np.asarray(after.state)).all(1)
-        for row, key in zip(rows[broken], self._trajectories(rows[broken]), strict=True):
+        for env_id, key in zip(env_ids[broken], self._trajectories(env_ids[broken]), strict=True):
             self._tried[key] = tries = self._tried.get(key, 0) + 1
-            self._faults.setdefault(int(row), []).append("the world model gave numbers that are not finite")
+            self._faults.setdefault(int(env_id), []).append("the world model gave numbers that are not finite")
             if tries == TRIES:
                 raise UserError(
                     f"the world model gave numbers that are not finite {TRIES} times in one trajectory, each time with "
@@ -161,24 +173,24 @@ class ImaginedEnv(SimEnv):
         executed = np.arange(width) <= last[:, None]
         moved = followed_by(windows, actions, executed, drawn, after)
         sound = np.flatnonzero(~broken)
-        self._windows = put_rows(self._windows, rows[sound], take_rows(moved, sound))
-        self._chunks[rows] += 1
+        self._windows = put_rows(self._windows, env_ids[sound], take_rows(moved, sound))
+        self._chunks[env_ids] += 1
         return drawn
 
-    def _trajectories(self, rows: Array) -> list[tuple[int, int]]:
-        return list(zip(self._ids[rows].tolist(), self._seed[rows].tolist(), strict=True))
+    def _trajectories(self, env_ids: Array) -> list[tuple[int, int]]:
+        return list(zip(self._ids[env_ids].tolist(), self._seed[env_ids].tolist(), strict=True))
 
-    def _keys(self, rows: Array) -> list[int]:
+    def _keys(self, env_ids: Array) -> list[int]:
         """Return the keys of the noise: a trajectory that broke is repeated with different noise."""
-        drawn = zip(self._seed[rows].tolist(), self._tries[rows].tolist(), strict=True)
+        drawn = zip(self._seed[env_ids].tolist(), self._tries[env_ids].tolist(), strict=True)
         return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 
-    def _seen(self, rows: Array) -> Observation:
+    def _seen(self, env_ids: Array) -> Observation:
         if self._windows is None:
-            raise RuntimeError("no row has been reset")
+            raise RuntimeError("no env has been reset")
         windows = self._windows
         return Observation(
-            images={camera: frames[rows, -1] for camera, frames in windows.images.items()},
-            instructions=tuple(windows.instructions[row] for row in rows),
-            state=windows.state[rows, -1] if self.info.state_dim else None,
+            images={camera: frames[env_ids, -1] for camera, frames in windows.images.items()},
+            instructions=tuple(windows.instructions[env_id] for env_id in env_ids),
+            state=windows.state[env_ids, -1] if self.info.state_dim else None,
         )

@@ -1,0 +1,144 @@
+"""Calls from a policy's worker to the workers of the simulators that it acts for.
+
+Workers of one machine talk through a Unix socket during a rollout, which takes a tenth of the time of a Ray call. Ray
+carries the calls to other machines, and says which worker died.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from vla_rl.runtime.comm.channel import Channel, readable
+from vla_rl.runtime.comm.remote import IMAGINED, ConcurrencyGroup
+from vla_rl.runtime.comm.rpc_client import LOOK_S, PendingCall, RpcClient
+from vla_rl.runtime.comm.shared_memory import host_key
+
+MIXED_POLL_S = 0.001
+"""Seconds between two polls of Ray where some simulators are on this machine and some are not."""
+
+
+class RayPeers:
+    """Other workers (Ray actors) as a policy's worker calls them. The driver watches how long calls take."""
+
+    def __init__(self, own: int, actors: Mapping[int, Any], concurrent_lanes: bool):
+        """Create the peers of worker `own`. `concurrent_lanes`: lanes of the other workers run concurrently."""
+        import ray
+
+        self.ray = ray
+        self.own = own
+        self.actors = actors
+        self.concurrent_lanes = concurrent_lanes
+        self.channels: dict[int, Channel] = {}
+        self.clients: dict[int, RpcClient] = {}
+
+    def connect(self, lanes: Mapping[int, Sequence[int]]) -> None:
+        """Open a channel to each of the workers that is on this machine. `lanes`: worker -> lanes that this policy acts
+        for.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="vla-rl-") as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+        ):
+            address = str(Path(folder, "socket"))
+            try:
+                listener.bind(address)
+            except OSError:  # the path is longer than a socket's address may be
+                return
+            listener.listen()
+            for worker in [worker for worker in self.actors if worker in lanes]:
+                opening = self.call(worker, "worker", "open_channel", self.own, lanes[worker], host_key(), address)
+                if self.value_of(opening):
+                    self.channels[worker] = Channel(listener.accept()[0])
+
+    def close(self) -> None:
+        """Close the channels; the workers that serve them read EOF."""
+        channels = self.channels
+        self.channels = {}
+        for channel in channels.values():
+            channel.close()
+
+    @contextmanager
+    def through_channels(self) -> Iterator[None]:
+        """Context in which calls go through the channels.
+
+        An error closes all channels, without waiting for the answers that are still to come: a later rollout counts its
+        calls from 0 again, and would take them for its own.
+        """
+        self.clients = {worker: self._client(worker, channel) for worker, channel in self.channels.items()}
+        try:
+            yield
+            for client in self.clients.values():
+                client.end()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self.clients = {}
+
+    def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
+        """Call a method of another worker. Return a reference.
+
+        Imagined envs have their own concurrency group ("imagination"), since a rollout may run at the same time.
+        """
+        if role == IMAGINED:
+            return self.actors[worker].imagination.remote(pickle.dumps((role, method, arguments)))
+        if worker in self.clients:
+            return self.clients[worker].call(role, method, *arguments)
+        group: ConcurrencyGroup = "lane" if self.concurrent_lanes and role == "sim" else "call"
+        return getattr(self.actors[worker], group).remote(pickle.dumps((role, method, arguments)))
+
+    def value_of(self, reference: Any) -> Any:
+        """Wait for a result. Raises what the call raised, or Ray's error for a worker that died."""
+        if isinstance(reference, PendingCall):
+            while not reference.done:
+                reference.client.receive()
+            return reference.value
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, Exception):
+                raise exc.cause from exc
+            raise
+
+    def ready(self, references: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Wait until at least one result is there, or the timeout (seconds). Return the references of those that
+        are.
+        """
+        end = None if timeout is None else monotonic() + timeout
+        pending = [reference for reference in references if isinstance(reference, PendingCall)]
+        calls = [reference for reference in references if not isinstance(reference, PendingCall)]
+        patience: float | None = 0.0
+        while True:
+            clients = {call.client for call in pending if not call.done}
+            for client in readable(clients, patience) if clients else ():
+                while not all(call.done for call in pending if call.client is client) and readable([client], 0):
+                    client.receive()
+            there: list[Any] = [call for call in pending if call.done]
+            if calls:
+                wait = patience if not clients else 0.0
+                count = 1 if wait is None or wait else len(calls)
+                there.extend(self.ray.wait(calls, num_returns=count, timeout=wait)[0])
+            left = None if end is None else max(0.0, end - monotonic())
+            if there or left == 0.0:
+                return there
+            limits = [MIXED_POLL_S] if calls and clients else [LOOK_S] if clients else []
+            patience = min([*limits, *([] if left is None else [left])], default=None)
+            if clients and patience == LOOK_S:
+                for client in clients:
+                    client.check(False)
+
+    def _client(self, worker: int, channel: Channel) -> RpcClient:
+        serving = self.call(worker, "worker", "serve", self.own)
+
+        def check(wait: bool) -> None:
+            if wait or self.ray.wait([serving], timeout=0)[0]:
+                self.value_of(serving)
+
+        return RpcClient(channel, check)

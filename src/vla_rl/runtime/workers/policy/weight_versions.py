@@ -1,0 +1,79 @@
+"""Versions of a policy's weights: which one is loaded, and older ones that tickets may still ask for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.types import Array
+from vla_rl.toolkit.models.checkpoints import read_file
+
+T = TypeVar("T")
+Weights = list[tuple[str, torch.Tensor]]
+
+
+class WeightVersions:
+    """The weights of a model by version. Older versions are kept in host memory."""
+
+    def __init__(self, model: VLAModel, lag: int) -> None:
+        """Begin with version 0. `lag`: number of versions before the newest that tickets may ask for."""
+        self.model = model
+        self.lag = lag
+        self.version = 0
+        """Version that is loaded."""
+        self._past: deque[tuple[int, Weights]] = deque(maxlen=lag + 1)
+        """The last versions, the newest included; empty without `lag`."""
+
+    def advance(self, version: int) -> None:
+        """Note that the model has the weights of this version now."""
+        self.version = version
+        if self.lag:
+            self._remember()
+
+    def with_each(self, wanted: Array, act: Callable[[Array], T]) -> list[tuple[Array, int, T]]:
+        """Act for the rows [R] of a batch with the versions that they want (below 0: the newest), and leave the newest
+        loaded. Return (rows, version, result of `act`) for each version.
+        """
+        if self.lag and not self._past:
+            self._remember()
+        newest = self.version
+        if (wanted < 0).all():
+            rows = np.arange(len(wanted))
+            return [(rows, newest, act(rows))]
+        wanted = np.where(wanted < 0, newest, wanted)
+        past = dict(self._past)
+        results = []
+        try:
+            for version in np.unique(wanted)[::-1].tolist():
+                if version != self.version:
+                    self._load(version, past[version])
+                rows = np.flatnonzero(wanted == version)
+                results.append((rows, version, act(rows)))
+        finally:
+            if self.version != newest:
+                self._load(newest, past[newest])
+        return results
+
+    def save(self, file: Path) -> None:
+        torch.save(list(self._past), file)
+
+    def load(self, file: Path) -> None:
+        """Read what `save` wrote; do nothing where there is no such file."""
+        if file.exists():
+            self._past.extend(read_file(file, lambda path: torch.load(path, weights_only=True)))
+
+    def _remember(self) -> None:
+        if self._past and self._past[-1][0] == self.version:
+            self._past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
+        weights = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self.model.weights()]
+        self._past.append((self.version, weights))
+
+    def _load(self, version: int, weights: Weights) -> None:
+        self.model.load_weights(weights)
+        self.version = version
