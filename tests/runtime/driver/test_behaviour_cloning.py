@@ -15,7 +15,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.driver.behaviour_cloning import BehaviourCloning
+from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer
 from vla_rl.runtime.start import clone
 
 EXPERT = {"expert": {"episodes": 16}, "steps": 60, "lr": 3e-2, "batch": 16, "report_every": 20}
@@ -64,7 +64,7 @@ def test_micro_batches_and_schedule(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_where_it_stopped(tmp_path, monkeypatch, number):
-    train = BehaviourCloning.train
+    train = ImitationTrainer.train
 
     def interrupted(self, first, last, rate, progress):
         def stop(step):
@@ -74,7 +74,7 @@ def test_a_signal_saves_where_it_stopped(tmp_path, monkeypatch, number):
 
         return train(self, first, last, rate, stop)
 
-    monkeypatch.setattr(BehaviourCloning, "train", interrupted)
+    monkeypatch.setattr(ImitationTrainer, "train", interrupted)
     with pytest.raises(RunStopped, match="stopped after step 40"):
         start(tmp_path / "stopped", imitation=EXPERT | {"report_every": 60})
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def test_recorded_demonstrations(tmp_path, backend):
 
 
 def test_ranks_share_every_epoch_out():
-    imitation = BehaviourCloning(None, 0, "imitation", 6, [np.arange(0, 11, 2), np.arange(1, 11, 2)], {})
+    imitation = ImitationTrainer(None, 0, "imitation", 6, [np.arange(0, 11, 2), np.arange(1, 11, 2)], {})
     steps = [imitation.split(step, 0.1) for step in range(1, 2 * imitation.steps_per_epoch + 1)]
     for epoch in (steps[: imitation.steps_per_epoch], steps[imitation.steps_per_epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))

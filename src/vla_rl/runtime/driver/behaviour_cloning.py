@@ -20,7 +20,7 @@ STEPS_PER_CALL = 10
 """Optimiser steps of one call. A run can be stopped between two calls."""
 
 
-class BehaviourCloning:
+class ImitationTrainer:
     """Behaviour cloning of demonstrations that the learners hold; deterministic in seed and step."""
 
     def __init__(
@@ -83,7 +83,7 @@ class BehaviourCloning:
 
 def start_behaviour_cloning(
     fleet: Fleet, spec: Spec, recorded_samples: int, on_progress: OnProgress
-) -> BehaviourCloning:
+) -> ImitationTrainer:
     """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of the data
     that the learners opened.
     """
@@ -120,7 +120,7 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     }
 
 
-def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> BehaviourCloning:
+def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> ImitationTrainer:
     """Let the simulators' scripted expert act on all lanes. Its samples stay with the learner of the same worker, if
     there is one.
 
@@ -148,11 +148,11 @@ def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, ba
     )
     sizes = [sum(counts[lane][0] for lane in lanes) for lanes in lanes_of_ranks]
     metrics = {"imitation/samples": float(samples), "imitation/expert_success": successes / tries}
-    return BehaviourCloning(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], metrics)
+    return ImitationTrainer(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], metrics)
 
 
-def _clone_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> BehaviourCloning:
+def _clone_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> ImitationTrainer:
     """Use `count` samples of recorded demonstrations, which every learner has opened; each rank takes its share."""
     world = len(fleet.learners)
     samples = [np.arange(rank, count, world) for rank in range(world)]
-    return BehaviourCloning(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+    return ImitationTrainer(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})

@@ -25,7 +25,7 @@ from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.tracing import clock_ahead
-from vla_rl.runtime.driver.behaviour_cloning import BehaviourCloning, bc_warmup, start_behaviour_cloning
+from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer, bc_warmup, start_behaviour_cloning
 from vla_rl.runtime.driver.collector import Collector
 from vla_rl.runtime.driver.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.evaluation_rollout import Evaluator
@@ -231,7 +231,7 @@ class Driver:
         self.publish()
         return metrics | {"time/bc_warmup": perf_counter() - start}
 
-    def imitation(self) -> BehaviourCloning:
+    def imitation(self) -> ImitationTrainer:
         """Return the demonstrations of the spec's `imitation:`, ready to train on."""
         return start_behaviour_cloning(self.fleet, self.spec, self.recorded_samples, self.on_progress)
 
