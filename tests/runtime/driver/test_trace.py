@@ -123,7 +123,7 @@ def test_clocks_of_other_machines_are_brought_to_the_drivers(monkeypatch):
     assert ahead == 500.0
 
     trace = Trace([assigned(0, "sim"), assigned(1, "policy")])
-    trace.shifts = {0: 0.0, 1: ahead}
+    trace.clock_offsets = {0: 0.0, 1: ahead}
     trace.add("training", 1, 0, {0: ([call("sim", 11, 12)], 0), 1: ([call("policy", 512, 513)], 0)})
     tracks = trace.segments[0].tracks
     assert tracks[0, "sim"][0][3:5] == (11.0, 12.0)
@@ -204,4 +204,4 @@ def test_a_run_writes_its_trace(tmp_path, capsys, changes):
         assert results["roles"]["sim"]["busy"] > 0.1
     assert count["update", "None"] == 2
     phases = [e["name"] for e in data["traceEvents"] if e["pid"] == 0 and e.get("cat") == "work"]
-    assert phases.count("rollout") == phases.count("update") == 2
+    assert phases.count("assemble") == phases.count("update") == 2
