@@ -23,7 +23,7 @@ ALIGNED = 64
 
 
 @frozen(kw_only=True)
-class SentTensor:
+class _SentTensor:
     """Description of one tensor in the memory of a version."""
 
     name: str
@@ -46,7 +46,7 @@ class PublishedWeights:
     version: int
     memory: Array
     """uint8 [bytes]."""
-    tensors: tuple[SentTensor, ...]
+    tensors: tuple[_SentTensor, ...]
 
 
 class WeightPublisher:
@@ -65,7 +65,7 @@ class WeightPublisher:
             self.memory = torch.zeros(starts[-1], dtype=torch.uint8)
         sent = []
         for start, (name, tensor) in zip(starts, pairs, strict=False):
-            one = SentTensor(name=name, start=start, dtype=tensor.dtype, shape=tuple(tensor.shape), checksum=None)
+            one = _SentTensor(name=name, start=start, dtype=tensor.dtype, shape=tuple(tensor.shape), checksum=None)
             target = one.read(self.memory)
             target.copy_(tensor)
             sent.append(evolve(one, checksum=_checksum(target)) if check else one)

@@ -15,7 +15,7 @@ from vla_rl.runtime.workers.learner import optimizer
 from vla_rl.runtime.workers.learner.trained_model import TrainedModel
 
 
-class BehaviourCloning:
+class CloningUpdate:
     """Updates of the policy that imitate demonstrations."""
 
     def __init__(

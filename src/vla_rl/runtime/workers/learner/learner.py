@@ -17,7 +17,7 @@ from vla_rl.runtime.comm.weight_sync import PublishedWeights, WeightPublisher
 from vla_rl.runtime.messages.learning import ImitationStep, OptimizerStep, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, dummy_sample
 from vla_rl.runtime.run_folder.env_info import write_env_info
-from vla_rl.runtime.workers.learner.behaviour_cloning import BehaviourCloning
+from vla_rl.runtime.workers.learner.behaviour_cloning import CloningUpdate
 from vla_rl.runtime.workers.learner.micro_batches import InputRows, SampleFields
 from vla_rl.runtime.workers.learner.policy_update import PolicyUpdate
 from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
@@ -58,7 +58,7 @@ class Learner(LearnerInterface):
         self.buffer = SampleBuffer()
         self.trained = TrainedModel(model, train, name=name, device=device, world=world, info=info, acting=acting)
         self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat)
-        self._behaviour_cloning = BehaviourCloning(self.trained, demonstrations, heartbeat)
+        self._behaviour_cloning = CloningUpdate(self.trained, demonstrations, heartbeat)
         self._scoring = Scoring(self.trained, self.buffer, heartbeat)
         self._publisher = WeightPublisher()
         self._listener: socket.socket | None = None
