@@ -79,7 +79,7 @@ class Case:
         return parse_spec(
             {
                 "name": "asynchronous",
-                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
                 "model": {"type": "linear", "latency_s": latency, **update},
                 "env": {
                     "type": "scripted",
@@ -127,7 +127,7 @@ class LaneCase(Case):
         return parse_spec(
             {
                 "name": "lanes",
-                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
                 "model": {"type": "linear", "latency_s": INFERENCE, "latency_row_s": INFERENCE_ENV},
                 "env": {
                     "type": "scripted",

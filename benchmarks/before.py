@@ -31,7 +31,7 @@ def spec(steps: int) -> dict[str, object]:
     env = {"type": "scripted", "num_envs": ENVS, "length": LENGTH, "max_steps": LENGTH, "num_states": 10**5}
     return {
         "name": "before",
-        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
         "model": {"type": "linear", "latency_s": LATENCY},
         "env": {**env, "latency_s": LATENCY},
         "rollout": {"chunk": 1, "episodes": TICKETS * ENVS},

@@ -87,7 +87,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
     spec = parse_spec(
         {
             "name": "publication",
-            "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(__file__).resolve())],
+            "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(__file__).resolve())],
             "model": {"type": "bulky", "dtype": dtype},
             "env": {"type": "scripted", "num_envs": 4},
             "rollout": {"chunk": 1, "episodes": 4},

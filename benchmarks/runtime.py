@@ -61,7 +61,7 @@ class Case:
         return parse_spec(
             {
                 "name": "runtime",
-                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+                "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
                 "model": {"type": "linear", "latency_s": self.policy / share, "latency_sigma": self.sigma},
                 "env": {
                     "type": "scripted",

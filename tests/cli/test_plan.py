@@ -15,7 +15,7 @@ from vla_rl.cli.main import app
 
 SPEC = """
 name: planned
-plugins: [vla_rl.testing.scripted, vla_rl.testing.apart]
+plugins: [vla_rl.testing.scripted, vla_rl.testing.slot_placement]
 model: {type: linear}
 env: {type: scripted, num_envs: 64}
 rollout: {chunk: 8, episodes: 256, group_size: 8}

@@ -24,7 +24,7 @@ EDM = {
 SMALL: dict[str, Any] = {
     "name": "practising",
     "seed": 1,
-    "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+    "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
     "model": {"type": "linear"},
     "env": {"type": "tabletop", "image_size": 16, "num_envs": 8, "tasks": ["pick_red"]},
     "rollout": {"chunk": 4, "episodes": 16},

@@ -42,7 +42,7 @@ def scripted_spec(**changes):
     spec = {
         "name": "scripted",
         "seed": 3,
-        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+        "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
         "model": {"type": "linear"},
         "env": {"type": "scripted", "num_envs": 8},
         "rollout": {"chunk": 2, "episodes": 16, "group_size": 4},

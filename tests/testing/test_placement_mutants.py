@@ -10,7 +10,7 @@ import pytest
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.testing import CheckFailed, check_placement
-from vla_rl.testing.apart import Slots, SlotsConfig
+from vla_rl.testing.slot_placement import Slots, SlotsConfig
 
 MUTANTS: dict[type[Placement], str] = {}
 

@@ -75,7 +75,7 @@ def examine_env(
         with f.section("reset_states"):
             splits = values.check_states(f, sim)
         if splits and all(splits.values()):
-            _play(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, whole_range, another)
+            _roll_out(Player(sim, f, context.chunk, splits, seconds), expert, expert_success, whole_range, another)
     finally:
         started = surroundings.descendants()
         with f.section("close, twice"):
@@ -86,7 +86,7 @@ def examine_env(
     return f
 
 
-def _play(
+def _roll_out(
     player: Player,
     expert: bool,
     expert_success: float,
@@ -118,7 +118,7 @@ def _play(
         with section("expert"):
             ended += [trace for trace in experts.demonstrate(player, expert_success) if trace.end is not None]
     with section("success and pictures"):
-        wandering.success_is_told(player)
+        wandering.success_is_reported(player)
         wandering.what_is_shown_changes(player)
     with section("determinism"):
         arrangements.determinism(player, reference, first)
@@ -127,10 +127,10 @@ def _play(
     with section("chunks"):
         arrangements.chunks(player, reference)
     with section("resets beside"):
-        arrangements.beside(player, reference)
+        arrangements.independent_envs_agree(player, reference)
     if expert:
         with section("expert beside"):
-            arrangements.expert_beside(player, reference)
+            arrangements.expert_leaves_others(player, reference)
     with section("ends"):
         ends.ends(player, ended, starts, reference.holds)
     with section("envs of one process"):

@@ -292,7 +292,7 @@ class LinearConfig:
     """Sleep in each `sample_chunk`, seconds."""
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
-    latency_row_s: float = 0.0
+    latency_env_s: float = 0.0
     """Sleep there for each row of the batch besides."""
     learn_latency_s: float = 0.0
     """Sleep in each `chunk_log_probs`, seconds."""
@@ -321,7 +321,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
         device=context.device,
         temperature=context.temperature,
         checkpoint=config.checkpoint,
-        latency=Latency(config.latency_s, config.latency_sigma, row_seconds=config.latency_row_s),
+        latency=Latency(config.latency_s, config.latency_sigma, row_seconds=config.latency_env_s),
         learn_latency=Latency(config.learn_latency_s),
         sample_latency=Latency(config.sample_latency_s),
     )

@@ -204,8 +204,8 @@ def _check_learning(case: _Case) -> None:
     if not names:
         return
     first, last = (sum(metrics[name] for name in names) for metrics in (found[0], found[-1]))
-    said = ", ".join(names)
-    expected = f"lower losses ({said}) after {FITS} fits on one window"
+    text = ", ".join(names)
+    expected = f"lower losses ({text}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
     still = _unmoved(mind, before)
     for name in names:
@@ -240,7 +240,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
         return
     rows = np.flatnonzero(was_executed)
     recorded = case.windows.outcomes[rows, case.mind.history - 1]
-    first, last = (float(np.log(np.maximum(said[rows, recorded], 1e-12)).mean()) for said in (chances, now))
+    first, last = (float(np.log(np.maximum(text[rows, recorded], 1e-12)).mean()) for text in (chances, now))
     expected = f"recorded outcomes that are likelier after {FITS} fits on them"
     got = f"a mean log-probability of {first:.3g}, then {last:.3g}"
     remedy = "tell it from what `fit` learns from, in the classes of `Windows.outcomes`: 0 goes on, 1 + i success at "
@@ -425,9 +425,9 @@ def _check_rows_apart(case: _Case) -> None:
         spread = case.windows.state.reshape(-1, case.windows.state.shape[2]).std(0)
         moved = np.abs(to_numpy(after.state)[1] - to_numpy(alone.state)[0])
         wrong = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
-        said = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, wrong))})"
+        text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, wrong))})"
         expected = "a row's state alone as among others"
-        f.expect(not len(wrong), "imagine", expected, said, "use no statistics of the batch")
+        f.expect(not len(wrong), "imagine", expected, text, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
     repeated = case.imagine(past, others)

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.structure import said
+from vla_rl.core.spec.structure import formatted
 
 MAX_BYTES = 64 << 20
 """Most bytes of a file that is read; parsing takes up to 30 times as much memory."""
@@ -117,7 +117,7 @@ class Record:
 
     def wrong(self, key: str, expected: str) -> UserError:
         """The error for a key that is missing or holds something else."""
-        fact = said(self.data[key]) if key in self.data else "missing"
+        fact = formatted(self.data[key]) if key in self.data else "missing"
         return self.error(f"{self.source}: {key!r} is {fact}, {expected} is expected")
 
     def _list(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = None) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ class Record:
             raise self.wrong(key, f"a list (each item {expected})")
         for i, item in enumerate(value):
             if not fits(item):
-                raise self.error(f"{self.source}: {f'{key}[{i}]'!r} is {said(item)}, {expected} is expected")
+                raise self.error(f"{self.source}: {f'{key}[{i}]'!r} is {formatted(item)}, {expected} is expected")
         return tuple(value)
 
     def _find(self, key: str, expected: str, default: Any = None) -> Any:
@@ -142,7 +142,7 @@ def read_record(file: Path, error: type[UserError] = UserError, limit: int = MAX
     """Read a file that holds a JSON object. Raise `error`."""
     value = read_value(file, error, limit)
     if not isinstance(value, dict):
-        raise error(f"{file} holds {said(value)}, a JSON object is expected")
+        raise error(f"{file} holds {formatted(value)}, a JSON object is expected")
     return Record(source=str(file), data=value, error=error)
 
 
@@ -153,7 +153,7 @@ def read_records(file: Path, error: type[UserError] = UserError, limit: int = MA
             source = f"{file}, line {number}"
             value = _parse(line, source, error)
             if not isinstance(value, dict):
-                raise error(f"{source} holds {said(value)}, a JSON object is expected")
+                raise error(f"{source} holds {formatted(value)}, a JSON object is expected")
             yield Record(source=source, data=value, error=error)
 
 

@@ -41,7 +41,7 @@ SHORT = [
     "train.checkpoint_every=0",
     "eval={before: false, episodes_per_task: 1}",
     "hooks=[{type: jsonl}, {type: srpo_report}]",
-    "plugins=[vla_rl.testing.apart]",
+    "plugins=[vla_rl.testing.slot_placement]",
     "placement={type: slots}",
 ]
 SCRIPTED = {

@@ -18,7 +18,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context, Observation, to_numpy
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs import vulkan as driver
@@ -382,7 +382,7 @@ def batch(env: Any) -> Iterator[Any]:
     """The component that drives a GPU, over simulators of one env each."""
     scene = scene_of(env)
     states = {split: env.reset_states(split) for split in ("train", "eval")}
-    batch = BatchEnv(env.info, states, Several(scene.recipe, Place(), 2), Place(), CHUNK)  # type: ignore[arg-type]
+    batch = BatchEnv(env.info, states, Several(scene.recipe, SimulationDevices(), 2), SimulationDevices(), CHUNK)  # type: ignore[arg-type]
     yield batch
     batch.close()
 
@@ -420,7 +420,9 @@ def test_envs_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
 @pytest.mark.sim
 def test_a_batch_has_the_expert_too(env: Any) -> None:
     states = {split: env.reset_states(split) for split in ("train", "eval")}
-    one = BatchEnv(env.info, states, ManiSkillScene(scene_of(env).recipe, Place()), Place(), CHUNK)
+    one = BatchEnv(
+        env.info, states, ManiSkillScene(scene_of(env).recipe, SimulationDevices()), SimulationDevices(), CHUNK
+    )
     result, rewards = demonstrate(one, states["train"][1].id)
     assert result.success.tolist() == [True] and rewards[-1] == 1.0
     assert isinstance(result.obs.images["base_camera"], torch.Tensor)

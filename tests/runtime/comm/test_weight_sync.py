@@ -104,7 +104,7 @@ def slow(stop):
             scripted_spec(
                 plugins=[
                     "vla_rl.testing.scripted",
-                    "vla_rl.testing.apart",
+                    "vla_rl.testing.slot_placement",
                     str(Path(slow_model.__file__)),
                 ],
                 model={"type": "slow", "stop": str(stop)},

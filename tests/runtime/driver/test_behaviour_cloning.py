@@ -92,7 +92,7 @@ def test_recorded_demonstrations(tmp_path, backend):
     results, metrics = start(
         tmp_path,
         imitation={"data": {"type": "recorded"}, "steps": 60, "lr": 3e-2, "batch": 16, "report_every": 60},
-        plugins=["vla_rl.testing.scripted", "vla_rl.testing.apart", str(recorded)],
+        plugins=["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(recorded)],
         runtime={"backend": backend},
         placement={"type": "slots", "learner": 2 if backend == "ray" else 1},
     )

@@ -20,7 +20,7 @@ SHORT = {"train": {"steps": 3}, "eval": {"before": False}}
 
 
 def spec_with(**settings):
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(BAD)]
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(BAD)]
     return parse_spec(scripted_spec(plugins=plugins, hooks=[{"type": "bad", **settings}, {"type": "jsonl"}], **SHORT))
 
 

@@ -126,7 +126,7 @@ def test_an_env_that_breaks_is_recorded_once(tmp_path, rows):
         env = {"type": "fragile", "num_envs": 2, "fault": fault, "told": str(tmp_path / "told"), "at_step": 38}
         spec = recorded_spec(
             hook={"what": "rollout", "rows": rows},
-            plugins=["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))],
+            plugins=["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))],
             env=env,
             rollout={"chunk": 2, "episodes": 8, "group_size": 2},
             eval={},

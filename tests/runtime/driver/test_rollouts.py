@@ -329,8 +329,8 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     for number, length in enumerate([2, 1, 2]):
         flags = {name: np.zeros((length, 2), bool) for name in ("terminated", "truncated")}
         light = {"rewards": np.zeros((length, 2), np.float32), "valid": np.ones((length, 2), bool), **flags}
-        ended = EnvTrajectory(number=number, light=light, episodes=(), frames=None)
-        played.append((0, TrajectoryResult(finished=ended, chosen=policy.results([ended], False)[0])))
+        ended = EnvTrajectory(number=number, record=light, episodes=(), frames=None)
+        played.append((0, TrajectoryResult(env_part=ended, policy_part=policy.results([ended], False)[0])))
     gathered = assemble(1, played, 1)
     recorded, nobody = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")

@@ -144,7 +144,7 @@ def test_a_resumed_run_goes_on(train, tmp_path, lag):
 
 @pytest.mark.parametrize("at_step", [35, 38, 46])
 def test_a_fault_changes_no_number(train, tmp_path, at_step):
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
     env = {"type": "fragile", "num_envs": 2, "told": str(tmp_path / "told"), "processes": {"deadline_s": 2.0}}
     rollout = {**SEGMENTS, "steps": 3, "chunk": 1}
     changes = {"plugins": plugins, "rollout": rollout, "algorithm": {"type": "ppo"}}

@@ -172,7 +172,7 @@ def test_learners_train_while_tickets_are_played(train, tmp_path, monkeypatch):
     monkeypatch.setenv("SIMULATORS_DIE", str(tmp_path / "died"))
     changes = changed({"algorithm": {"type": "ppo", **UNNORMALISED}, "train": {"micro_batch": 4, "max_grad_norm": 1.0}})
     train("whole", **changes)
-    changes["plugins"] = [__file__, "vla_rl.testing.scripted", "vla_rl.testing.apart"]
+    changes["plugins"] = [__file__, "vla_rl.testing.scripted", "vla_rl.testing.slot_placement"]
     apart = {"runtime": {"backend": "ray"}, "placement": {"type": "slots", "learner": 2, "policy": 2, "sim": 2}}
     uneven = {"env": {**LENGTHS, "num_envs": 4, "latency_s": 0.03, "latency_sigma": 0.5}}
     _, got = train("streamed", **{**changes, **STREAM, **apart, **uneven})

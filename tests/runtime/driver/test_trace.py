@@ -160,7 +160,7 @@ def test_writing_takes_a_hundredth_of_the_run_at_most(monkeypatch, tmp_path):
 
 SPEC = {
     "name": "traced",
-    "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.apart"],
+    "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
     "model": {"type": "linear"},
     "env": {"type": "scripted", "num_envs": 8},
     "rollout": {"chunk": 2, "episodes": 16, "group_size": 4},

@@ -172,7 +172,7 @@ def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_pat
         "        raise WorkerDied('worker 0 died')\n"
         "    return (yield)\n"
     )
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart"]
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"]
     changes = {"train": {"checkpoint_every": 2}}
     _, expected = train("whole", plugins=plugins, **changes)
     _, metrics = train("parts", plugins=[*plugins, str(tmp_path / "mortal.py")], **changes)

@@ -128,7 +128,7 @@ def test_keys_that_contradict_each_other_are_refused(changes, message):
 @pytest.mark.usefixtures("one_ray")
 def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train, tmp_path):
     """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(slow_model.__file__))]
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(slow_model.__file__))]
     model = {"type": "slow", "stop": str(tmp_path / "stop"), "weights_s": 0.4}
     env = {"length": 8, "latency_s": 0.1}
     _, metrics = train(plugins=plugins, model=model, env=env, asynchrony={"max_lag": 2}, train={"steps": 5}, **APART)

@@ -25,7 +25,7 @@ from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.run_folder.folder import RunFolder
 
 RAY = pytest.param("ray", marks=pytest.mark.ray)
-FRAGILE = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
+FRAGILE = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
 ENVS_APART = {
     "plugins": FRAGILE,
     "env": {"type": "fragile", "num_envs": 2, "latency_s": 0.02},

@@ -81,7 +81,7 @@ def roles_of(spec, assignment):
         framed=False,
         camera=None,
         local=True,
-        beat=lambda: None,
+        heartbeat=lambda: None,
     )
     model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
     return sim, Learner(

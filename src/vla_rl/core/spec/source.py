@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from vla_rl.core.errors import did_you_mean
-from vla_rl.core.spec.structure import problem, said
+from vla_rl.core.spec.structure import formatted, problem
 from vla_rl.core.spec.yaml import DEEPEST, Path, dotted, parse
 
 Item = tuple[Path, str]
@@ -74,7 +74,7 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
         elif isinstance(here, dict):
             key = step
         else:
-            raise problem(f"{text}: {dotted(tuple(path))} is {said(here)}, which has no {step!r}")
+            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(here)}, which has no {step!r}")
         path.append(key)
         if last:
             here[key] = document.data

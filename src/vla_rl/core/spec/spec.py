@@ -34,7 +34,7 @@ from vla_rl.core.spec.sections import (
     between,
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
-from vla_rl.core.spec.structure import Problems, Structurer, keys_of, problem, said, to_plain
+from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
 from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse
 from vla_rl.core.spec.yaml import Path as KeyPath
 
@@ -250,10 +250,10 @@ class _Reader(Structurer):
             as_type = Component
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
-                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {said(data)}")
+                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {formatted(data)}")
             return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping such as {{type: ...}}, got {said(data)}")
+            raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
         own = keys_of(as_type)
         core = [key for key in own if key != "config"]
         fields: dict[str, Any] = {key: data[key] for key in core if key in data}
@@ -325,7 +325,7 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     if data is None and not errors:
         errors = [(1, f"{name}: is empty; a spec has the keys {', '.join(keys_of(Spec))}")]
     if data is not None and not isinstance(data, dict):
-        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {said(data)}"))
+        errors.append((1, f"{name}: expected a mapping with the keys of a spec, got {formatted(data)}"))
     if not isinstance(data, dict):
         raise SpecError([message for _, message in errors])
     overridden: set[KeyPath] = set()

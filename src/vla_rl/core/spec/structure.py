@@ -72,7 +72,7 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, FilePath) else value
 
 
-def said(value: object) -> str:
+def formatted(value: object) -> str:
     """Format a value for messages: `float 1.7`, `a mapping`."""
     if value is None:
         return "nothing"
@@ -117,7 +117,7 @@ class Structurer:
         """Read an attrs class from a mapping. `extra_keys` are handled by the caller and named in suggestions."""
         keys = keys_of(cls)
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {said(data)}")
+            raise problem(f"expected a mapping with keys of ({', '.join([*extra_keys, *keys])}), got {formatted(data)}")
         try:
             attrs.resolve_types(cls)
         except NameError as exc:
@@ -157,7 +157,7 @@ class Structurer:
 
     def _sequence(self, data: Any, as_type: Any) -> Any:
         if not isinstance(data, list | tuple):
-            raise problem(f"expected a list, got {said(data)}")
+            raise problem(f"expected a list, got {formatted(data)}")
         origin, arguments = get_origin(as_type) or as_type, get_args(as_type) or (Any,)
         if origin is tuple and arguments[-1:] != (Ellipsis,) and get_args(as_type):
             if len(data) != len(arguments):
@@ -171,7 +171,7 @@ class Structurer:
 
     def _mapping(self, data: Any, as_type: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
-            raise problem(f"expected a mapping, got {said(data)}")
+            raise problem(f"expected a mapping, got {formatted(data)}")
         key_type, value_type = get_args(as_type) or (Any, Any)
         return self._each((self.read(key, key_type), key, item, value_type) for key, item in data.items())
 
@@ -202,7 +202,7 @@ class Structurer:
         if len(members) == 1 or len(inside) == 1:
             raise (inside or failures)[0]
         names = " or ".join(getattr(member, "__name__", str(member)) for member in members)
-        raise problem(f"expected {names}, got {said(data)}")
+        raise problem(f"expected {names}, got {formatted(data)}")
 
 
 def _origin(as_type: Any) -> Any:
@@ -215,14 +215,14 @@ def _scalar(data: Any, as_type: type) -> Any:
     if type(data) is int and data.bit_length() > BITS:
         raise problem(f"expected a number of {BITS} bits at most, got one of {data.bit_length()}")
     if type(data) is str and as_type is str and "\0" in data:
-        raise problem(f"expected text, got {said(data)}, which has a NUL byte in it")
+        raise problem(f"expected text, got {formatted(data)}, which has a NUL byte in it")
     if type(data) is as_type:
         return data
     if as_type is float and type(data) is int:
         return float(data)
     hint = " (true or false)" if as_type is bool else ""
     quote = "; put it in quotes" if as_type is str and isinstance(data, bool | int | float) else ""
-    raise problem(f"expected {as_type.__name__}{hint}, got {said(data)}{quote}")
+    raise problem(f"expected {as_type.__name__}{hint}, got {formatted(data)}{quote}")
 
 
 def _literal(data: Any, as_type: Any) -> Any:
@@ -231,14 +231,14 @@ def _literal(data: Any, as_type: Any) -> Any:
         if type(option) is type(data) and option == data:
             return data
     near = did_you_mean(data, map(str, options)) if isinstance(data, str) else ""
-    raise problem(f"expected one of {', '.join(map(repr, options))}, got {said(data)}{near}")
+    raise problem(f"expected one of {', '.join(map(repr, options))}, got {formatted(data)}{near}")
 
 
 def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
     for member in as_type:
         if type(member.value) is type(data) and member.value == data:
             return member
-    raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {said(data)}")
+    raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {formatted(data)}")
 
 
 def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:

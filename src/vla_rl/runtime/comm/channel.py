@@ -49,7 +49,7 @@ class Channel:
     def close(self) -> None:
         self.connection.close()
 
-    def shut_down(self) -> None:
+    def stop(self) -> None:
         """Shut the connection down: both ends read EOF from now on."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)

@@ -96,7 +96,7 @@ class RpcServer:
         except BaseException as exc:
             self.broken = exc
             for other in tuple(self.channels.values()):
-                other.shut_down()
+                other.stop()
 
 
 def _answer_to(request: bytearray, call: Callable[..., Any]) -> bytes:

@@ -71,7 +71,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
     padded.
     """
     workers = np.array([worker for worker, _ in trajectories], np.int64)
-    parts = [{**trajectory.finished.light, **trajectory.chosen} for _, trajectory in trajectories]
+    parts = [{**trajectory.env_part.record, **trajectory.policy_part} for _, trajectory in trajectories]
     length = max(len(part["valid"]) for part in parts)
 
     def gather(key: str, fill: float = 0) -> torch.Tensor | None:
@@ -83,7 +83,7 @@ def assemble(step: int, trajectories: Sequence[tuple[int, TrajectoryResult]], gr
             out[: len(part[key]), column] = part[key]
         return torch.from_numpy(out)
 
-    of_env = [trajectory.finished for _, trajectory in trajectories]
+    of_env = [trajectory.env_part for _, trajectory in trajectories]
     first_episodes = [half.episodes[0] if half.episodes else None for half in of_env]
     numbers = np.array([half.number for half in of_env], np.int64)
     reported = [field for field in ROLLOUT if field.by_time and field.source in ("env", "policy")]

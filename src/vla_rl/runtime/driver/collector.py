@@ -191,14 +191,14 @@ class Collector:
 
     def _receive(self, worker: int, report: RolloutReport) -> None:
         """Store the trajectories of a report."""
-        for trajectory in report.played:
-            number = trajectory.finished.number
+        for trajectory in report.collected:
+            number = trajectory.env_part.number
             self.trajectories[number] = worker, trajectory
-            self._cursors.note(trajectory.finished)
+            self._cursors.note(trajectory.env_part)
             del self._assigned[worker][number]
             self._new.append(number)
-        if report.played and self.on_collected:
-            self.on_collected(worker, report.played)
+        if report.collected and self.on_collected:
+            self.on_collected(worker, report.collected)
         self.work.add(report)
 
     def _recover(self, error: WorkerDied) -> None:

@@ -84,7 +84,7 @@ class Evaluator:
         )
         for report in reports:
             self.fault_log.report(report.faults)
-        trajectories = [trajectory.finished for report in reports for trajectory in report.played]
+        trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
         tasks = list(dict.fromkeys(episode.task for episode in episodes))

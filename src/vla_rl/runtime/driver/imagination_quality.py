@@ -68,7 +68,7 @@ def over_estimation(
     )
     for report in reports:
         fault_log.report(report.faults)
-    trajectories = [trajectory.finished for report in reports for trajectory in report.played]
+    trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
     imagined = {trajectory.number: trajectory.episodes[0].success_once for trajectory in trajectories}
     pairs = zip(requests, fit.last_episodes, strict=True)
     differences = np.array([imagined[request.number] - real for request, (_, real) in pairs], np.float64)

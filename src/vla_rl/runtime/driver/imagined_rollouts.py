@@ -62,7 +62,7 @@ class ImaginedRollouts:
         """
         rollout = batch.rollout
         episodes = rollout_metrics.episode_metrics(rollout.episodes)
-        trajectories = [self.collector.trajectories[number][1].finished for number in batch.numbers.tolist()]
+        trajectories = [self.collector.trajectories[number][1].env_part for number in batch.numbers.tolist()]
         world_versions = [trajectory.world for trajectory in trajectories if trajectory.world is not None]
         return {
             **{f"imagination/{name.partition('/')[2]}": value for name, value in episodes.items()},

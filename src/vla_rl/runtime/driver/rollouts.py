@@ -64,7 +64,7 @@ class Rollouts:
         collector = self.collector
         trajectories = [collector.trajectories[number] for number in tickets]
         self._batch = assemble(step, trajectories, self.shape.group_size)
-        self.trace.ticket_chunk_steps = [len(trajectory.finished.light["valid"]) for _, trajectory in trajectories]
+        self.trace.ticket_chunk_steps = [len(trajectory.env_part.record["valid"]) for _, trajectory in trajectories]
         rollout = with_recordings(self._batch.rollout, collector.fleet, self.spec, tickets)
         metrics = {
             **rollout_metrics.episode_metrics(rollout.episodes),
@@ -79,7 +79,7 @@ class Rollouts:
     def finish(self) -> None:
         """End the step: drop its trajectories, and count its faults anew."""
         tickets = self.batch.numbers.tolist()
-        self.requests.consume([self.collector.trajectories[number][1].finished for number in tickets])
+        self.requests.consume([self.collector.trajectories[number][1].env_part for number in tickets])
         self.collector.drop(tickets)
         self._batch = None
         self.faults = 0

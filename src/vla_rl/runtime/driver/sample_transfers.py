@@ -91,8 +91,8 @@ class SampleTransfers:
     def _send(self, worker: int) -> None:
         """Move the model inputs of the unsent tickets of this worker."""
         trajectories = self._unsent.pop(worker)
-        tickets = [trajectory.finished.number for trajectory in trajectories]
-        self._move(0, worker, np.concatenate([trajectory.chosen["sample"] for trajectory in trajectories]))
+        tickets = [trajectory.env_part.number for trajectory in trajectories]
+        self._move(0, worker, np.concatenate([trajectory.policy_part["sample"] for trajectory in trajectories]))
         self._sent.update(tickets)
         self._pending.append(self.policy_of_worker[worker].call(PolicyInterface.release, tickets))
 

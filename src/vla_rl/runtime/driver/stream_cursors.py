@@ -37,7 +37,13 @@ class EnvStreams:
         cursor = self.consumed.get(env)
         if cursor is None:
             return evolve(request, actions=np.zeros((0, 0, 0), np.float32))
-        return evolve(request, state=cursor.state, episode=cursor.episode, actions=cursor.actions, paid=cursor.paid)
+        return evolve(
+            request,
+            state=cursor.state,
+            episode=cursor.episode,
+            actions=cursor.actions,
+            return_so_far=cursor.return_so_far,
+        )
 
     def consume(self, trajectory: EnvTrajectory) -> None:
         """Record that a step has trained on this trajectory."""
@@ -60,7 +66,7 @@ class EnvStreams:
             rows=np.array(envs, np.int64),
             states=np.array([cursor.state.id for cursor in cursors], np.int64),
             episodes=np.array([cursor.episode for cursor in cursors], np.int64),
-            paid=np.array([cursor.paid for cursor in cursors], np.float64),
+            paid=np.array([cursor.return_so_far for cursor in cursors], np.float64),
             lengths=np.array([len(chunks) for chunks in actions], np.int64),
             actions=np.concatenate([np.zeros((0, *shape), np.float32), *(chunks for chunks in actions if len(chunks))]),
         )
@@ -75,5 +81,10 @@ class EnvStreams:
             columns = [arrays[name].tolist() for name in ("rows", "states", "episodes", "paid")]
             for env, state, episode, return_so_far, chunks in zip(*columns, actions, strict=True):
                 self.consumed[env] = EpisodeRequest(
-                    state=states[state], number=-1, episode=episode, env_id=env, actions=chunks, paid=return_so_far
+                    state=states[state],
+                    number=-1,
+                    episode=episode,
+                    env_id=env,
+                    actions=chunks,
+                    return_so_far=return_so_far,
                 )

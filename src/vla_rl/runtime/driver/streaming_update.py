@@ -57,7 +57,7 @@ class StreamingUpdate(UpdateStrategy):
         """
         unscored = tickets[len(self._scored_tickets) :]
         trajectories = [self.collector.trajectories[number] for number in unscored]
-        samples = sum(len(trajectory.chosen["versions"]) for _, trajectory in trajectories)
+        samples = sum(len(trajectory.policy_part["versions"]) for _, trajectory in trajectories)
         if samples >= self.stream.size:
             self.score_groups(step, version, unscored)
 

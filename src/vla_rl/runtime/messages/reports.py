@@ -14,9 +14,9 @@ from vla_rl.toolkit.waiting import Work
 class TrajectoryResult:
     """A finished ticket: the simulator's half and the policy's half of its trajectory."""
 
-    finished: EnvTrajectory
+    env_part: EnvTrajectory
     """The simulator's half."""
-    chosen: dict[str, Any]
+    policy_part: dict[str, Any]
     """The policy's half: the fields of the trajectory record that the policy makes, [T, ...]; empty in an
     evaluation.
     """
@@ -26,7 +26,7 @@ class TrajectoryResult:
 class RolloutReport:
     """Finished tickets, and the work done since the last report."""
 
-    played: list[TrajectoryResult] = field(factory=list)
+    collected: list[TrajectoryResult] = field(factory=list)
     env_seconds: dict[int, float] = field(factory=dict)
     """Seconds of each sim worker (by its index), or of each lane where lanes run concurrently."""
     policy_seconds: dict[int, float] = field(factory=dict)

@@ -34,7 +34,7 @@ class EpisodeRequest:
     """Chunks of the episode that were executed before, float32 [T, C, A]. None: take them from the end of the previous
     ticket.
     """
-    paid: float = 0.0
+    return_so_far: float = 0.0
     """Sum of the rewards of `actions`."""
     record: bool = False
     """Keep the frames of this episode."""
@@ -60,7 +60,7 @@ class EnvTrajectory:
     """The simulator's half of a finished ticket of T chunk steps."""
 
     number: int
-    light: dict[str, Array]
+    record: dict[str, Array]
     """Fields of the trajectory record that the simulator makes: rewards, terminated, truncated, valid [T, C]."""
     episodes: tuple[Episode, ...]
     """Episodes that ended within the ticket."""

@@ -28,4 +28,6 @@ class StreamCursors:
         number, after = self.last.get(start.env_id, (None, start))
         if number != start.follows:
             return start
-        return evolve(start, state=after.state, episode=after.episode, actions=after.actions, paid=after.paid)
+        return evolve(
+            start, state=after.state, episode=after.episode, actions=after.actions, return_so_far=after.return_so_far
+        )

@@ -94,12 +94,12 @@ class RunFolder:
             )
         if trainer is None:
             logger.warning("%s has no checkpoint yet: it starts over at step 0", self.path)
-        if said := describe(changed):
+        if advice := describe(changed):
             logger.warning(
                 "%s goes on with other settings; those until step %d are kept beside its spec.yaml:\n%s",
                 self.path,
                 state.step,
-                said,
+                advice,
             )
         return state, trainer
 
@@ -360,9 +360,10 @@ def checkpoint_in(path: Path) -> Path:
     with about("RUN|CHECKPOINT", path):
         folder = resolved(newest or path)
     if not (folder / "model").is_dir() or not (folder.parents[1] / "spec.yaml").is_file():
-        said = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
+        reason = "is neither a run with a checkpoint nor a checkpoint of a run" if path.exists() else "does not exist"
         raise UserError(
-            f"{path} {said}; give RUN, or RUN/checkpoints/step_...\n  {_checkpoints_near(path)}; `vla-rl run` makes one"
+            f"{path} {reason}; give RUN, or RUN/checkpoints/step_...\n"
+            f"  {_checkpoints_near(path)}; `vla-rl run` makes one"
         )
     return folder
 

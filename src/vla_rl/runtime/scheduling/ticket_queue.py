@@ -160,12 +160,12 @@ class TicketQueue:
     def add(self, work: RolloutReport) -> None:
         """Add finished tickets, and the work done, to the report."""
         with self._changed:
-            self._report.played += work.played
+            self._report.collected += work.collected
             self._report.add(work)
-            self._done.update(trajectory.finished.number for trajectory in work.played)
-            for trajectory in work.played:
-                self._cursors.note(trajectory.finished)
-            if work.played:
+            self._done.update(trajectory.env_part.number for trajectory in work.collected)
+            for trajectory in work.collected:
+                self._cursors.note(trajectory.env_part)
+            if work.collected:
                 self._unblock()
 
     def end(self) -> bool:

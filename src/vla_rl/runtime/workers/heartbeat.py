@@ -19,13 +19,13 @@ class Heartbeats:
     entry only, so no lock is needed.
     """
 
-    def __init__(self, on_beat: Callable[[], None] = lambda: None) -> None:
-        """Create the heartbeats. `on_beat` is called at each of them, in the thread that works."""
-        self._on_beat = on_beat
+    def __init__(self, on_heartbeat: Callable[[], None] = lambda: None) -> None:
+        """Create the heartbeats. `on_heartbeat` is called at each of them, in the thread that works."""
+        self._on_heartbeat = on_heartbeat
         self._activities: dict[int, Activity] = {}
         """Thread id -> its activity."""
 
-    def beat(self, activity: str | None = None) -> None:
+    def record(self, activity: str | None = None) -> None:
         """Record that this thread is alive. A call without a heartbeat for longer than the deadline is reported as
         hung.
 
@@ -36,11 +36,11 @@ class Heartbeats:
         if activity is None:
             activity, _ = self._activities.get(thread, (IDLE, 0.0))
         self._activities[thread] = activity, time()
-        self._on_beat()
+        self._on_heartbeat()
 
     def idle(self) -> None:
         """Record that this thread has nothing to do, or waits for others."""
-        self.beat(IDLE)
+        self.record(IDLE)
 
     def longest(self) -> Activity:
         """Return the activity that has gone on longest without a heartbeat; `IDLE` where all threads are idle."""

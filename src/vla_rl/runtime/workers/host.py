@@ -56,7 +56,7 @@ from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.learner.sample_buffer import ScatteredRows
+from vla_rl.runtime.workers.learner.sample_buffer import ScatteredSamples
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
@@ -69,22 +69,22 @@ class WorkerHost(HostInterface):
     """The process of a worker. See the table at the top of this file for its threads and locks."""
 
     def __init__(
-        self, spec: Spec | dict[str, Any], assignment: Assignment, on_beat: Callable[[], None] = lambda: None
+        self, spec: Spec | dict[str, Any], assignment: Assignment, on_heartbeat: Callable[[], None] = lambda: None
     ) -> None:
-        """Create a host without roles. `on_beat` is called at each heartbeat, in the thread that works."""
+        """Create a host without roles. `on_heartbeat` is called at each heartbeat, in the thread that works."""
         self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
         self.assignment = assignment
         self.stop_requested: Callable[[], bool] = lambda: False
         self.roles: dict[str, Any] = {}
         self._demonstrations: Demonstrations | None = None
-        self._heartbeats = Heartbeats(on_beat)
+        self._heartbeats = Heartbeats(on_heartbeat)
         algorithm = build_algorithm(self.spec, assignment.slot.device)
 
         def stop_requested() -> bool:
             return self.stop_requested()  # the backend replaces the attribute
 
         self._builder = RoleBuilder(
-            self.spec, assignment, algorithm, hook_modules(self.spec.plugins), self._heartbeats.beat, stop_requested
+            self.spec, assignment, algorithm, hook_modules(self.spec.plugins), self._heartbeats.record, stop_requested
         )
         self._calls = RoleCalls(self.spec, assignment, self.roles, self, self._heartbeats, stop_requested)
         self._offload = Offload(self.roles, assignment, self._builder.env)
@@ -247,6 +247,6 @@ class WorkerHost(HostInterface):
             return sim.close()
 
 
-def _one_batch(rows: ScatteredRows[ModelInputs]) -> ModelInputs | None:
+def _one_batch(rows: ScatteredSamples[ModelInputs]) -> ModelInputs | None:
     """Return all rows as one batch; None where there are none."""
     return rows.take(np.arange(len(rows))) if len(rows) else None

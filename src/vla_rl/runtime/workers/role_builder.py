@@ -65,7 +65,7 @@ class RoleBuilder:
             camera=self.algorithm.camera,
             local=self.assignment.local,
             recordings=recordings,
-            beat=self.heartbeat,
+            heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
 

@@ -30,7 +30,7 @@ class RoleLocks:
         """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
         last call is still running.
         """
-        self.imagining = Lock()
+        self.imagination = Lock()
         """Held while the world model is used."""
 
     def for_call(self, role: str, declaration: Remote, arguments: Sequence[Any]) -> Lock | AbstractContextManager[None]:
@@ -42,7 +42,7 @@ class RoleLocks:
         if role == "sim" and declaration.lane is not None:
             return self.in_lane[arguments[declaration.lane]]
         if role in ("imagination", IMAGINED):
-            return self.imagining
+            return self.imagination
         return nullcontext()
 
     @contextmanager
@@ -84,7 +84,7 @@ class RoleCalls:
     def call(self, role: str, method: str, *arguments: Any) -> Any:
         """Call a method for another process. Errors of concurrent lanes name the lane."""
         callee = self._callee(role, method, arguments)
-        self._heartbeats.beat(f"{callee} ({self._plugin(role)}): {method}")
+        self._heartbeats.record(f"{callee} ({self._plugin(role)}): {method}")
         try:
             return self._run(role, method, arguments)
         except Exception as exc:
@@ -105,7 +105,7 @@ class RoleCalls:
         def call(method: str, *arguments: Any) -> Any:
             if self._stop_requested():
                 raise StopRequested
-            self._heartbeats.beat(f"{self._callee(role, method, arguments)} ({self._plugin(role)}): {method}")
+            self._heartbeats.record(f"{self._callee(role, method, arguments)} ({self._plugin(role)}): {method}")
             return self._run(role, method, arguments, track)
 
         return call

@@ -25,7 +25,7 @@ LOOSE_PIXELS = 0.1
 """The same, where calls differ: a controller may add a little to what each call asks for."""
 LOOSE_MOVES = 2e-3
 """Tolerated difference of a number where calls differ, as a share of its change by a chunk."""
-PLAYS = 16
+REPETITIONS = 16
 """Approximate number of arrangements."""
 NOT_TWICE = "not done: it needs episodes that come twice alike; see determinism"
 DRIFT = 1e-2
@@ -57,28 +57,28 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
         player.notice("not done: EnvInfo.deterministic says that episodes do not come twice alike")
         return
     limit = shortest_limit(player)
-    length = min(limit, player.chunk * player.affordable(0.3, PLAYS, -(-limit // player.chunk)))
+    length = min(limit, player.chunk * player.affordable(0.3, REPETITIONS, -(-limit // player.chunk)))
     scripts = chosen_scripts(player, length)
-    first = player.play(scripts)
-    again = player.play(scripts)
+    first = player.roll_out(scripts)
+    again = player.roll_out(scripts)
     late = _drift(first, again, player)
     if late:
         player.notice(f"not compared: episodes after {late} actions; rounding makes them differ from there on")
         scripts = {env_id: script.cut(late) for env_id, script in scripts.items()}
-        first, again = (player.play(scripts) for _ in range(2))
+        first, again = (player.roll_out(scripts) for _ in range(2))
     elif length < limit:
         player.notice(f"not seen: whole episodes; compared {length} of up to {limit} actions, for want of time")
     if not compare(player, first, again, "equal observations for equal state ids and actions", KEYED):
         return
     _tighten(player, first, again)
     others = {env_id: evolve(s, actions=s.actions[::-1].copy()) for env_id, s in scripts.items()}
-    player.play({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
-    once_more = player.play(scripts)
-    told = "the same episode again after other ones"
-    fine = compare(player, first, once_more, told, RESET_ALL)
+    player.roll_out({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
+    once_more = player.roll_out(scripts)
+    expected = "the same episode again after other ones"
+    fine = compare(player, first, once_more, expected, RESET_ALL)
     if earliest and not late:
-        as_at_first = player.play({env_id: trace.script for env_id, trace in earliest.items()})
-        fine &= compare(player, earliest, as_at_first, told, RESET_ALL)
+        as_at_first = player.roll_out({env_id: trace.script for env_id, trace in earliest.items()})
+        fine &= compare(player, earliest, as_at_first, expected, RESET_ALL)
     if fine:
         reference.scripts, reference.traces = scripts, first
 
@@ -88,17 +88,17 @@ def independent_envs(player: Player, reference: Reference) -> None:
     scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
     if count < 2:
         raise LeftOut("there is one env only")
-    turned = player.play({(env_id + 1) % count: script for env_id, script in scripts.items()})
+    turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
     for env_id, trace in first.items():
-        told = "the same episode in another env, and observations in the order of `env_ids`"
-        compare(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, told, NOTHING_SHARED)
-    same = player.play(dict.fromkeys(scripts, scripts[0]))
+        expected = "the same episode in another env, and observations in the order of `env_ids`"
+        compare(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, expected, NOTHING_SHARED)
+    same = player.roll_out(dict.fromkeys(scripts, scripts[0]))
     for trace in same.values():
-        told = "the same episode in envs that play the same state, seed and actions"
-        compare(player, {0: first[0]}, {0: trace}, told, NOTHING_SHARED)
+        expected = "the same episode in envs that play the same state, seed and actions"
+        compare(player, {0: first[0]}, {0: trace}, expected, NOTHING_SHARED)
     for env_id in (0, count - 1):
         waiting = {other: script for other, script in scripts.items() if other != env_id}
-        alone = player.play({env_id: scripts[env_id]}, waiting=waiting)
+        alone = player.roll_out({env_id: scripts[env_id]}, waiting=waiting)
         compare(player, first, alone, f"env {env_id} alone as with others", NOTHING_SHARED)
 
 
@@ -111,44 +111,46 @@ def chunks(player: Player, reference: Reference) -> None:
     cut = {env_id: _cut(trace, count) for env_id, trace in first.items()}
     remedy = "apply every action of a chunk, in order, and report what each led to"
     if player.chunk > 1:
-        singly = player.play(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
-        told = f"the same episode with chunks of {player.chunk} as with single actions"
-        compare(player, singly, cut, told, remedy, player.loose, cut_off=True)
+        singly = player.roll_out(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
+        expected = f"the same episode with chunks of {player.chunk} as with single actions"
+        compare(player, singly, cut, expected, remedy, player.loose, cut_off=True)
         widths = [1, player.chunk, max(player.chunk - 1, 1), max(player.chunk // 2, 1)]
-        mixed = player.play(scripts, widths=widths)
+        mixed = player.roll_out(scripts, widths=widths)
         compare(player, first, mixed, "the same episode with chunks of other lengths", remedy, player.loose)
-    on = player.play(scripts, stop=False)
+    on = player.roll_out(scripts, stop=False)
     remedy = "stop_at_end changes nothing before the end"
     for env_id, trace in first.items():
-        told = "up to an end the same with stop_at_end=False"
-        compare(player, {env_id: trace}, {env_id: on[env_id]}, told, remedy, upto=_before(trace))
+        expected = "up to an end the same with stop_at_end=False"
+        compare(player, {env_id: trace}, {env_id: on[env_id]}, expected, remedy, upto=_before(trace))
 
 
-def beside(player: Player, reference: Reference) -> None:
+def independent_envs_agree(player: Player, reference: Reference) -> None:
     """Resets of other envs, calls without an active env and questions to the expert change nothing."""
     scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
     widths, middle = _in_parts(player, first)
     for env_id in (0, count - 1) if count > 1 else ():
         other = scripts[(env_id + 1) % count]
-        played = player.play(scripts, widths=widths, restart=(middle, env_id, other))
-        told = "the other envs untouched by the reset of an env"
-        rest = {r: played[r] for r in played if r != env_id}
-        compare(player, first, rest, told, "reset only the envs that are asked for", player.loose, where="reset")
-        told = "an episode that starts while other envs go on to be the same"
-        if played[env_id].script is other:
+        collected = player.roll_out(scripts, widths=widths, restart=(middle, env_id, other))
+        expected = "the other envs untouched by the reset of an env"
+        rest = {r: collected[r] for r in collected if r != env_id}
+        compare(player, first, rest, expected, "reset only the envs that are asked for", player.loose, where="reset")
+        expected = "an episode that starts while other envs go on to be the same"
+        if collected[env_id].script is other:
             trace = {env_id: first[(env_id + 1) % count]}
-            compare(player, trace, {env_id: played[env_id]}, told, RESET_ALL, player.loose, cut_off=True)
+            compare(player, trace, {env_id: collected[env_id]}, expected, RESET_ALL, player.loose, cut_off=True)
     nobody = np.zeros(count, bool)
 
     def idle(index: int) -> None:
         for stop in (True, False):
             player.step(np.tile(player.high, (count, player.chunk, 1)), nobody, stop)
 
-    told = "no change by a call without active envs"
-    compare(player, first, player.play(scripts, between=idle), told, "skip envs that are not active", player.loose)
+    expected = "no change by a call without active envs"
+    compare(
+        player, first, player.roll_out(scripts, between=idle), expected, "skip envs that are not active", player.loose
+    )
 
 
-def expert_beside(player: Player, reference: Reference) -> None:
+def expert_leaves_others(player: Player, reference: Reference) -> None:
     """Asking the expert has no effect on the envs."""
     scripts = _of(reference)
 
@@ -158,9 +160,9 @@ def expert_beside(player: Player, reference: Reference) -> None:
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
 
-    asked = player.play(scripts, between=ask)
-    told, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
-    compare(player, reference.traces, asked, told, remedy, player.loose, where="expert_chunk")
+    asked = player.roll_out(scripts, between=ask)
+    expected, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
+    compare(player, reference.traces, asked, expected, remedy, player.loose, where="expert_chunk")
 
 
 def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
@@ -180,16 +182,18 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
         before = player.remembered()
-        player.play({env_id: evolve(s, seed=player.seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False)
+        player.roll_out({env_id: evolve(s, seed=player.seed(env_id + 7)) for env_id, s in scripts.items()}, stop=False)
         if another is not None:
             player.env = another()
         player.env.restore(saved)
         player.remember(before)
 
-    told = "the same step after a restore"
+    expected = "the same step after a restore"
     try:
-        played = player.play(scripts, widths=widths, between=back)
-        compare(player, reference.traces, played, told, "save all that a step changes", player.loose, where="restore")
+        collected = player.roll_out(scripts, widths=widths, between=back)
+        compare(
+            player, reference.traces, collected, expected, "save all that a step changes", player.loose, where="restore"
+        )
     finally:
         if player.env is not kept:
             player.env.close()
@@ -217,8 +221,8 @@ def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int],
 def compare(
     player: Player,
     first: Mapping[int, EnvTrace],
-    played: Mapping[int, EnvTrace],
-    told: str,
+    collected: Mapping[int, EnvTrace],
+    expected: str,
     remedy: str,
     slack: Slack | None = None,
     *,
@@ -228,12 +232,12 @@ def compare(
 ) -> bool:
     """`cut_off`: that one of the two is shorter is no difference."""
     fine = True
-    for env_id, trace in played.items():
+    for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto
         found = difference(first[env_id], trace, slack or player.slack, end)
         got = f"{found} (env {trace.env_id}, {trace.script})"
         at = "reset" if found.startswith("after the reset") else where
-        fine &= player.expect(not found, at, told, got, remedy)
+        fine &= player.expect(not found, at, expected, got, remedy)
     return fine
 
 
@@ -277,11 +281,11 @@ def measure_chance(player: Player) -> None:
     number of calls; then comparisons between different sequences of calls are as coarse as this distance."""
     limit = shortest_limit(player)
     scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
-    first = player.play(scripts)
+    first = player.roll_out(scripts)
     pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
     known = pixels, numbers
     for key in (1, 2):
-        other = player.play(
+        other = player.roll_out(
             {env_id: evolve(s, seed=player.seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
         )
         for env_id, trace in other.items():
@@ -292,9 +296,9 @@ def measure_chance(player: Player) -> None:
     player.loose = Slack(pixels, numbers)
 
 
-def _smallest_move(played: Mapping[int, EnvTrace]) -> float:
+def _smallest_move(collected: Mapping[int, EnvTrace]) -> float:
     """Return by how much a chunk changes the state number that it changes least; 0 if it changes none."""
-    states = [[trace.views[t].state for t in sorted(trace.views)] for trace in played.values()]
+    states = [[trace.views[t].state for t in sorted(trace.views)] for trace in collected.values()]
     moves = [np.abs(b - a) for of_env in states for a, b in pairwise(of_env) if a is not None and b is not None]
     most = np.max(moves, axis=0) if moves else np.zeros(0)
     return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0

@@ -38,7 +38,7 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
         if index and room < FEWEST:
             player.notice("not played again: ends of every kind, for want of time")
             break
-        _play_again(player, first, starts, room)
+        _repeat(player, first, starts, room)
 
 
 def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
@@ -47,7 +47,7 @@ def _room(player: Player, first: Mapping[int, EnvTrace], sets: int) -> int:
     return player.affordable(0.25, sets, 6 * calls) // calls
 
 
-def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
+def _repeat(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, room: int) -> None:
     scripts = {env_id: _past(player, trace, env_id) for env_id, trace in first.items()}
     others = {
         env_id: evolve(s, actions=_other_tail(player, s.actions, _end(first[env_id]))) for env_id, s in scripts.items()
@@ -55,11 +55,11 @@ def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChec
     near = min(_end(trace) for trace in first.values())
     by_chunks = (near - 1) // player.chunk
     widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)
-    singly = player.play(scripts, widths=widths)
+    singly = player.roll_out(scripts, widths=widths)
     _compare(player, first, singly, "the same end in a chunk as with single actions")
     _of_its_own_episode(player, singly, starts)
 
-    on = player.play(others, stop=False)
+    on = player.roll_out(others, stop=False)
     for env_id, trace in first.items():
         _compare(
             player,
@@ -72,11 +72,11 @@ def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChec
     for place in sorted({0, player.chunk - 1, player.chunk // 2})[: max(room - 2, 0)]:
         env_id = env_ids[place % len(env_ids)]
         widths = _to_place(player, _end(first[env_id]), place)
-        moved = player.play(others, widths=widths)
+        moved = player.roll_out(others, widths=widths)
         _compare(player, first, moved, "the same end wherever it falls in a chunk, and whatever comes after it")
     if room > 5 and len(player.env_ids) > 1:
         count = len(player.env_ids)
-        turned = player.play({(env_id + 1) % count: script for env_id, script in scripts.items()})
+        turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
         _compare(
             player,
             first,
@@ -90,19 +90,19 @@ def _play_again(player: Player, first: Mapping[int, EnvTrace], starts: StartChec
 def _compare(
     player: Player,
     first: Mapping[int, EnvTrace],
-    played: Mapping[int, EnvTrace],
-    told: str,
+    collected: Mapping[int, EnvTrace],
+    expected: str,
     upto: int | None = None,
     remedy: str = STOP,
 ) -> None:
     """Up to the end, which is where envs stop."""
     for env_id, trace in first.items():
         end = _end(trace)
-        found = difference(trace, played[env_id], player.loose, end if upto is None else upto)
-        if not found and upto is None and len(played[env_id]) != end:
-            found = f"after {len(played[env_id])} executed actions instead of {end}"
-        got = f"{found} (env {played[env_id].env_id}, {trace.script}, ended by action {end})"
-        player.expect(not found, "chunk_step", told, got, remedy)
+        found = difference(trace, collected[env_id], player.loose, end if upto is None else upto)
+        if not found and upto is None and len(collected[env_id]) != end:
+            found = f"after {len(collected[env_id])} executed actions instead of {end}"
+        got = f"{found} (env {collected[env_id].env_id}, {trace.script}, ended by action {end})"
+        player.expect(not found, "chunk_step", expected, got, remedy)
 
 
 def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
@@ -152,11 +152,11 @@ def _end(trace: EnvTrace) -> int:
     return trace.end or len(trace)
 
 
-def _of_its_own_episode(player: Player, played: Mapping[int, EnvTrace], starts: StartChecks) -> None:
+def _of_its_own_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
     """A final observation is not where an episode starts."""
     marks = {start.mark: start.state for start in starts.every.values()}
     tells = len(marks) == len(starts.every)
-    for trace in played.values():
+    for trace in collected.values():
         end = _end(trace)
         final, before = trace.views.get(end), trace.views.get(end - 1)
         if final is None or before is None or not final.images or not before.images:

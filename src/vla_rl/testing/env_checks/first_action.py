@@ -49,7 +49,7 @@ def first_actions(player: Player) -> None:
             env_id: player.script(state, kinds[(env_id + index) % 2], length, key=50 + index)
             for env_id, state in enumerate(chosen)
         }
-        traces += player.play(scripts, widths=[1] * length).values()
+        traces += player.roll_out(scripts, widths=[1] * length).values()
         if index and player.slow:
             break
     traces = [trace for trace in traces if len(trace) > 1]
@@ -74,10 +74,10 @@ def _compare_pictures(player: Player, traces: Sequence[EnvTrace], camera: str) -
         got = f"other numbers (up to {brightest[0]}, and up to {brightest[1]} after steps)"
         player.expect(False, where, expected, got, f"multiply by 255 in both; {SAME}")
         return
-    explained = {told: _explained(traces, camera, change) for told, change in _changes(player, camera).items()}
-    told = min(explained, key=lambda name: explained[name])
-    if explained[told] < np.inf:
-        player.expect(False, where, expected, told, SAME)
+    explained = {name_of: _explained(traces, camera, change) for name_of, change in _changes(player, camera).items()}
+    name_of = min(explained, key=lambda name: explained[name])
+    if explained[name_of] < np.inf:
+        player.expect(False, where, expected, name_of, SAME)
         return
     first = [_gap(trace, camera, 0) for trace in traces]
     later = [_gap(trace, camera, t) for trace in traces for t in range(1, len(trace))]

@@ -41,8 +41,8 @@ class End:
     limit: int
     """Step limit of the task."""
     truncated: bool = False
-    fresh: bool = False
-    """Success came with this action."""
+    first_only: bool = False
+    """Success came with the last action and not before."""
 
 
 @define
@@ -96,9 +96,9 @@ class Player:
         self._failed: dict[str, tuple[str, int, float]] = {}
         """Call -> common part of its last failures, their number in a row, and their seconds."""
         self._worked: set[str] = set()
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._views: list[EnvView | None] = [None] * env.num_envs
-        self._told: dict[int, str] = {}
+        self._instructions: dict[int, str] = {}
         self._state: dict[int, int] = {}
         self._kept: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
 
@@ -106,8 +106,8 @@ class Player:
 
     def expect(self, holds: bool, where: str, expected: object, got: object, remedy: str) -> bool:
         """Report as `Findings.expect` does, but report a failed expectation once."""
-        if not holds and (where, str(expected)) not in self._said:
-            self._said.add((where, str(expected)))
+        if not holds and (where, str(expected)) not in self._reported:
+            self._reported.add((where, str(expected)))
             self.findings.expect(False, where, expected, got, remedy)
         return holds
 
@@ -136,9 +136,9 @@ class Player:
         """Return whether resets take so long that only few states are entered."""
         return self.cost("reset") > 0.01 * self.seconds
 
-    def affordable(self, share: float, plays: int, wanted: int) -> int:
+    def affordable(self, share: float, rollouts: int, wanted: int) -> int:
         """Chunks that each of `plays` plays may have, 2 to `wanted`, to stay within a share of the time."""
-        room = share * self.seconds / plays - self.cost("reset")
+        room = share * self.seconds / rollouts - self.cost("reset")
         count = int(room / max(self.cost("chunk_step"), 1e-6))
         return max(min(count, wanted), min(2, wanted))
 
@@ -174,7 +174,11 @@ class Player:
             raise Unfit
         shown = views(obs)
         for env_id, state, view in zip(kept[0], kept[1], shown, strict=True):
-            self._views[env_id], self._told[int(env_id)], self._state[int(env_id)] = view, view.instruction, int(state)
+            self._views[env_id], self._instructions[int(env_id)], self._state[int(env_id)] = (
+                view,
+                view.instruction,
+                int(state),
+            )
             self._wording(int(env_id), view, "reset")
             self._look(view)
         return shown
@@ -221,7 +225,7 @@ class Player:
 
     # ---------------------------------------------------------------------------------------------- episodes
 
-    def play(
+    def roll_out(
         self,
         scripts: Mapping[int, Script],
         *,
@@ -287,14 +291,14 @@ class Player:
 
     def remembered(self) -> tuple[Any, ...]:
         """Return the records of the envs, for `remember` once the simulator is restored to this moment."""
-        return list(self._views), dict(self._told), dict(self._state)
+        return list(self._views), dict(self._instructions), dict(self._state)
 
     def forget(self) -> None:
         """Forget the envs: another simulator has replaced this one, and its envs have not been reset."""
-        self._views, self._told, self._state = [None] * len(self.env_ids), {}, {}
+        self._views, self._instructions, self._state = [None] * len(self.env_ids), {}, {}
 
     def remember(self, known: tuple[Any, ...]) -> None:
-        self._views, self._told, self._state = list(known[0]), dict(known[1]), dict(known[2])
+        self._views, self._instructions, self._state = list(known[0]), dict(known[1]), dict(known[2])
 
     # ----------------------------------------------------------------------------------------------- inside
 
@@ -338,15 +342,15 @@ class Player:
             for name, raw, copy in kept:
                 same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")
                 got = f"{name} that changed in a later {where}"
-                told = "observations and results that stay as returned"
-                self.expect(same, name.partition(":")[0], told, got, REMEDY_COPIES)
+                expectation = "observations and results that stay as returned"
+                self.expect(same, name.partition(":")[0], expectation, got, REMEDY_COPIES)
         self._kept.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
 
     def _wording(self, env_id: int, view: EnvView, where: str) -> None:
         task = self.tasks.get(self._state[env_id])
         if task is None:
             return
-        want = self._told[env_id] if task.instruction_varies else task.instruction
+        want = self._instructions[env_id] if task.instruction_varies else task.instruction
         remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
         self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
 
@@ -392,9 +396,9 @@ class Player:
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
             limit = self.limit(trace.script.state)
             held = trace.succeeded[:end]
-            fresh = held[-1] is True and not any(held[:-1])
+            first_only = held[-1] is True and not any(held[:-1])
             truncated = trace.truncated[end - 1]
-            seen.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, fresh))
+            seen.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
 
 
 def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:

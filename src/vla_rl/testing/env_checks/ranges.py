@@ -29,7 +29,7 @@ def ranges_count(player: Player, states: Sequence[int], length: int, whole_range
     low, high = (bound.astype(np.float64) for bound in (player.low, player.high))
     idle = []
     for number in range(len(low)):
-        found = _look_at(_Plays(player, states, length, number), low[number], high[number])
+        found = _look_at(_RangeRollouts(player, states, length, number), low[number], high[number])
         if found == "idle":
             idle.append(number)
         elif found and whole_range:
@@ -49,7 +49,7 @@ def ranges_count(player: Player, states: Sequence[int], length: int, whole_range
         player.notice(f"not seen: an effect of number {numbers} of an action in {length} actions")
 
 
-class _Plays:
+class _RangeRollouts:
     """Random episodes in which one number takes all `LEVELS` of its range, and such with parts of it replaced."""
 
     def __init__(self, player: Player, states: Sequence[int], length: int, number: int) -> None:
@@ -66,7 +66,7 @@ class _Plays:
             order = np.where(shown, steps // width, steps) + env_id
             actions[:, number] = low + np.array(LEVELS)[order % len(LEVELS)] * (high - low)
             self._scripts[env_id] = evolve(script, actions=actions)
-        self._first = player.play(self._scripts, widths=self._widths)
+        self._first = player.roll_out(self._scripts, widths=self._widths)
         self.shown = np.concatenate(
             [
                 self._scripts[env_id].actions[[t - 1 for t in sorted(trace.views) if t], number]
@@ -95,26 +95,26 @@ class _Plays:
             actions = script.actions.copy()
             actions[:, self._number] = change(actions[:, self._number])
             scripts[env_id] = evolve(script, actions=np.clip(actions, self._player.low, self._player.high))
-        played = self._player.play(scripts, widths=self._widths)
-        return [bool(difference(self._first[env_id], played[env_id], EXACT)) for env_id in played]
+        collected = self._player.roll_out(scripts, widths=self._widths)
+        return [bool(difference(self._first[env_id], collected[env_id], EXACT)) for env_id in collected]
 
 
-def _look_at(plays: _Plays, low: float, high: float) -> str:
+def _look_at(rollouts: _RangeRollouts, low: float, high: float) -> str:
     """The part of the range that has no effect, in words; "idle": all of it; nothing: none."""
     middle = 0.0 if low < 0 < high else (low + high) / 2
-    if not (plays.shown < middle).any() or not (plays.shown > middle).any():
+    if not (rollouts.shown < middle).any() or not (rollouts.shown > middle).any():
         return ""
     nudge, quarter = NUDGE * (high - low), (high - low) / 4
-    lower = plays.same(lambda a: np.maximum(a, middle))
-    upper = plays.same(lambda a: np.minimum(a, middle))
+    lower = rollouts.same(lambda a: np.maximum(a, middle))
+    upper = rollouts.same(lambda a: np.minimum(a, middle))
     if lower and upper:
-        return "idle" if plays.same(lambda a: np.where(a > middle, low, high)) else ""
+        return "idle" if rollouts.same(lambda a: np.where(a > middle, low, high)) else ""
     if lower or upper:
         part = f"{low:g} to {middle:g}" if lower else f"{middle:g} to {high:g}"
-        return f"the part from {part}" if plays.graded(lambda a: (a > middle) == lower, nudge) else ""
-    if low == -high and plays.same(lambda a: -a):
+        return f"the part from {part}" if rollouts.graded(lambda a: (a > middle) == lower, nudge) else ""
+    if low == -high and rollouts.same(lambda a: -a):
         return f"the sign (-x does what x does, from {low:g} to {high:g})"
-    outer = plays.same(lambda a: np.clip(a, low + quarter, high - quarter))
-    if outer and plays.graded(lambda a: np.abs(a - (low + high) / 2) < quarter, nudge):
+    outer = rollouts.same(lambda a: np.clip(a, low + quarter, high - quarter))
+    if outer and rollouts.graded(lambda a: np.abs(a - (low + high) / 2) < quarter, nudge):
         return f"the outer half (beyond {low + quarter:g} and {high - quarter:g})"
     return ""

@@ -75,16 +75,16 @@ def _one_chunk(player: Player, env_id: int, state: int, stop: bool) -> bool:
     """Step one env, while the others may never have been reset. Return whether the results are valid for comparison."""
     script, every = player.script(state, "random", player.chunk), player.env_ids
     try:
-        player.play({env_id: script}, stop=stop)
+        player.roll_out({env_id: script}, stop=stop)
     except Unfit:
         return False
     except Exception as exc:
         if len(every) == 1:
             raise
         player.reset(every, [state] * len(every), [player.seed(state)] * len(every))
-        player.play({env_id: script}, stop=stop)
-        told, got = "envs that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
-        player.expect(False, "chunk_step", told, got, "core leaves envs idle where it has fewer episodes than envs")
+        player.roll_out({env_id: script}, stop=stop)
+        expected, got = "envs that have never been reset to be left alone", f"{type(exc).__name__}: {exc}"
+        player.expect(False, "chunk_step", expected, got, "core leaves envs idle where it has fewer episodes than envs")
     return True
 
 
@@ -144,8 +144,8 @@ def enter_again(player: Player, starts: StartChecks) -> None:
         (view,) = player.reset(player.env_ids[-1:], [start.state], [player.seed(0)])
         found = gap(start.view, view, player.slack) if start.view else ""
         got = f"{found} ({start.split} state {start.state})"
-        told = "equal observations when a state is entered again with the same seed"
-        player.expect(not found, "reset", told, got, "derive everything random from state id and seed")
+        expected = "equal observations when a state is entered again with the same seed"
+        player.expect(not found, "reset", expected, got, "derive everything random from state id and seed")
 
 
 def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
@@ -196,7 +196,7 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
     if not pairs:
         return
     chosen = spread(pairs)[:PAIRS]
-    alike = [(a, b) for a, b in chosen if not _plays_apart(player, a.state, b.state)]
+    alike = [(a, b) for a, b in chosen if not _differ(player, a.state, b.state)]
     if not alike:
         return
     ids = ", ".join(f"{b.state} as {a.state}" for a, b in alike[:4])
@@ -212,11 +212,11 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
         )
 
 
-def _plays_apart(player: Player, one: int, two: int) -> bool:
+def _differ(player: Player, one: int, two: int) -> bool:
     """Return whether two states that look alike differ in the expert's actions or in the results of actions."""
     length = min(player.limit(one), player.limit(two), player.chunk * player.affordable(0.01, 6, 64))
     for kind in ("random", "extreme", "held random"):
-        played = []
+        collected = []
         for state in (one, two):
             script = evolve(player.script(one, kind, length), state=state, seed=player.seed(0))
             expert: list[Array] = []
@@ -225,8 +225,8 @@ def _plays_apart(player: Player, one: int, two: int) -> bool:
                 if index == 0:
                     answers.append(_expert(player))
 
-            played.append((player.play({0: script}, between=ask)[0], expert[0]))
-        (a, advice), (b, other) = played
+            collected.append((player.roll_out({0: script}, between=ask)[0], expert[0]))
+        (a, advice), (b, other) = collected
         if difference(a, b, Slack(0.0, 0.0)) or not np.array_equal(advice, other):
             return True
     return False

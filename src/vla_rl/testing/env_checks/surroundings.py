@@ -191,7 +191,7 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
         raise LeftOut("for want of time")
 
     def episode() -> None:
-        player.play({0: player.script(state, "random", player.chunk)})
+        player.roll_out({0: player.script(state, "random", player.chunk)})
 
     with _own_temporary_folder() as folder:
         episode()
@@ -281,9 +281,11 @@ def envs_of_one_process(player: Player, reference: Reference) -> None:
     try:
         player.env = wrap("env", shared, "envs of one process")
         player.forget()
-        played = player.play(reference.scripts)
-        told = "the same episodes in envs that share a process (processes: {envs_per_process: 2})"
-        compare(player, reference.traces, played, told, f"{NOTHING_SHARED}; module-level variables are shared too")
+        collected = player.roll_out(reference.scripts)
+        expectation = "the same episodes in envs that share a process (processes: {envs_per_process: 2})"
+        compare(
+            player, reference.traces, collected, expectation, f"{NOTHING_SHARED}; module-level variables are shared too"
+        )
     except UserError as exc:
         player.notice(f"not done: envs that share a process; {exc}")
     finally:

@@ -45,8 +45,8 @@ def views(obs: Observation) -> list[EnvView]:
     images = {name: np.array(to_numpy(image)) for name, image in obs.images.items()}
     state = None if obs.state is None else np.array(to_numpy(obs.state))
     return [
-        EnvView({name: image[i] for name, image in images.items()}, None if state is None else state[i], told)
-        for i, told in enumerate(obs.instructions)
+        EnvView({name: image[i] for name, image in images.items()}, None if state is None else state[i], sentence)
+        for i, sentence in enumerate(obs.instructions)
     ]
 
 

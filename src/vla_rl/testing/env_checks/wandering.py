@@ -28,9 +28,9 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
     splits = {split: spread(states) for split, states in player.splits.items() if states}
     for index in range(ROUNDS):
         states = splits.get("eval" if index % 4 == 3 else "train", splits["train"])
-        told = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.env_ids)
+        text_of = player.seen.won and player.seen.lost and len(ended) > 2 * len(player.env_ids)
         limit = (0.15 if index < FEWEST else 0.04) * player.seconds
-        if index > 1 and (perf_counter() - began > limit or (told and index >= FEWEST)):
+        if index > 1 and (perf_counter() - began > limit or (text_of and index >= FEWEST)):
             break
         scripts = {}
         for env_id in (int(env_id) for env_id in player.env_ids):
@@ -38,7 +38,7 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
             state = states[number % len(states)].id
             length = min(player.limit(state), player.chunk * player.affordable(0.05, 1, player.limit(state)))
             scripts[env_id] = player.script(state, KINDS[(index + env_id) % len(KINDS)], length, key=index)
-        traces = player.play(scripts, keep=lambda t: False)
+        traces = player.roll_out(scripts, keep=lambda t: False)
         first = first or traces
         ended += [trace for trace in traces.values() if trace.end is not None]
     return first, ended
@@ -49,8 +49,8 @@ def actions_count(player: Player, whole_range: bool) -> None:
     states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
     whole = min(player.limit(state) for state in states)
     length = min(whole, player.chunk * player.affordable(0.06, 4, whole))
-    played = [_play(player, states, kind, length) for kind in ("lowest", "highest", "random", "extreme")]
-    if _all_equal(played):
+    rollouts = [_random_rollout(player, states, kind, length) for kind in ("lowest", "highest", "random", "extreme")]
+    if _all_equal(rollouts):
         text = f"the same from states {states} after {length} actions at the lower bounds, at the upper ones, and drawn"
         if length < min(whole, ENOUGH):
             player.notice(f"not seen: an effect of actions; {text}")
@@ -63,24 +63,24 @@ def actions_count(player: Player, whole_range: bool) -> None:
 
 def _each_number_counts(player: Player, states: Sequence[int], length: int, whole: int, whole_range: bool) -> None:
     numbers = len(player.low)
-    play = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
+    seconds_needed = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
     if length < min(whole, ENOUGH):
         return
-    if 3 * numbers * play > 0.08 * player.seconds:
+    if 3 * numbers * seconds_needed > 0.08 * player.seconds:
         player.notice("not seen: whether each number of an action counts, for want of time")
         return
     ranges_count(player, states, length, whole_range)
 
 
-def _play(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, EnvTrace]:
-    return player.play({env_id: player.script(state, kind, length) for env_id, state in enumerate(states)})
+def _random_rollout(player: Player, states: Sequence[int], kind: str, length: int) -> dict[int, EnvTrace]:
+    return player.roll_out({env_id: player.script(state, kind, length) for env_id, state in enumerate(states)})
 
 
-def _all_equal(played: Sequence[dict[int, EnvTrace]]) -> bool:
-    return not any(difference(played[0][env_id], other[env_id], EXACT) for other in played[1:] for env_id in other)
+def _all_equal(rollouts: Sequence[dict[int, EnvTrace]]) -> bool:
+    return not any(difference(rollouts[0][env_id], other[env_id], EXACT) for other in rollouts[1:] for env_id in other)
 
 
-def success_is_told(player: Player) -> None:
+def success_is_reported(player: Player) -> None:
     """Success is neither always nor never true, and does not contradict a reward that is given at ends only."""
     seen = player.seen
     if not seen.chunks:
@@ -145,13 +145,13 @@ def _limits_are_truncations(player: Player) -> None:
     cut = [end for end in ends if end.truncated]
     if len(cut) > 2 and all(end.steps == end.limit - 1 > 1 for end in cut):
         got = f"{cut[0].steps} of {cut[0].limit}, in each of {len(cut)} episodes"
-        told = "as many actions as the task's max_steps before it gives up"
-        player.expect(False, "chunk_step: truncated", told, got, "count from 1, or leave the step limit to core")
-    fresh = [end for end in ends if end.fresh]
-    if len(fresh) > 1 and not any(end.terminated for end in fresh):
-        got = f"truncated only, in each of {len(fresh)} episodes that success ended"
-        told = "terminated where an episode ends since the task is solved"
-        player.expect(False, "chunk_step: terminated", told, got, "say terminated=True there")
+        text_of = "as many actions as the task's max_steps before it gives up"
+        player.expect(False, "chunk_step: truncated", text_of, got, "count from 1, or leave the step limit to core")
+    at_first_action = [end for end in ends if end.first_only]
+    if len(at_first_action) > 1 and not any(end.terminated for end in at_first_action):
+        got = f"truncated only, in each of {len(at_first_action)} episodes that success ended"
+        text_of = "terminated where an episode ends since the task is solved"
+        player.expect(False, "chunk_step: terminated", text_of, got, "say terminated=True there")
 
 
 def _opposite(ends: Sequence[End]) -> str:
@@ -161,9 +161,9 @@ def _opposite(ends: Sequence[End]) -> str:
 def what_is_shown_changes(player: Player) -> None:
     """Check that what differs between scenes also changes while envs move, in the images or in the state."""
     seen = player.seen
-    told = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in seen.moved}
-    still = [told[name] for name, moved in seen.moved.items() if not moved]
-    if len(still) == len(told) and any(seen.varied.values()) and (seen.rewarded or seen.ends):
+    text_of = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in seen.moved}
+    still = [text_of[name] for name, moved in seen.moved.items() if not moved]
+    if len(still) == len(text_of) and any(seen.varied.values()) and (seen.rewarded or seen.ends):
         got = f"the same after each of {seen.chunks} chunks as after the reset"
         expected = f"{' or '.join(still)} to show what was done"
         player.expect(False, "chunk_step", expected, got, "observe after the last action")

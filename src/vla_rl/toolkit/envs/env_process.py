@@ -69,7 +69,7 @@ class _Served(gymnasium.Env[Any, Any]):
         env.reset(state_id, seed)
         return _rendered(env)
 
-    def _play(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
+    def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
         observation after it)."""
         rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
@@ -153,7 +153,7 @@ def _place(env: SingleEnv, method: str) -> str:
     return f"{type(env).__name__}.{method}{where}"
 
 
-class _Home(Protocol):
+class _ProcessType(Protocol):
     """Interface of the places envs can live in: this process or another one."""
 
     pid: int
@@ -190,7 +190,7 @@ class Inline:
         self._served.close()
 
 
-class Apart:
+class SeparateProcess:
     """Envs in a separate process, which ends with its owner, however that ends."""
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None:
@@ -270,14 +270,14 @@ class EnvProcess:
     first: int
     """Run-wide number of the batch's first env."""
     make: MakeEnv
-    home: type[Apart | Inline]
+    process_type: type[SeparateProcess | Inline]
     chunk: int
     episodes: int = 0
     ready: set[int] = Factory(set)
     """Envs that were reset and have not broken since."""
     _anew: set[int] = Factory(set)
     """Envs to recreate at their next reset, since they are broken."""
-    _there: _Home | None = None
+    _there: _ProcessType | None = None
     _unsent: str = ""
 
     @property
@@ -295,7 +295,7 @@ class EnvProcess:
         return self._there.envs[env_id]
 
     def start(self) -> None:
-        self._there = self.home(self.make, self.first, self.chunk)
+        self._there = self.process_type(self.make, self.first, self.chunk)
         self.episodes = 0
 
     def send(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> None:
@@ -366,7 +366,7 @@ class EnvProcess:
 def start_all(processes: Sequence[EnvProcess]) -> None:
     """Start the processes that are not running, in parallel."""
     missing = [process for process in processes if not process.runs]
-    if len(missing) > 1 and missing[0].home is Apart:
+    if len(missing) > 1 and missing[0].process_type is SeparateProcess:
         with ThreadPoolExecutor(len(missing)) as pool:
             list(pool.map(EnvProcess.start, missing))
     else:

@@ -18,7 +18,7 @@ import numpy as np
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
-from vla_rl.toolkit.envs.env_process import Apart, EnvProcess, Inline, start_all
+from vla_rl.toolkit.envs.env_process import EnvProcess, Inline, SeparateProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View
 from vla_rl.toolkit.waiting import waiting
@@ -54,13 +54,14 @@ class SubprocEnvs(SimEnv):
             state.id: instructions[state.task] for split in self._states.values() for state in split
         }
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
-        home: type[Apart | Inline] = Apart if apart else Inline
+        process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
-        self._homes = [
-            EnvProcess(env_ids=env_ids, first=first, make=make_env, home=home, chunk=self._chunk) for env_ids in shares
+        self._env_processes = [
+            EnvProcess(env_ids=env_ids, first=first, make=make_env, process_type=process_type, chunk=self._chunk)
+            for env_ids in shares
         ]
-        self._process_of = [process for process in self._homes for _ in process.env_ids]
+        self._process_of = [process for process in self._env_processes for _ in process.env_ids]
         self._instructions = [info.tasks[0].instruction] * self.num_envs
         dummy_images = {name: np.zeros((h, w, 3), np.uint8) for name, (h, w) in info.cameras.items()}
         self._views = [View(dummy_images, np.zeros(info.state_dim, np.float32))] * self.num_envs
@@ -105,8 +106,8 @@ class SubprocEnvs(SimEnv):
         for env_id in [env_id for env_id in wanted if env_id not in self._process_of[env_id].ready]:
             del wanted[env_id]
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
-        for env_id, played in self._ask("play", wanted, self._played_flaw).items():
-            rewards[env_id], flags[:, env_id], self._views[env_id] = played
+        for env_id, result in self._ask("play", wanted, self._result_flaw).items():
+            rewards[env_id], flags[:, env_id], self._views[env_id] = result
         succeeded, terminated, truncated, executed = flags
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
@@ -121,7 +122,7 @@ class SubprocEnvs(SimEnv):
     def expert_chunk(self) -> Array:
         """Return the scripted expert's chunk. Raise NotOffered for a task without an expert. Broken envs get zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        answers = self._ask("expert_chunk", {env_id: () for process in self._homes for env_id in process.ready})
+        answers = self._ask("expert_chunk", {env_id: () for process in self._env_processes for env_id in process.ready})
         for env_id, chunk in answers.items():
             chunks[env_id] = chunk
         return chunks
@@ -132,13 +133,15 @@ class SubprocEnvs(SimEnv):
         return faults
 
     def close(self) -> None:
-        for process in self._homes:
+        for process in self._env_processes:
             process.discard()
 
     @property
     def apart(self) -> bool:
         """Whether each env has its own process."""
-        return all(process.home is Apart and len(process.env_ids) == 1 for process in self._homes)
+        return all(
+            process.process_type is SeparateProcess and len(process.env_ids) == 1 for process in self._env_processes
+        )
 
     def in_one_process(self) -> SubprocEnvs:
         """Return another simulator with the same envs, which take turns in one process."""
@@ -266,8 +269,8 @@ class SubprocEnvs(SimEnv):
             return ""
         return f"its state is not finite: {view.state.tolist()}"
 
-    def _played_flaw(self, played: tuple[Array, Array, View]) -> str:
-        rewards, _, view = played
+    def _result_flaw(self, result: tuple[Array, Array, View]) -> str:
+        rewards, _, view = result
         if not np.isfinite(rewards).all():
             return f"its rewards are not finite: {rewards.tolist()}"
         return self._view_flaw(view)

@@ -22,7 +22,7 @@ UNCLOSABLE = str(Path(__file__).with_name("unclosable.py"))
 
 def finish(folder: Path, closes: str, backend: str = "local") -> None:
     env = {"type": "unclosable", "closing": closes, "told": str(folder / "told")}
-    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.apart", UNCLOSABLE]
+    plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", UNCLOSABLE]
     spec = scripted_spec(plugins=plugins, env=env, runtime={"backend": backend}, train={"steps": 1})
     results = run(parse_spec(spec), folder / "run", False)
     assert results["steps"] == 1

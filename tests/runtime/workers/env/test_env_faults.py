@@ -23,7 +23,7 @@ from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs.settings import Processes
 
-PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
+PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
 TRAINING = 38
 """A step of an env's life that lies in the first rollout; the evaluation before it takes 32."""
 FAULTS = ("kill", "stop", "slow", "raise", "nan", "reset")

@@ -58,7 +58,7 @@ def test_valid_mask_mode_counts_up_to_and_including_the_end(chunk, limit, ends):
         success.append(inside and outcome == "success")
 
     for number in range(3):
-        light, (episode,) = finished[number].light, finished[number].episodes
+        light, (episode,) = finished[number].record, finished[number].episodes
         valid = light["valid"].reshape(-1)
         assert light["valid"].shape == (-(-lengths[number] // chunk), chunk), "a ticket ends with its episode"
         assert valid.sum() == lengths[number] and valid[: lengths[number]].all()  # one stretch from the start
@@ -80,7 +80,7 @@ def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, end
     env = ScriptedEnv(2, script, max_steps=6, chunk=chunk, num_states=6)
     requests, finished = play(env, chunk, auto_reset=mode, chunk_steps=5)
     for env_id in range(2):
-        light = finished[env_id].light
+        light = finished[env_id].record
         assert light["valid"].shape == (5, chunk)
         expected, index, left = [], 0, ends[env_id][0]
         for _ in range(5):
@@ -108,15 +108,15 @@ def test_immediate_drops_the_rest_of_the_chunk_and_deferred_executes_it():
         env = ScriptedEnv(1, {0: (2, "success")}, max_steps=8, chunk=4)
         requests, finished = play(env, 4, auto_reset=mode, chunk_steps=1)
         executed[mode] = sum(request.env_steps for request in requests)
-        assert finished[0].light["valid"].tolist() == [[True, True, False, False]]
-        assert finished[0].light["rewards"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
+        assert finished[0].record["valid"].tolist() == [[True, True, False, False]]
+        assert finished[0].record["rewards"].tolist() == [[0.0, 1.0, 0.0, 0.0]]
     assert executed == {"immediate": 2, "deferred": 4}
 
 
 def test_fixed_length_ignores_terminations_and_counts_every_step():
     env = ScriptedEnv(1, {0: (2, "success")}, max_steps=6, chunk=4, holds=True)
     _, finished = play(env, 4, auto_reset="immediate", ignore_terminations=True, chunk_steps=2)
-    light = finished[0].light
+    light = finished[0].record
     assert light["valid"].reshape(-1).tolist() == [True] * 6 + [False] * 2  # the limit of 6 cuts the second chunk
     assert not light["terminated"].any()
     assert light["truncated"].reshape(-1).tolist() == [False] * 5 + [True] + [False] * 2
@@ -158,7 +158,7 @@ def test_no_final_observation_without_a_critic():
 def test_relative_rewards_pay_a_lasting_success_once():
     env = ScriptedEnv(1, {0: (100, None)}, max_steps=4, chunk=2, step_reward=1.0)
     _, finished = play(env, 2, reward="relative", reward_coef=3.0)
-    assert finished[0].light["rewards"].reshape(-1).tolist() == [3.0, 0.0, 0.0, 0.0]
+    assert finished[0].record["rewards"].reshape(-1).tolist() == [3.0, 0.0, 0.0, 0.0]
 
 
 def test_seeds_depend_on_run_seed_ticket_and_episode_only():
@@ -203,7 +203,7 @@ def test_what_a_ticket_is_does_not_depend_on_the_envs():
         while not request.done:
             request = episodes.step(np.zeros((len(request.positions), 3, 2), np.float32))
             for ticket in request.finished:
-                found[ticket.number] = {key: array.tolist() for key, array in ticket.light.items()}, ticket.episodes
+                found[ticket.number] = {key: array.tolist() for key, array in ticket.record.items()}, ticket.episodes
         of_envs[num_envs] = found
     assert sorted(of_envs[1]) == list(range(7)) and of_envs[1] == of_envs[2] == of_envs[5]
 

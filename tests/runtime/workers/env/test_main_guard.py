@@ -10,7 +10,7 @@ import fragile
 import pytest
 from scripted_runs import scripted_spec
 
-PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.apart", str(Path(fragile.__file__))]
+PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
 SPEC = scripted_spec(
     plugins=PLUGINS,
     env={"type": "fragile", "num_envs": 2},

@@ -67,13 +67,13 @@ def test_every_ticket_is_recorded_as_it_was_played(tmp_path) -> None:
     ends = set()
     for number, recording in recordings.items():
         ticket, length = finished[number], len(recording.actions)
-        assert np.array_equal(recording.executed, ticket.light["valid"])
+        assert np.array_equal(recording.executed, ticket.record["valid"])
         assert recording.reset_state == ticket.episodes[0].state and recording.task == ticket.episodes[0].task
         for chunk in range(length):
             assert np.array_equal(recording.images["overhead"][chunk], seen[number, chunk])
         assert not recording.outcomes[:-1].any()
         last = int(recording.executed[-1].sum()) - 1
-        ended = ticket.light["terminated"][-1].any()
+        ended = ticket.record["terminated"][-1].any()
         won = ticket.episodes[0].success_at_end
         assert recording.outcomes[-1] == (0 if not ended else 1 + last if won else 1 + CHUNK + last)
         ends.add((bool(ended), won))

@@ -13,7 +13,7 @@ from torch import Tensor
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
-from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SavedScene
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SavedScene, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 
 
@@ -26,7 +26,7 @@ class BatchEnv(SimEnv):
         info: EnvInfo,
         states: Mapping[str, Sequence[ResetState]],
         scene: ManiSkillScene,
-        place: Place,
+        place: SimulationDevices,
         chunk: int,
     ) -> None:
         """Create the batched simulator.

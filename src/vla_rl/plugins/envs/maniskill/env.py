@@ -19,7 +19,7 @@ from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
 from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, chosen_tasks, registered
-from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
@@ -73,15 +73,15 @@ def look_over(config: ManiSkillConfig) -> None:
     _info(_examine_apart(config, _place("cpu", on_gpu=False)))
 
 
-def _place(device: str, on_gpu: bool) -> Place:
+def _place(device: str, on_gpu: bool) -> SimulationDevices:
     """Return the devices of physics and rendering. Rendering is on a GPU wherever there is one, since SAPIEN offers
     nothing else then."""
     index = device.removeprefix("cuda") if device.startswith("cuda") else ""
     drawing = f"sapien_cuda{index}" if torch.cuda.is_available() else "cpu"
-    return Place(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
+    return SimulationDevices(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
 
 
-def _examine_apart(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
+def _examine_apart(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
     """Return the properties of the tasks, read in a subprocess whose end frees all memory. PhysX on a GPU also has to
     be the first simulator of its process."""
     forkserver = multiprocessing.get_context("forkserver")
@@ -95,7 +95,7 @@ def _examine_apart(config: ManiSkillConfig, place: Place) -> list[TaskProperties
             raise UserError(f"maniskill: a process that built {names} ended at once; is there enough memory?") from exc
 
 
-def examine(config: ManiSkillConfig, place: Place) -> list[TaskProperties]:
+def examine(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
     """Build every task once, without rendering, and return its properties. Raise UserError for settings that it does
     not offer."""
     found = []

@@ -40,7 +40,7 @@ class SceneRecipe:
 
 
 @frozen
-class Place:
+class SimulationDevices:
     """Devices of a simulator, by ManiSkill's names."""
 
     physics: str = "physx_cpu"
@@ -70,7 +70,7 @@ class SavedScene(NamedTuple):
 class ManiSkillScene:
     """Simulator of N copies of one task. Images are rendered only when they are asked for."""
 
-    def __init__(self, recipe: SceneRecipe, place: Place, num_envs: int = 1) -> None:
+    def __init__(self, recipe: SceneRecipe, place: SimulationDevices, num_envs: int = 1) -> None:
         spec = _registered()[recipe.task]
         kind = _quiet(spec.cls, recipe)
         self.recipe, self.num_envs = recipe, num_envs

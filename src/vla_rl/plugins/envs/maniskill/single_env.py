@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 
 from vla_rl.core.types import Array, to_numpy
 from vla_rl.plugins.envs.maniskill.expert import rehearsed
-from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, Place, SceneRecipe
+from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import IDS_PER_TASK
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
@@ -22,7 +22,7 @@ class MakeManiSkillEnv:
 
     recipes: tuple[SceneRecipe, ...]
     """Recipes of the tasks, in the order of the spec."""
-    place: Place
+    place: SimulationDevices
     owner_pid: int
     """Process id of the process that owns the batch."""
 
@@ -36,7 +36,7 @@ class ManiSkillEnv(SingleEnv):
     """Env instance that builds a task's simulator at its first reset, and again when the task changes. Everything runs
     in inference mode: a step is hundreds of operations on tiny tensors."""
 
-    def __init__(self, recipes: Sequence[SceneRecipe], place: Place) -> None:
+    def __init__(self, recipes: Sequence[SceneRecipe], place: SimulationDevices) -> None:
         self._recipes, self._place = recipes, place
         self._scene: Any = None
         self._twin: Any = None

@@ -35,11 +35,11 @@ class LocalBackend(Backend):
         return machine()
 
     def start(self, spec: Spec, assignments: Sequence[Assignment]) -> None:
-        self._listening.enter_context(listening(self._beat))
-        self.worker = self._make_host(spec, assignments[0], self._beat)
+        self._listening.enter_context(listening(self._heartbeat))
+        self.worker = self._make_host(spec, assignments[0], self._heartbeat)
         self.worker.stop_requested = lambda: self.interrupts.requested
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         if monotonic() - self._ticked >= TICK_S:
             self._ticked = monotonic()
             self.tick()

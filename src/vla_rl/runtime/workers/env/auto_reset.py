@@ -28,7 +28,7 @@ class StreamPositions:
             self.forget_observation(env_id)
         self.chunks[env_id] = [] if ticket.actions is None else list(ticket.actions)
         self.earlier_chunks[env_id] = len(self.chunks[env_id])
-        self.earlier_return[env_id] = ticket.paid
+        self.earlier_return[env_id] = ticket.return_so_far
 
     def begin_episode(self, env_id: int) -> None:
         self.chunks[env_id] = []
@@ -49,7 +49,7 @@ class StreamPositions:
         """
         chunks = self.chunks[env_id]
         actions = np.stack(chunks) if chunks else empty
-        return evolve(request, actions=actions, paid=return_so_far if chunks else 0.0)
+        return evolve(request, actions=actions, return_so_far=return_so_far if chunks else 0.0)
 
     def keep_observation(self, env_id: int, obs: Observation) -> None:
         """Keep the observation with which the env's next ticket begins; `obs` is of all envs."""

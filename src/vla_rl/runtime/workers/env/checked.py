@@ -68,14 +68,14 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk
     return clipped
 
 
-def not_deterministic(env: str, start: EpisodeRequest, chunks: str, paid: str) -> EnvError:
-    """Return the error for an episode that differs when it is replayed: `chunks` says at which chunk, `paid` which
+def not_deterministic(env: str, start: EpisodeRequest, chunks: str, rewards: str) -> EnvError:
+    """Return the error for an episode that differs when it is replayed: `chunks` says at which chunk, `rewards` which
     rewards.
     """
     return EnvError(
         f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
-        f"{start.state.task!r}), executed again from the same state and seed, ended it or paid {paid}; its info has to "
-        f"say so (EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
+        f"{start.state.task!r}), executed again from the same state and seed, ended it or rewarded {rewards}; its info "
+        f"has to say so (EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
     )
 
 

@@ -42,7 +42,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         camera: str | None,
         local: bool,
         recordings: WorldModelRecordings | None = None,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
     ):
         """Create the episodes of all lanes.
@@ -54,7 +54,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
             recordings: store of the episodes to which the run's world model is fitted.
-            beat: heartbeat, called within long calls.
+            heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """
         super().__init__(spec.env.type, spec.runtime.max_faults)
@@ -62,7 +62,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.envs = envs
         self.slices = {lane.index: lane for lane in slices}
         self.local = local
-        self.beat = beat
+        self.heartbeat = heartbeat
         self.stop_requested = stop_requested
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
@@ -101,7 +101,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         }
         self.eval = {i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation")) for i, env in envs.items()}
         self.running = dict(self.train)
-        self.played = {"action": self.train, "evaluation": self.eval}
+        self.episodes_of = {"action": self.train, "evaluation": self.eval}
         if not self.states:
             raise PluginError(f"env {spec.env.type!r} offers no reset states in its train split")
 
@@ -109,8 +109,8 @@ class EnvWorker(EnvLanes, EnvInterface):
         """Replace the simulators by these, or, while no rollout runs, by none. Return the previous ones."""
         before = self.envs
         self.envs = envs
-        for played in (self.train, self.eval):
-            for lane, episodes in played.items():
+        for episodes_by_lane in (self.train, self.eval):
+            for lane, episodes in episodes_by_lane.items():
                 episodes.simulator.env = envs.get(lane)  # type: ignore[assignment]
         return before
 
@@ -151,7 +151,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             # Index in `steps` at which each env's last attempt begins: above 0 where the env broke and started again.
             first = np.zeros(own.num_envs, np.int64)
             while not request.done and request.obs is not None:
-                self.beat()
+                self.heartbeat()
                 if self.stop_requested():
                     raise StopRequested
                 first[request.positions[request.chunks == 0]] = len(steps)
@@ -204,8 +204,8 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def close(self) -> list[str]:
         """Close all simulators. Return what went wrong, in words."""
-        for outbox in self.outboxes.values():
-            outbox.close()
+        for writer in self.outboxes.values():
+            writer.close()
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
 

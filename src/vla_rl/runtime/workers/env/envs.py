@@ -24,7 +24,7 @@ class EnvLanes:
         """
         self.name = name
         self.max_faults = max_faults
-        self.played: dict[str, Mapping[int, Episodes]] = {}
+        self.episodes_of: dict[str, Mapping[int, Episodes]] = {}
         """Purpose of a `PolicyMode` -> lane -> its episodes."""
         self.running: dict[int, Episodes] = {}
         """Lane -> the episodes that it is running."""
@@ -35,7 +35,7 @@ class EnvLanes:
 
     def started(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
         """Start these tickets, and forget what the lane ran before."""
-        self.running[lane] = self.played[purpose][lane]
+        self.running[lane] = self.episodes_of[purpose][lane]
         self.running[lane].clear()
         return self.stepped(lane, None, tickets)
 

@@ -38,7 +38,7 @@ def one_by_one(
     last[~active] = len(parts) - 1
     rest = actions.shape[1] - len(parts)
 
-    def beside(name: str) -> Array:
+    def stacked(name: str) -> Array:
         columns = [to_numpy(getattr(part, name)) for part in parts]
         return np.pad(np.concatenate(columns, 1), ((0, 0), (0, rest)))
 
@@ -46,7 +46,7 @@ def one_by_one(
     result = ChunkResult(
         obs=parts[-1].obs if (last == last[0]).all() else Observation.concat([p.obs for p in parts]).take(ends),
         success=pick(np.concatenate([to_numpy(part.success) for part in parts]), ends),
-        succeeded=beside("succeeded") if parts[0].succeeded is not None else None,
-        **{name: beside(name) for name in ("rewards", "terminated", "truncated", "executed")},
+        succeeded=stacked("succeeded") if parts[0].succeeded is not None else None,
+        **{name: stacked(name) for name in ("rewards", "terminated", "truncated", "executed")},
     )
     return result, faults

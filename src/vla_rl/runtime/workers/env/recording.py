@@ -27,22 +27,22 @@ class RecordingStore:
     """
 
     _file: Any = field(factory=tempfile.TemporaryFile, init=False)
-    _places: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
+    _positions: dict[RecordingKey, tuple[int, int]] = field(factory=dict, init=False)
     _lock: Any = field(factory=Lock, init=False)
 
     def put(self, key: RecordingKey, recording: Recording) -> None:
         data = pickle.dumps(recording, protocol=pickle.HIGHEST_PROTOCOL)
         with self._lock:
-            self._places[key] = self._file.seek(0, 2), len(data)
+            self._positions[key] = self._file.seek(0, 2), len(data)
             self._file.write(data)
 
     def keys(self) -> list[RecordingKey]:
         with self._lock:
-            return list(self._places)
+            return list(self._positions)
 
     def get(self, key: RecordingKey) -> Recording:
         with self._lock:
-            start, length = self._places[key]
+            start, length = self._positions[key]
             self._file.seek(start)
             recording: Recording = pickle.loads(self._file.read(length))  # noqa: S301 - this process wrote it
             return recording
@@ -50,8 +50,8 @@ class RecordingStore:
     def forget(self, last: int | None) -> None:
         """Forget the episodes of tickets up to this number; None: all."""
         with self._lock:
-            self._places = {key: p for key, p in self._places.items() if last is not None and key[0] > last}
-            if not self._places:
+            self._positions = {key: p for key, p in self._positions.items() if last is not None and key[0] > last}
+            if not self._positions:
                 self._file.seek(0)
                 self._file.truncate()
 

@@ -70,7 +70,7 @@ class RunningTrajectories:
         records = self.records[env_id]
         return EnvTrajectory(
             number=request.number,
-            light={key: np.stack([record[key][env_id] for record in records]) for key in records[0]},
+            record={key: np.stack([record[key][env_id] for record in records]) for key in records[0]},
             episodes=tuple(self.episodes[env_id]),
             frames=frames,
             after=cursor,

@@ -14,10 +14,10 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Array, Batch, Chunk
 from vla_rl.runtime.messages.learning import OptimizerStep
 from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.sample_buffer import ScatteredRows
+from vla_rl.runtime.workers.learner.sample_buffer import ScatteredSamples
 from vla_rl.runtime.workers.learner.trained_model import TrainedModel
 
-InputRows = ModelInputs | ScatteredRows[ModelInputs]
+InputRows = ModelInputs | ScatteredSamples[ModelInputs]
 """Model inputs of samples: one batch, or rows of several."""
 SampleFields = Mapping[str, "Array | None"]
 """Fields of `Batch` other than the model inputs, [B, ...] each."""

@@ -30,7 +30,7 @@ class _Block:
 
 
 @frozen(eq=False)
-class ScatteredRows(Generic[T]):
+class ScatteredSamples(Generic[T]):
     """B samples that are spread over several batches of one kind."""
 
     batches: Sequence[T]
@@ -76,13 +76,13 @@ class SampleBuffer:
             self.bytes += _bytes_of(batch)
             self._blocks.update({(worker, sample_id): (block, row) for row, sample_id in enumerate(sample_ids)})
 
-    def inputs(self, workers: Array, sample_ids: Array) -> ScatteredRows[ModelInputs]:
+    def inputs(self, workers: Array, sample_ids: Array) -> ScatteredSamples[ModelInputs]:
         """Return the model inputs of these samples."""
         positions = self._find(workers, sample_ids)
         blocks = [block for block, _ in positions]
         return _rows(blocks, [row for _, row in positions], lambda block: block.batch.inputs)
 
-    def finals(self, workers: Array, sample_ids: Array) -> ScatteredRows[Observation]:
+    def finals(self, workers: Array, sample_ids: Array) -> ScatteredSamples[Observation]:
         """Return the final observations of these samples, each of which has one."""
         blocks = [block for block, _ in self._find(workers, sample_ids)]
         rows = [
@@ -106,11 +106,11 @@ class SampleBuffer:
                     self.bytes -= 0 if block.needed else _bytes_of(block.batch)
 
 
-def _rows(blocks: Sequence[_Block], rows: Sequence[int], content: Callable[[_Block], T]) -> ScatteredRows[T]:
+def _rows(blocks: Sequence[_Block], rows: Sequence[int], content: Callable[[_Block], T]) -> ScatteredSamples[T]:
     """Return row `rows[i]` of the content of `blocks[i]`, for each i."""
     index = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     batch_of = np.array([index[block] for block in blocks], np.int64)
-    return ScatteredRows([content(block) for block in index], batch_of, np.array(rows, np.int64))
+    return ScatteredSamples([content(block) for block in index], batch_of, np.array(rows, np.int64))
 
 
 def _finals_of(block: _Block) -> Observation:

@@ -14,7 +14,7 @@ from attrs import asdict, frozen
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredRows
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredSamples
 from vla_rl.runtime.workers.learner.trained_model import TrainedModel
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Scoring:
         self._log_probs(inputs, np.zeros((*inputs.actions.shape[:2], tokens), np.float32))
 
 
-def _all(rows: ScatteredRows[Any]) -> Any:
+def _all(rows: ScatteredSamples[Any]) -> Any:
     return rows.take(np.arange(len(rows)))
 
 

@@ -44,8 +44,8 @@ class EnvClients:
             self.peers.close()
         self.peers = peers
         of_worker: dict[int, list[int]] = {}
-        for lane, home in zip(self.assignment.served, self.assignment.homes, strict=True):
-            of_worker.setdefault(home, []).append(lane.index)
+        for lane, sim_worker in zip(self.assignment.served, self.assignment.homes, strict=True):
+            of_worker.setdefault(sim_worker, []).append(lane.index)
         peers.connect(of_worker)
 
     def through_channels(self) -> AbstractContextManager[None]:
@@ -58,17 +58,18 @@ class EnvClients:
         served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
         at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
         return [
-            Lane(slice=lane, sim=self._call_of(role, lane.index, home)) for lane, home in zip(served, at, strict=True)
+            Lane(slice=lane, sim=self._call_of(role, lane.index, sim_worker))
+            for lane, sim_worker in zip(served, at, strict=True)
         ]
 
-    def _call_of(self, role: str, lane: int, home: int) -> Call:
-        if home == self.assignment.index:
+    def _call_of(self, role: str, lane: int, sim_worker: int) -> Call:
+        if sim_worker == self.assignment.index:
             reader = self._readers[lane]
             direct = self.direct(role)
             return lambda method, *arguments: reader.take(direct(method, *arguments))
         peers = self.peers
         assert peers is not None  # the driver connects them before the first rollout
-        return lambda method, *arguments: _Remote(lane, peers.call(home, role, method, *arguments))
+        return lambda method, *arguments: _Remote(lane, peers.call(sim_worker, role, method, *arguments))
 
     def value_of(self, reference: Any) -> Any:
         """Wait for an answer and return it, copied out of shared memory."""

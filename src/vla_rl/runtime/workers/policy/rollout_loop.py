@@ -126,8 +126,8 @@ class RolloutLoop:
         policy = self._policy()
         finished = [trajectory for request in requests for trajectory in request.finished]
         policy_fields = policy.results(finished, self._frames) if mode.keep else [{} for _ in finished]
-        report.played = [
-            TrajectoryResult(finished=trajectory, chosen=fields)
+        report.collected = [
+            TrajectoryResult(env_part=trajectory, policy_part=fields)
             for trajectory, fields in zip(finished, policy_fields, strict=True)
         ]
         report.policy_seconds[self._assignment.index] = policy.seconds.pop(mode.purpose, 0.0)

@@ -106,8 +106,8 @@ class ImaginedEnv(SimEnv):
         self._steps[chosen] = self._chunks[chosen] = 0
         self._over[chosen] = self._success[chosen] = False
         limits = np.array([self._limits[task] for task in self.store.tasks(ids)])
-        played = (windows.first + self.model.history - 1) * self.store.shape.chunk
-        self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - played, 1))
+        executed_actions = (windows.first + self.model.history - 1) * self.store.shape.chunk
+        self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - executed_actions, 1))
         return self._seen(chosen)
 
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:

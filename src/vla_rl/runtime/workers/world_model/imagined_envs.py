@@ -39,7 +39,7 @@ class ImaginedEnvs(EnvLanes, ImaginedEnvInterface):
             training[lane] = self._episodes(env, bootstrap)
             whole_episodes = self._env(count, horizon=world_model.store.shape.longest, start="first")
             measuring[lane] = self._episodes(whole_episodes, False)
-        self.played |= {"imagination": training, "over_estimation": measuring}
+        self.episodes_of |= {"imagination": training, "over_estimation": measuring}
 
     def _env(self, count: int, **settings: Any) -> ImaginedEnv:
         world_model = self._world_model

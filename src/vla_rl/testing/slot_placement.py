@@ -1,6 +1,6 @@
 """A placement for tests and benchmarks, `slots`: every role in workers of its own, stages and window as given.
 
-`spec.plugins: [vla_rl.testing.apart]` makes it available.
+`spec.plugins: [vla_rl.testing.slot_placement]` makes it available.
 """
 
 from __future__ import annotations
