@@ -128,7 +128,7 @@ class LaneCase(Case):
             {
                 "name": "lanes",
                 "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement"],
-                "model": {"type": "linear", "latency_s": INFERENCE, "latency_row_s": INFERENCE_ENV},
+                "model": {"type": "linear", "latency_s": INFERENCE, "latency_env_s": INFERENCE_ENV},
                 "env": {
                     "type": "scripted",
                     "num_envs": ENVS,

@@ -37,7 +37,7 @@ from vla_rl.serving.server import PolicyServer, Settings
 from vla_rl.toolkit.models.openpi import pack, unpack
 
 CLIENTS = 8
-SLEEPS = {"type": "linear", "latency_s": 0.02, "latency_row_s": 0.001}
+SLEEPS = {"type": "linear", "latency_s": 0.02, "latency_env_s": 0.001}
 TINY = {"type": "openvla_oft", "preset": "tiny"}
 WARM = 50
 """Requests before those that count."""

@@ -106,7 +106,7 @@ class SubprocEnvs(SimEnv):
         for env_id in [env_id for env_id in wanted if env_id not in self._process_of[env_id].ready]:
             del wanted[env_id]
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
-        for env_id, result in self._ask("play", wanted, self._result_flaw).items():
+        for env_id, result in self._ask("step_chunk", wanted, self._result_flaw).items():
             rewards[env_id], flags[:, env_id], self._views[env_id] = result
         succeeded, terminated, truncated, executed = flags
         return ChunkResult(
@@ -203,7 +203,7 @@ class SubprocEnvs(SimEnv):
             for env_id, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
-                elif kind == "answer" and method in ("reset", "play") and (odd := self._odd(answer)):
+                elif kind == "answer" and method in ("reset", "step_chunk") and (odd := self._odd(answer)):
                     place = f"env {self._number(env_id)}"
                     refused.append(UserError(f"{place}: {odd}; correct `render` of the env, or `EnvInfo`"))
                 elif wrong := answer if kind == "broken" else flaw(answer):

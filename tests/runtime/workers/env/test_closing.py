@@ -91,7 +91,7 @@ def test_envs_of_this_process_are_all_closed(caplog):
             closed.append(self.number)
             raise OSError(f"window {self.number} is gone")
 
-    process = EnvProcess(env_ids=range(2), first=4, make=Stuck, home=Inline, chunk=1)
+    process = EnvProcess(env_ids=range(2), first=4, make=Stuck, process_type=Inline, chunk=1)
     process.start()
     process.send("reset", {0: (0, 0), 1: (0, 0)})
     process.receive(1.0, 1.0)
