@@ -106,7 +106,7 @@ def test_episodes_that_cannot_be_recorded_leave_their_result(run, monkeypatch):
     result = CliRunner().invoke(app, ["eval", str(run), "--record", "set", "--output", "kept.json"])
     assert result.exit_code == 2 and "n=2" in result.stdout
     assert json.loads(Path("kept.json").read_text())["success"]["n"] == 2
-    assert "the episodes were played, but not recorded: its disk is full" in result.stderr
+    assert "the episodes ran, but not recorded: its disk is full" in result.stderr
 
 
 def test_an_export_that_meets_a_full_disk_leaves_nothing_half(run, monkeypatch):

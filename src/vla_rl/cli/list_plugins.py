@@ -1,4 +1,4 @@
-"""`vla-rl plugins`: the catalogue as a table. Imports the light part of each plugin, and nothing that it builds."""
+"""`vla-rl plugins`: the catalogue as a table. Imports the cheap part of each plugin, and nothing that it builds."""
 
 from __future__ import annotations
 

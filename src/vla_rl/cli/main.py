@@ -201,7 +201,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="The same of another policy.")],
     debug: Debug = False,
 ) -> None:
-    """Compare two policies on the evaluation states that both played, with McNemar's exact test."""
+    """Compare two policies on the evaluation states that both ran, with McNemar's exact test."""
     from vla_rl.cli.benchmark.paired import check_evaluations, episodes, table
     from vla_rl.cli.benchmark.paired import compare as paired
 
@@ -344,7 +344,7 @@ def check_env(
     device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
     expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
     seconds: Annotated[
-        float, typer.Option(min=0, help="About how long to play; less means fewer, shorter episodes.")
+        float, typer.Option(min=0, help="About how long to run episodes; less means fewer, shorter episodes.")
     ] = 60,
     whole_range: Annotated[
         bool, typer.Option(help="Parts of an action's range that do nothing, as a throttle below 0, are findings.")

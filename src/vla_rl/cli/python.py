@@ -168,7 +168,7 @@ def benchmark(
 
     Args:
         what: as of `evaluate`.   name: "libero", "metaworld" ..., or a YAML file.
-        folder: where results are kept, and not played again; None: RUN/benchmarks/NAME."""
+        folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
 

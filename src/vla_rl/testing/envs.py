@@ -35,11 +35,11 @@ def check_env(
     Args:
         env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` envs,
             `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
-        expert: where `expert_chunk` is offered, play one episode in every env with it; at least `expert_success` of
+        expert: where `expert_chunk` is offered, run one episode in every env with it; at least `expert_success` of
             them must succeed. Costs a whole episode of simulation.
         whole_range: parts of an action's range that do nothing, such as a throttle below 0, are findings.
-        seconds: about how long to play. A slow simulator plays fewer states and shorter episodes; building it, about
-            40 chunks and the expert's episode are never cut.
+        seconds: about how long to run episodes. A slow simulator runs fewer states and shorter episodes; building it,
+            about 40 chunks and the expert's episode are never cut.
     """
     context = Context(num_envs=num_envs, chunk=chunk, device=device)
     options: dict[str, Any] = {"expert": expert, "expert_success": expert_success, "whole_range": whole_range}

@@ -78,7 +78,7 @@ class ScriptedEnv(SimEnv):
         stamp: write (env, episode, step, state) into the first four pixels, see `seen`. Then observations are no
             function of state and step alone.
         latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
-        independent_envs: draw this for each env that plays, and sleep as long as the slowest.
+        independent_envs: draw this for each env that steps, and sleep as long as the slowest.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
     """

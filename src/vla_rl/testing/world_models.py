@@ -143,7 +143,7 @@ def check_world_model(
 
 
 def made_up_windows(env: EnvInfo, count: int, frames: int, chunk: int, seed: int = 0) -> Windows:
-    """Noise pictures, states, actions and outcomes; the first chunk of the first row was not played."""
+    """Noise pictures, states, actions and outcomes; the first chunk of the first row was not executed."""
     draws = generator(seed, "windows")
     low, high = (np.array(bound, np.float32) for bound in (env.action_low, env.action_high))
     shape = (count, frames - 1, chunk)

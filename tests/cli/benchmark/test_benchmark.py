@@ -136,7 +136,7 @@ def test_a_file_that_holds_no_benchmark(tmp_path, text, said):
 
 def test_wrong_choices_name_what_there_is():
     assert "did you mean 'libero'" in refusal("eval", EXAMPLE, "--benchmark", "libro")
-    assert "plays env 'libero', the spec has 'tabletop'" in refusal("eval", EXAMPLE, "--benchmark", "libero")
+    assert "runs env 'libero', the spec has 'tabletop'" in refusal("eval", EXAMPLE, "--benchmark", "libero")
     assert "--output is for a single evaluation" in refusal(
         "eval", EXAMPLE, "--benchmark", "tabletop", "--output", "x.json"
     )

@@ -114,7 +114,7 @@ def test_what_cannot_go_on_side_by_side_is_refused(changes, message):
         ({"asynchrony": {"weights": "pinned"}}, "weights: has no effect with max_lag: 0"),
         (
             {"asynchrony": {"max_lag": 1, "weights": "pinned"}, "rollout": {"resample": {"max_rounds": 1}}},
-            "no ticket has a step before it is played; use weights: latest",
+            "no ticket has a step before it is collected; use weights: latest",
         ),
         ({"asynchrony": {"max_lag": -1}}, "max_lag"),
     ],

@@ -32,8 +32,8 @@ class Journal:
     def scalars(self, step, values):
         self._note("scalars", step, len(values))
 
-    def film(self, step, file):
-        self._note("film", step, file.name)
+    def video(self, step, file):
+        self._note("video", step, file.name)
 
     def checkpoint(self, step, folder):
         self._note("checkpoint", step, (folder / "model" / "weights").read_text())
@@ -69,7 +69,7 @@ def test_a_run_is_told_in_order_and_once(tmp_path):
     assert store.told == [
         ("open", None),
         ("scalars", 0, 6),
-        ("film", 0, "step_000000_ep0_success.mp4"),
+        ("video", 0, "step_000000_ep0_success.mp4"),
         ("scalars", 1, n),
         ("scalars", 2, n),
         ("checkpoint", 2, "weights 2"),
@@ -119,7 +119,7 @@ def test_an_attempt_that_died_is_closed_when_the_next_begins(tmp_path):
     ("broken", "said"),
     [
         (("open",), "journal takes nothing of this run, which goes on without it: no route to host, in open"),
-        (("scalars", "film", "close"), "journal did not take metrics: no route to host, in scalars"),
+        (("scalars", "video", "close"), "journal did not take metrics: no route to host, in scalars"),
     ],
 )
 def test_a_tracker_that_fails_is_said_once_and_never_raises(tmp_path, caplog, broken, said):

@@ -36,12 +36,12 @@ def evaluate_suite(
 
     Args:
         policy: how the table calls it.   spec_with: further overrides -> the spec.
-        evaluate: plays one suite.   say: is told each suite's line.
-    Raises UserError for a spec of another simulator; each suite's spec is read before the first is played."""
+        evaluate: evaluates one suite.   say: is told each suite's line.
+    Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
     own = spec_with(()).env.type
     if own != benchmark.env:
         raise UserError(
-            f"{benchmark.title} plays env {benchmark.env!r}, the spec has {own!r}; give a spec of that simulator, with "
+            f"{benchmark.title} runs env {benchmark.env!r}, the spec has {own!r}; give a spec of that simulator, with "
             f"the cameras and the state that the policy knows"
         )
     specs = {name: spec_with(benchmark.overrides(name)) for name in suites}

@@ -148,7 +148,7 @@ class Spec:
             raise problem("rollout.lag simulates old weights in a synchronous run; give one of the two", "max_lag")
         if value.weights == "pinned" and self.rollout.resample is not None:
             raise problem(
-                "with rollout.resample no ticket has a step before it is played; use weights: latest", "weights"
+                "with rollout.resample no ticket has a step before it is collected; use weights: latest", "weights"
             )
 
     @imagination.validator

@@ -43,7 +43,7 @@ class Collector:
     trajectories: dict[int, Trajectory] = field(factory=dict, init=False)
     """Ticket -> its trajectory; until `drop`."""
     work: RolloutReport = field(factory=RolloutReport, init=False)
-    """Work done since `reset_work`; its `played` stays empty."""
+    """Work done since `reset_work`; its `collected` stays empty."""
     publishing: list[Ref[Any]] = field(factory=list, init=False)
     """Calls that publish weights, for which tickets may wait."""
     wait_seconds: float = field(default=0.0, init=False)

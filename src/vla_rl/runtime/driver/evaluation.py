@@ -28,7 +28,7 @@ class NotRecorded(UserError):
 
     def __init__(self, result: dict[str, Any], cause: UserError | OSError) -> None:
         reason = why(cause) if isinstance(cause, OSError) else str(cause)
-        super().__init__(f"the episodes were played, but not recorded: {reason}")
+        super().__init__(f"the episodes ran, but not recorded: {reason}")
         self.result = result
         """Result of the evaluation, as `evaluate` returns it."""
 
@@ -46,7 +46,7 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
         try:
             return _evaluate(spec, state, trainer, start, progress, interrupts)
         except StopRequested:
-            raise interrupts.stopped("stopped before all episodes were played") from None
+            raise interrupts.stopped("stopped before all episodes ended") from None
 
 
 def _evaluate(

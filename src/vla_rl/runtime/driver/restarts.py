@@ -62,7 +62,7 @@ class Restarts:
         workers = ", ".join(str(worker.worker) for worker in dead)
         lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(
-            f"sim worker {workers} died with {lost} unfinished episodes and was started again; they are played again: "
+            f"sim worker {workers} died with {lost} unfinished episodes and was started again; they are re-run: "
             f"{str(error).splitlines()[0]}"
         )
         return {worker.worker for worker in dead}

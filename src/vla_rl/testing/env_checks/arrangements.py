@@ -1,6 +1,6 @@
 """The same episodes in other arrangements: again, in other envs, alone, action by action, with resets beside them.
 
-An episode is a function of its state, seed and actions; so every arrangement gives the one that was played first.
+An episode is a function of its state, seed and actions; so every arrangement gives the one that ran first.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Reference:
 
 
 def determinism(player: Player, reference: Reference, earliest: Mapping[int, EnvTrace]) -> None:
-    """The same states, seeds and actions give the same episodes, whatever was played in between.
+    """The same states, seeds and actions give the same episodes, whatever ran in between.
 
     Args:
-        earliest: episodes that were played before any others.
+        earliest: episodes that ran before any others.
     """
     if not player.info.deterministic:
         player.notice("not done: EnvInfo.deterministic says that episodes do not come twice alike")
@@ -94,7 +94,7 @@ def independent_envs(player: Player, reference: Reference) -> None:
         compare(player, {env_id: trace}, {env_id: turned[(env_id + 1) % count]}, expected, NOTHING_SHARED)
     same = player.roll_out(dict.fromkeys(scripts, scripts[0]))
     for trace in same.values():
-        expected = "the same episode in envs that play the same state, seed and actions"
+        expected = "the same episode in envs that run the same state, seed and actions"
         compare(player, {0: first[0]}, {0: trace}, expected, NOTHING_SHARED)
     for env_id in (0, count - 1):
         waiting = {other: script for other, script in scripts.items() if other != env_id}

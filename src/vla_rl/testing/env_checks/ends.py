@@ -36,7 +36,7 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
     for index, first in enumerate(sets):
         room = _room(player, first, len(sets))
         if index and room < FEWEST:
-            player.notice("not played again: ends of every kind, for want of time")
+            player.notice("not repeated: ends of every kind, for want of time")
             break
         _repeat(player, first, starts, room)
 
@@ -106,7 +106,7 @@ def _compare(
 
 
 def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
-    """Sets of one for each env that it was played in, until every kind of end that was seen is among them; the shorter
+    """Sets of one for each env that it ran in, until every kind of end that was seen is among them; the shorter
     ones first that are longer than a chunk."""
     known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
     kinds: set[tuple[bool, bool]] = set()

@@ -73,7 +73,7 @@ class Sightings:
 
 
 class Player:
-    """Runs episodes on a simulator (`play`) and checks everything that a call returns."""
+    """Runs episodes on a simulator (`roll_out`) and checks everything that a call returns."""
 
     def __init__(
         self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
@@ -137,7 +137,7 @@ class Player:
         return self.cost("reset") > 0.01 * self.seconds
 
     def affordable(self, share: float, rollouts: int, wanted: int) -> int:
-        """Chunks that each of `plays` plays may have, 2 to `wanted`, to stay within a share of the time."""
+        """Chunks that each of `rollouts` rollouts may have, 2 to `wanted`, to stay within a share of the time."""
         room = share * self.seconds / rollouts - self.cost("reset")
         count = int(room / max(self.cost("chunk_step"), 1e-6))
         return max(min(count, wanted), min(2, wanted))
@@ -239,7 +239,7 @@ class Player:
         """Play episodes side by side, until each has ended or its script is over.
 
         Args:
-            scripts: env -> what it plays.
+            scripts: env -> what it runs.
             waiting: envs that are reset and then left alone.
             widths: actions in the first chunks; those that follow have the usual number.
             stop: `stop_at_end`; an env that ended is left alone from the next chunk on. False: envs run on.

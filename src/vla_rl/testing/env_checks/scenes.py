@@ -187,7 +187,7 @@ def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[EnvView]:
 
 
 def splits_apart(player: Player, starts: StartChecks) -> None:
-    """Scenes of the eval split that start as one of the train split, and play as it, are the same scene."""
+    """Scenes of the eval split that start as one of the train split, and run as it, are the same scene."""
     by_mark: dict[bytes, list[FirstFrames]] = defaultdict(list)
     for start in starts.of("train"):
         by_mark[start.mark].append(start)
@@ -203,7 +203,7 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
     marks = [start.mark for start in evals]
     tells = len(set(marks)) == len(marks)
     if tells or len(pairs) >= 0.9 * len(evals):
-        got = f"{len(pairs)} of {len(evals)} eval states that start as a train state, and play as it: {ids}"
+        got = f"{len(pairs)} of {len(evals)} eval states that start as a train state, and run as it: {ids}"
         player.expect(False, "reset_states", "scenes that differ between train and eval", got, "draw them apart")
     else:
         player.notice(

@@ -267,7 +267,7 @@ def _own_temporary_folder() -> Generator[Path]:
 
 
 def envs_of_one_process(player: Player, reference: Reference) -> None:
-    """Envs that take turns in a process play as each does in its own (`processes: {envs_per_process: ...}`)."""
+    """Envs that take turns in a process run as each does in its own (`processes: {envs_per_process: ...}`)."""
     env = unwrapped(player.env)
     if not isinstance(env, SubprocEnvs) or not env.apart or len(player.env_ids) < 2:
         raise LeftOut("envs do not live in processes of their own")

@@ -77,7 +77,7 @@ def gap(one: EnvView, two: EnvView, slack: Slack) -> str:
 
 @frozen(eq=False)
 class Script:
-    """An episode to play: the state that it starts from, its seed, and what is done."""
+    """An episode to run: the state that it starts from, its seed, and what is done."""
 
     state: int
     seed: int

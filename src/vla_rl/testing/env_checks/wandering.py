@@ -84,7 +84,7 @@ def success_is_reported(player: Player) -> None:
     """Success is neither always nor never true, and does not contradict a reward that is given at ends only."""
     seen = player.seen
     if not seen.chunks:
-        raise LeftOut("not done: no chunk was played")
+        raise LeftOut("not done: no chunk was executed")
     rewarded = [end for end in seen.ends if end.terminated and end.reward > 0 and end.earlier == 0]
     once = len({end.reward for end in rewarded}) == 1 and (len(rewarded) > 1 or rewarded[0].steps > 1)
     if once and not seen.rewarded_between and not any(end.success for end in rewarded):
@@ -95,11 +95,11 @@ def success_is_reported(player: Player) -> None:
         got = f"success after each of {seen.chunks} chunks, whatever was done"
         player.expect(False, "chunk_step: success", "False until the task is solved", got, "tell the task's predicate")
     elif not seen.won:
-        player.notice(f"not seen: success; {seen.chunks} chunks were played")
+        player.notice(f"not seen: success; {seen.chunks} chunks were executed")
     _rewards_success(player)
     _limits_are_truncations(player)
     if not seen.ends:
-        player.notice(f"not seen: an end; {seen.chunks} chunks were played")
+        player.notice(f"not seen: an end; {seen.chunks} chunks were executed")
     if not seen.rewarded:
         player.notice("not seen: a reward other than 0")
 

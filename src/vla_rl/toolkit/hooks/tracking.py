@@ -65,7 +65,7 @@ class Store(Protocol):
         """Log numbers at a step. Steps that a killed run had already logged may come again."""
         ...
 
-    def film(self, step: int, file: Path) -> None:
+    def video(self, step: int, file: Path) -> None:
         """Upload an mp4 of an episode of the evaluation at a step."""
         ...
 
@@ -156,7 +156,7 @@ class Tracker:
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
-            self._tell("a film", lambda file=file: self._store.film(step, file))  # type: ignore[misc]
+            self._tell("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
 
     def _checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""

@@ -147,8 +147,8 @@ class LiberoScene:
         self._camera = None
         if cameras:
             self._camera = CameraModel(self._model, textures(pictures, kept), max(cameras.values()), fast_render)
-        self._film = mujoco.MjData(self._model)
-        self._developed: SensorView | None = None
+        self._rendered_data = mujoco.MjData(self._model)
+        self._state_of_data: SensorView | None = None
 
     @property
     def memory(self) -> int:
@@ -260,25 +260,25 @@ class LiberoScene:
         reward, success = self._loop.step(action)
         return float(reward), bool(success)
 
-    def _develop(self) -> mujoco.MjData:
+    def _rendered_state(self) -> mujoco.MjData:
         """Return simulation data with the poses of all bodies as the official environment sees them now."""
-        if self._developed is not self._loop.seen:
-            self._film.qpos[:] = self._loop.seen.geometry
+        if self._state_of_data is not self._loop.seen:
+            self._rendered_data.qpos[:] = self._loop.seen.geometry
             for stage in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
-                stage(self._model, self._film)
-            self._developed = self._loop.seen
-        return self._film
+                stage(self._model, self._rendered_data)
+            self._state_of_data = self._loop.seen
+        return self._rendered_data
 
     @property
     def observation(self) -> dict[str, Array]:
         """Poses of the hand, the fingers and all movable objects, under the official names: `robot0_eef_pos`,
         `plate_1_quat`."""
-        film, robot = self._develop(), self._robot
+        data, robot = self._rendered_state(), self._robot
         bodies = {f"{thing.name}_": self._env.obj_body_id[thing.name] for thing in self._env.objects}
-        seen = {f"{name}pos": film.xpos[body].copy() for name, body in bodies.items()}
-        seen |= {f"{name}quat": film.xquat[body, XYZW] for name, body in bodies.items()}
-        seen["robot0_eef_pos"] = film.site_xpos[robot.eef_site_id].copy()
-        seen["robot0_eef_quat"] = film.body(robot.robot_model.eef_name).xquat[XYZW]
+        seen = {f"{name}pos": data.xpos[body].copy() for name, body in bodies.items()}
+        seen |= {f"{name}quat": data.xquat[body, XYZW] for name, body in bodies.items()}
+        seen["robot0_eef_pos"] = data.site_xpos[robot.eef_site_id].copy()
+        seen["robot0_eef_quat"] = data.body(robot.robot_model.eef_name).xquat[XYZW]
         seen["robot0_gripper_qpos"] = self._loop.seen.positions[robot._ref_gripper_joint_pos_indexes]
         seen["robot0_joint_pos"] = self._loop.seen.positions[robot._ref_joint_pos_indexes]
         return seen
@@ -294,11 +294,11 @@ class LiberoScene:
         """Return the images of the current observation: camera -> uint8 [H, W, 3], rotated by 180 degrees."""
         if self._camera is None:
             return {}
-        film = self._develop()
+        data = self._rendered_state()
         now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = self._loop.seen.colours
         pictures = {
-            name: self._camera.picture(film, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
+            name: self._camera.picture(data, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
         }
         self._model.site_rgba[:] = now
         return pictures

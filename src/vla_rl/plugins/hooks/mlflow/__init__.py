@@ -36,7 +36,7 @@ def _build(config: MlflowConfig, context: Context) -> Any:
 plugin = Plugin(
     config=MlflowConfig,
     build=_build,
-    summary="metrics, spec, films and checkpoints in MLflow",
+    summary="metrics, spec, videos and checkpoints in MLflow",
     extra="mlflow",
     files=lambda config: tracker_files("mlflow"),
 )

@@ -63,7 +63,7 @@ class MlflowStore:
             self._id, metrics=[Metric(_allowed(name), float(value), now, step) for name, value in values.items()]
         )
 
-    def film(self, step: int, file: Path) -> None:
+    def video(self, step: int, file: Path) -> None:
         self._client.log_artifact(self._id, str(file), "videos")
 
     def checkpoint(self, step: int, folder: Path) -> None:

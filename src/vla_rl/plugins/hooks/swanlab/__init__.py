@@ -37,7 +37,7 @@ def _build(config: SwanlabConfig, context: Context) -> Any:
 plugin = Plugin(
     config=SwanlabConfig,
     build=_build,
-    summary="metrics, spec, films and checkpoints on SwanLab",
+    summary="metrics, spec, videos and checkpoints on SwanLab",
     extra="swanlab",
     files=lambda config: tracker_files("swanlab"),
 )

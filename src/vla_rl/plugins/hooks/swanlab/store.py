@@ -50,7 +50,7 @@ class SwanlabStore:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in values.items()}, step=step)
 
-    def film(self, step: int, file: Path) -> None:
+    def video(self, step: int, file: Path) -> None:
         """Upload a video as GIF: SwanLab takes no mp4."""
         frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
         made = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)

@@ -38,7 +38,7 @@ def _build(config: WandbConfig, context: Context) -> Any:
 plugin = Plugin(
     config=WandbConfig,
     build=_build,
-    summary="metrics, spec, films and checkpoints on Weights & Biases",
+    summary="metrics, spec, videos and checkpoints on Weights & Biases",
     extra="wandb",
     files=lambda config: tracker_files("wandb"),
 )

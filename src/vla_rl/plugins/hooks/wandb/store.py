@@ -57,7 +57,7 @@ class WandbStore:
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, STEP: step})
 
-    def film(self, step: int, file: Path) -> None:
+    def video(self, step: int, file: Path) -> None:
         name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
         self._run.log({f"videos/{name}": wandb.Video(str(file), caption=file.stem, format="mp4"), STEP: step})
 
