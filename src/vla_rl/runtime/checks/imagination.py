@@ -29,8 +29,10 @@ def imagination_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
         text = "imagined trajectories are trained on once; use uses: 1, or remove imagination"
         yield ("asynchrony", "replay", "uses"), text
     if asynchrony.streaming_update:
-        text = "learners cannot begin before the policy has trained in imagination; use streaming_update: false, or "
+        text = (
+            "learners cannot begin before the policy has trained in imagination; use streaming_update: false, or "
             "remove imagination"
+        )
         yield ("asynchrony", "streaming_update"), text
     if spec.env.python is not None:
         text = "the world model lives with the simulators, and needs this interpreter's packages; remove it"

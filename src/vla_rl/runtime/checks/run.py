@@ -309,8 +309,10 @@ def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
         text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
     elif wrong and spec.asynchrony.streaming_update:
-        text = f"learners cannot begin while the rest of a step is collected: {wrong}, or "
+        text = (
+            f"learners cannot begin while the rest of a step is collected: {wrong}, or "
             "asynchrony.streaming_update: false"
+        )
         yield ("asynchrony", "streaming_update"), text
 
 
