@@ -259,3 +259,21 @@ def _reads_text(call: ast.Call) -> bool:
         is_mode = all(isinstance(mode, ast.Constant) for mode in modes)
         return is_mode and not any("b" in str(mode.value) for mode in modes if isinstance(mode, ast.Constant))
     return any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_state_changes_one_statement_at_a_time(file):
+    """No `self.a, self.b = ...`, in which a change of state is easily overlooked."""
+    targets = [
+        target
+        for node in ast.walk(tree_of(file))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Tuple)
+    ]
+    several = [
+        target.lineno
+        for target in targets
+        if any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self" for part in target.elts)
+    ]
+    assert not several, f"{name_of(file)}: lines {several}"

@@ -281,7 +281,8 @@ class Served:
             there.set()
 
         async def serve() -> None:
-            self._stop, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            self._stop = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
             await self.server.run(self._stop, listening)
 
         try:

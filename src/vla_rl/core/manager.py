@@ -79,7 +79,8 @@ class Manager(pluggy.PluginManager):
         it."""
         super().__init__("vla_rl")
         self.failed = failed
-        self.kind, self.contract = kind, KINDS[kind].base
+        self.kind = kind
+        self.contract = KINDS[kind].base
         self.add_hookspecs(self.contract)
         self.arguments = {name: _arguments(getattr(self.contract, name))[1:] for name in hook_names(self.contract)}
         self._component = False
@@ -88,7 +89,8 @@ class Manager(pluggy.PluginManager):
     def register(self, plugin: object, name: str | None = None, component: bool = False) -> str | None:
         """Register a component (methods count by name) or an object with `@hookimpl` functions. Raise PluginError for a
         second registration, an unknown hook, or an implementation whose signature does not match."""
-        self._component, self._plugin_name = component, name or type(plugin).__name__
+        self._component = component
+        self._plugin_name = name or type(plugin).__name__
         if self.has_plugin(self._plugin_name) or self.is_registered(plugin):
             raise PluginError(f"plugin {self._plugin_name!r} is registered twice")
         try:

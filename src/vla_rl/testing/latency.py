@@ -14,7 +14,10 @@ class Latency:
     def __init__(self, seconds: float, sigma: float = 0.0, seed: int = 0, row_seconds: float = 0.0) -> None:
         """sigma: standard deviation of the logarithm; with 0.7 one sleep in a hundred takes 5 times the median.
         row_seconds: besides, for each row of a call."""
-        self.seconds, self.sigma, self.row_seconds, self._random = seconds, sigma, row_seconds, Random(seed)
+        self.seconds = seconds
+        self.sigma = sigma
+        self.row_seconds = row_seconds
+        self._random = Random(seed)
 
     def draw(self) -> float:
         """Seconds of the next one."""

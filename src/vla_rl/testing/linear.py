@@ -50,11 +50,16 @@ class LinearModel(VLAModel):
     ) -> None:
         if not 2 <= bins <= 256:
             raise ValueError(f"bins is {bins}; it must be from 2 to 256")
-        self._chunk, self._bins, self._values, self._temperature = chunk, bins, values, temperature
-        self._latency, self._learn_latency = latency or Latency(0.0), learn_latency or Latency(0.0)
+        self._chunk = chunk
+        self._bins = bins
+        self._values = values
+        self._temperature = temperature
+        self._latency = latency or Latency(0.0)
+        self._learn_latency = learn_latency or Latency(0.0)
         self._sample_latency = sample_latency or Latency(0.0)
         self.tokens_per_action = env.action_dim
-        self._cameras, self._has_state = tuple(env.cameras), env.state_dim > 0
+        self._cameras = tuple(env.cameras)
+        self._has_state = env.state_dim > 0
         self.cameras_read = () if self._has_state else self._cameras
         inputs = env.state_dim or 3 * POOL * POOL * len(env.cameras)
         self._shape = {"inputs": inputs, "chunk": chunk, "action_dim": env.action_dim, "bins": bins}

@@ -119,11 +119,20 @@ class ScriptedEnv(SimEnv):
                 for i in range(num_tasks)
             ),
         )
-        self._ends, self._chunk, self._num_states = ends, chunk, num_states
-        self._length, self._length_sigma = length, length_sigma
-        self._image, self._first_env, self._holds, self._step_reward = image, first_env, holds, step_reward
-        self._stamp, self._fault, self._fault_at = stamp, fault, fault_at
-        self._envs_apart, drawn = independent_envs, num_envs if independent_envs else 1
+        self._ends = ends
+        self._chunk = chunk
+        self._num_states = num_states
+        self._length = length
+        self._length_sigma = length_sigma
+        self._image = image
+        self._first_env = first_env
+        self._holds = holds
+        self._step_reward = step_reward
+        self._stamp = stamp
+        self._fault = fault
+        self._fault_at = fault_at
+        self._envs_apart = independent_envs
+        drawn = num_envs if independent_envs else 1
         self._latencies = [Latency(latency_s, latency_sigma, seed=1 + first_env + i) for i in range(drawn)]
         self._calls = 0
         self.seeds = np.zeros(num_envs, np.int64)

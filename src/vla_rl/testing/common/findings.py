@@ -86,7 +86,8 @@ class Findings:
     def section(self, what: str) -> Generator[None]:
         """Turn an exception inside the section into a finding; the check continues after it."""
         known, before, skipped = len(self._found), perf_counter(), ""
-        self._section, self._notices = what, []
+        self._section = what
+        self._notices = []
         self._on_section(what)
         try:
             yield

@@ -78,14 +78,21 @@ class Player:
     def __init__(
         self, env: SimEnv, findings: Findings, chunk: int, splits: Mapping[str, Sequence[ResetState]], seconds: float
     ) -> None:
-        self.env, self.findings, self.chunk, self.seconds = env, findings, chunk, seconds
-        self.info, self.env_ids = env.info, np.arange(env.num_envs)
+        self.env = env
+        self.findings = findings
+        self.chunk = chunk
+        self.seconds = seconds
+        self.info = env.info
+        self.env_ids = np.arange(env.num_envs)
         bounds = (env.info.action_low, env.info.action_high)
-        self.low, self.high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
+        low, high = (np.nan_to_num(np.array(b, np.float32), posinf=1.0, neginf=-1.0) for b in bounds)
+        self.low = low
+        self.high = high
         self.splits: dict[str, Sequence[ResetState]] = {"train": (), "eval": (), **splits}
         tasks = {task.name: task for task in env.info.tasks}
         self.tasks: dict[int, TaskInfo] = {s.id: tasks[s.task] for of in splits.values() for s in of if s.task in tasks}
-        self.slack, self.loose = Slack(PIXELS), Slack(255.0, np.inf)
+        self.slack = Slack(PIXELS)
+        self.loose = Slack(255.0, np.inf)
         self.seed_limit = 2**63 - 1
         self.seen = Sightings()
         self.seconds_of = {"reset": [0.0, 0], "chunk_step": [0.0, 0]}
@@ -295,10 +302,14 @@ class Player:
 
     def forget(self) -> None:
         """Forget the envs: another simulator has replaced this one, and its envs have not been reset."""
-        self._views, self._instructions, self._state = [None] * len(self.env_ids), {}, {}
+        self._views = [None] * len(self.env_ids)
+        self._instructions = {}
+        self._state = {}
 
     def remember(self, known: tuple[Any, ...]) -> None:
-        self._views, self._instructions, self._state = list(known[0]), dict(known[1]), dict(known[2])
+        self._views = list(known[0])
+        self._instructions = dict(known[1])
+        self._state = dict(known[2])
 
     # ----------------------------------------------------------------------------------------------- inside
 

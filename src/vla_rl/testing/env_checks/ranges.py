@@ -53,7 +53,8 @@ class _RangeRollouts:
     """Random episodes in which one number takes all `LEVELS` of its range, and such with parts of it replaced."""
 
     def __init__(self, player: Player, states: Sequence[int], length: int, number: int) -> None:
-        self._player, self._number = player, number
+        self._player = player
+        self._number = number
         width = min(player.chunk, max(1, length // len(LEVELS)))
         self._widths = [width] * -(-length // width)
         low, high = player.low[number], player.high[number]

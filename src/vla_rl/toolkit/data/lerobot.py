@@ -60,7 +60,9 @@ class LeRobotWriter:
             robot: name of the robot or simulator.
         Raises UserError if another process writes to the folder, and for a folder with anything else in it.
         """
-        self.folder, self.fps, self.robot = folder, fps, robot
+        self.folder = folder
+        self.fps = fps
+        self.robot = robot
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if (before := _writers.pop(folder.resolve(), None)) is not None:
@@ -118,7 +120,9 @@ class LeRobotWriter:
         chunk, file = divmod(self.episodes, FILES_IN_CHUNK)
         _write_table(self.folder / DATA.format(chunk_index=chunk, file_index=file), table)
         self._list(recording, found)
-        self.features, self.episodes, self.frames = features, self.episodes + 1, self.frames + len(recording)
+        self.features = features
+        self.episodes = self.episodes + 1
+        self.frames = self.frames + len(recording)
         for name, one in found.items():
             self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
         if recording.identity:
@@ -247,7 +251,8 @@ class LeRobotWriter:
                     f"{self.folder}: its {key} is {there[key]!r}, and what comes now has {value!r}; choose another "
                     "folder, or the same setting"
                 )
-        self.episodes, self.frames = len(lines), frames
+        self.episodes = len(lines)
+        self.frames = frames
         self.identities = {identity for *_, identity in numbers if identity}
         self._listed = lines[len(lines) // LISTED * LISTED :]
         for numbers_of_one in statistics:

@@ -183,7 +183,11 @@ class CheckedDemonstrations(Demonstrations):
             source: the data set in words, for messages.
             simulator: the simulator in words, for messages.
         """
-        self._data, self._source, self._simulator, self._env, self._chunk = data, source, simulator, env, chunk
+        self._data = data
+        self._source = source
+        self._simulator = simulator
+        self._env = env
+        self._chunk = chunk
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._warned: set[str] = set()
         probes = np.unique(np.linspace(0, data.num_samples() - 1, PROBES).astype(np.int64))

@@ -86,7 +86,9 @@ class Tracker:
     """Open trackers of this process by name. A failed run that resumes leaves one behind."""
 
     def __init__(self, name: str, settings: TrackerSettings, store: Store) -> None:
-        self._name, self._settings, self._store = name, settings, store
+        self._name = name
+        self._settings = settings
+        self._store = store
         self._todo: SimpleQueue[tuple[str, Callable[[], None]] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._run: Run | None = None
@@ -100,7 +102,8 @@ class Tracker:
     def on_run_start(self, run: Run) -> None:
         if left := self._open.pop(self._name, None):
             left.close()
-        self._open[self._name], self._run = self, run
+        self._open[self._name] = self
+        self._run = run
         shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # left by a run that was killed
         self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
@@ -135,7 +138,8 @@ class Tracker:
         self._open.pop(self._name, None)
         if self._thread is None:
             return
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         self._todo.put(None)
         begun, warned = monotonic(), False
         while thread.is_alive():
@@ -152,7 +156,8 @@ class Tracker:
     def _videos(self) -> None:
         """Hand in the videos of the last evaluation. The hook that makes them may receive that event after this one, so
         they are looked up later."""
-        step, self._evaluated = self._evaluated, None
+        step = self._evaluated
+        self._evaluated = None
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):

@@ -69,7 +69,9 @@ class FlowPolicy(VLAModel):
         self._actions = FeatureScaler(fit.checkpoint.statistics.action, device)
         self._state_scaler = None if fit.state is None else FeatureScaler(fit.state, device)
         bounds = (env.action_low, env.action_high)
-        self._low, self._high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
+        low, high = (torch.tensor(bound, dtype=torch.float32, device=device) for bound in bounds)
+        self._low = low
+        self._high = high
         self._cameras = fit.cameras
         self._chunk = context.chunk
         self._seed = context.seed

@@ -127,7 +127,9 @@ class PaddedPrompts(KnownPrompts):
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         width = self._limit if self._full_width else max(len(ids) for ids in tokens)
-        self._ids, self._mask = padded(tokens, width, self._device)
+        new_ids, mask = padded(tokens, width, self._device)
+        self._ids = new_ids
+        self._mask = mask
 
     def rows(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return token ids and mask (False at padding), [B, L]."""

@@ -30,8 +30,10 @@ class FeatureScaler:
                 empty = span == 0
                 inwards, outwards = inwards.masked_fill(empty, torch.inf), outwards.masked_fill(empty, 0)
                 shift = shift.masked_fill(empty, 0)
-        parts = (offset, inwards, outwards, shift)
-        self._offset, self._in, self._out, self._shift = (part.to(device, dtype) for part in parts)
+        self._offset = offset.to(device, dtype)
+        self._in = inwards.to(device, dtype)
+        self._out = outwards.to(device, dtype)
+        self._shift = shift.to(device, dtype)
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         """Normalise [..., dim] in physical units, padded with zeros to [..., width]."""

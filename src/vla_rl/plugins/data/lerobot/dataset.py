@@ -40,7 +40,8 @@ class LeRobotData(Demonstrations):
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
         """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)
-        where, self._chunk = str(folder), context.chunk
+        where = str(folder)
+        self._chunk = context.chunk
         meta = read_meta(folder)
         uses_state = context.env is not None and context.env.state_dim > 0
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
@@ -69,16 +70,17 @@ class LeRobotData(Demonstrations):
         self._state = table[config.state] if uses_state else None
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
-        indices, self._first = np.unique(table["episode_index"], return_index=True)
+        indices, first = np.unique(table["episode_index"], return_index=True)
+        self._first = first
         clips = {e.index: e.clips for e in episodes}
         self._clips = [clips[index] for index in indices.tolist()]
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
-        self._windows, self._last = (
-            StepWindows(lengths.tolist(), 1 if every else context.chunk),
-            self._first + lengths - 1,
-        )
+        self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
+        self._last = self._first + lengths - 1
         self._action_dim = action_dim
-        self._where, self._order, self._videos = where, order, Videos(meta.fps, max(self._pixels.values(), default=1))
+        self._where = where
+        self._order = order
+        self._videos = Videos(meta.fps, max(self._pixels.values(), default=1))
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
         self._stored = _open_stored(where, files, stored) if stored else None
 

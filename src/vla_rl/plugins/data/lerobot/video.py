@@ -28,7 +28,8 @@ class Videos:
         Args:
             pixels: most pixels of a frame, as the data set declares them; larger frames are not decoded.
         """
-        self._tolerance, self._pixels = 0.5 / fps, pixels
+        self._tolerance = 0.5 / fps
+        self._pixels = pixels
         self._open: OrderedDict[Path, Any] = OrderedDict()
 
     def frame(self, path: Path, seconds: float) -> Array:

@@ -90,7 +90,8 @@ class GymnasiumEnv(SingleEnv):
 
     def __init__(self, config: GymnasiumConfig, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         self._config = config
-        self._low, self._high = np.array(low), np.array(high)
+        self._low = np.array(low)
+        self._high = np.array(high)
         self._env: Environment | None = None
         self._end: Outcome | None = None
 
@@ -104,7 +105,8 @@ class GymnasiumEnv(SingleEnv):
         self._generators = Generators(first)
         with self._generators.in_use():
             self._env.unwrapped.np_random = np.random.default_rng(first)  # for wrappers that draw before seeding
-            self._observation, _ = self._env.reset(seed=first)
+            observation, _ = self._env.reset(seed=first)
+            self._observation = observation
         self._env.unwrapped.np_random = generator(seed, purpose, state_id)
         self._generators = Generators(derived_seed(seed, purpose, state_id))
         self._end = None
@@ -115,9 +117,10 @@ class GymnasiumEnv(SingleEnv):
         assert self._env is not None
         kind = self._env.action_space.dtype
         with self._generators.in_use():
-            self._observation, reward, terminated, truncated, info = self._env.step(
+            observation, reward, terminated, truncated, info = self._env.step(
                 np.clip(action, self._low, self._high).astype(kind)
             )
+            self._observation = observation
         success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
         outcome = Outcome(float(reward), success, bool(terminated), bool(truncated))
         if outcome.terminated or outcome.truncated:

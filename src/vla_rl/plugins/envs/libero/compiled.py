@@ -79,7 +79,8 @@ class Kept:
     first."""
 
     def __init__(self, limit: int, folder: Path | None = None) -> None:
-        self._limit, self._folder = limit, folder or usual_folder()
+        self._limit = limit
+        self._folder = folder or usual_folder()
         self._checked: set[Path] = set()
 
     def load(self, xml: str) -> mujoco.MjModel:

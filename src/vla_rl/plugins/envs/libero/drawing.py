@@ -88,7 +88,8 @@ class CameraModel:
             model.vis.quality.shadowsize = 0  # else its shadow map would take 64 MiB
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
-        self._model, self.textures = model, tuple(texture for texture in shown if texture is not None)
+        self._model = model
+        self.textures = tuple(texture for texture in shown if texture is not None)
         with simplified(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()

@@ -143,7 +143,8 @@ class LiberoScene:
         self._site_colours = self._model.site_rgba.copy()
         self._env.sim.reset = self._reset_simulator
         self._loop = ControlLoop(self._env, fast_physics)
-        self._draw, self._start = lru_cache(REMEMBERED)(self._drawn), lru_cache(REMEMBERED)(self._started)
+        self._draw = lru_cache(REMEMBERED)(self._drawn)
+        self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
             self._camera = CameraModel(self._model, textures(pictures, kept), max(cameras.values()), fast_render)

@@ -30,7 +30,8 @@ class SceneCache:
     """Cache of scenes: those in use, and as many of the most recently used others as fit into memory."""
 
     def __init__(self, config: LiberoConfig, device: str) -> None:
-        self._config, self._device = config, device
+        self._config = config
+        self._device = device
         self._built: dict[LiberoTask, LiberoScene] = {}  # in order of use, the most recent one last
         self._there: dict[LiberoTask, SceneEpisode] = {}
         self._episodes_of: dict[int, SceneEpisode] = {}

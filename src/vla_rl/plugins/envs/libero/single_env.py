@@ -95,7 +95,9 @@ class LiberoEnv(SingleEnv):
     """Env instance that shares its process's scene of the task with the other instances, in turns."""
 
     def __init__(self, number: int, scenes: SceneCache, config: LiberoConfig) -> None:
-        self._number, self._scenes, self._config = number, scenes, config
+        self._number = number
+        self._scenes = scenes
+        self._config = config
         self._expert: Expert | None = None
 
     @property

@@ -69,7 +69,8 @@ class ControlLoop:
     def __init__(self, env: Any, fast_physics: bool) -> None:
         self._env = env
         self._robot = robot = env.robots[0]
-        self._model, self._data = env.sim.model._model, env.sim.data._data
+        self._model = env.sim.model._model
+        self._data = env.sim.data._data
         self._period = 1.0 / env.control_freq
         self._once = fast_physics or not self._passes_differ()
         self._substeps = int(env.control_timestep / env.model_timestep)
@@ -77,7 +78,8 @@ class ControlLoop:
         self._torque_limits = robot.torque_limits
         self._gripper_actuators = np.array(robot._ref_joint_gripper_actuator_indexes)
         low, high = self._model.actuator_ctrlrange[self._gripper_actuators].T
-        self._grip_bias, self._grip_weight = 0.5 * (high + low), 0.5 * (high - low)
+        self._grip_bias = 0.5 * (high + low)
+        self._grip_weight = 0.5 * (high - low)
         self._site = robot.eef_site_id
         self._joint_positions = np.array(robot._ref_joint_pos_indexes)
         self._joint_velocities = np.array(robot._ref_joint_vel_indexes)
@@ -101,7 +103,8 @@ class ControlLoop:
         self._controller = self._robot.controller
         self._controller.update = self._read_arm
         self._grip = np.zeros(1)
-        self._since, self._sampled = 0.0, False
+        self._since = 0.0
+        self._sampled = False
         self._observed()
         self._observed()
         self.seen = self._look(self._data.qpos.copy())

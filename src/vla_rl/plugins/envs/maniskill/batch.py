@@ -35,9 +35,12 @@ class BatchEnv(SimEnv):
             states: split -> its reset states.
             place: devices of `scene`, also for a second scene in which the expert plans.
         """
-        self.num_envs, self.info = scene.num_envs, info
+        self.num_envs = scene.num_envs
+        self.info = info
         self._states = {split: tuple(of_split) for split, of_split in states.items()}
-        self._scene, self._place, self._chunk = scene, place, chunk
+        self._scene = scene
+        self._place = place
+        self._chunk = chunk
         self._twin: ManiSkillScene | None = None
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:

@@ -73,7 +73,8 @@ class ManiSkillScene:
     def __init__(self, recipe: SceneRecipe, place: SimulationDevices, num_envs: int = 1) -> None:
         spec = _registered()[recipe.task]
         kind = _quiet(spec.cls, recipe)
-        self.recipe, self.num_envs = recipe, num_envs
+        self.recipe = recipe
+        self.num_envs = num_envs
         self.env: Any = kind(
             num_envs=num_envs,
             obs_mode=_pictures(kind.SUPPORTED_OBS_MODES),

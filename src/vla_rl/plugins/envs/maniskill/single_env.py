@@ -37,7 +37,8 @@ class ManiSkillEnv(SingleEnv):
     in inference mode: a step is hundreds of operations on tiny tensors."""
 
     def __init__(self, recipes: Sequence[SceneRecipe], place: SimulationDevices) -> None:
-        self._recipes, self._place = recipes, place
+        self._recipes = recipes
+        self._place = place
         self._scene: Any = None
         self._twin: Any = None
 

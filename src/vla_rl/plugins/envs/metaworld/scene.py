@@ -78,11 +78,13 @@ class MetaWorldScene:
         env.reset()
         scene = {"rand_vec": env._last_rand_vec.copy(), "env_cls": type(env), "partially_observable": False}
         env.set_task(Task(env_name=self.task, data=pickle.dumps(scene)))
-        self.observation, _ = env.reset()
+        observation, _ = env.reset()
+        self.observation = observation
 
     def step(self, action: Array) -> tuple[float, bool]:
         """Apply one action, float [4]. Return Meta-World's dense reward, and success."""
-        self.observation, reward, _, _, info = self._env.step(action)
+        observation, reward, _, _, info = self._env.step(action)
+        self.observation = observation
         return float(reward), bool(info["success"])
 
     def state(self) -> Array:

@@ -33,7 +33,8 @@ class RobotwinEnv(SingleEnv):
     """Env instance that imports RoboTwin at its first reset, and keeps a task object until another task is needed."""
 
     def __init__(self, robotwin: Installation, book: SeedBook) -> None:
-        self._robotwin, self._book = robotwin, book
+        self._robotwin = robotwin
+        self._book = book
         self._name = ""
         self._task: Any = None
         self._arguments: dict[str, Any] = {}
@@ -74,7 +75,9 @@ class RobotwinEnv(SingleEnv):
         self.close()
         self._robotwin.enter()
         os.chdir(self._robotwin.assets)  # RoboTwin's asset paths are relative to its checkout
-        self._name, self._task, self._arguments = name, self._robotwin.task(name), self._robotwin.arguments(name)
+        self._name = name
+        self._task = self._robotwin.task(name)
+        self._arguments = self._robotwin.arguments(name)
 
     def _place(self, state_id: int) -> None:
         """Set up a state's scene, with the first of its seeds that can be used."""

@@ -34,8 +34,11 @@ class VectorRobotwin(SimEnv):
     scenes, with N sub-environments; instance i uses sub-environment i."""
 
     def __init__(self, info: EnvInfo, book: SeedBook, robotwin: Installation, context: Context) -> None:
-        self.num_envs, self.info = context.num_envs, info
-        self._book, self._robotwin, self._first_env = book, robotwin, context.first_env
+        self.num_envs = context.num_envs
+        self.info = info
+        self._book = book
+        self._robotwin = robotwin
+        self._first_env = context.first_env
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
@@ -88,7 +91,8 @@ class VectorRobotwin(SimEnv):
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found, self._faults = self._faults, {}
+        found = self._faults
+        self._faults = {}
         return found
 
     def close(self) -> None:

@@ -92,7 +92,8 @@ class Status:
 
     def updated(self, step: int, metrics: dict[str, float]) -> None:
         now = self._now()
-        seconds, self._step_started = now - self._step_started, now
+        seconds = now - self._step_started
+        self._step_started = now
         if step > self.run.first_step:  # step 0 is behaviour cloning before RL
             past, seconds = self._step_seconds, seconds / (step - self.step)
             self._step_seconds = seconds if past is None else (1 - SMOOTHING) * past + SMOOTHING * seconds

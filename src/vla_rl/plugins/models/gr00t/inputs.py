@@ -86,7 +86,9 @@ class ChatPrompts(PaddedPrompts):
         self._formal = formal
         self._words = max_length
         parts = (chat.opening(system, cameras, patches), chat.closing)
-        self._before, self._after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
+        before, after = (tokenizer.encode(text, add_special_tokens=False).ids for text in parts)
+        self._before = before
+        self._after = after
         at = [i for i, token in enumerate(self._before) if token == self.image_token]
         self.starts = at[::patches]
         """Index of the first token of each image, the same in every prompt."""

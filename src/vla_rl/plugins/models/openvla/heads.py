@@ -80,7 +80,10 @@ class AttentionValueHead(OpenVLAValueHead):
     ) -> None:
         super().__init__(dim, hidden, outputs, detach, seed)
         self.heads = heads
-        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        query, key, value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.query = query
+        self.key = key
+        self.value = value
         rng = torch.Generator().manual_seed(seed + 1)
         for layer in (self.query, self.key, self.value):
             start(layer, 1.0, rng)

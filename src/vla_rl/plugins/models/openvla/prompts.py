@@ -94,7 +94,10 @@ class DecodingPrompts(KnownPrompts):
         super().__init__(tokenizer, device)
         self._placeholders = placeholders
         self._pad = pad_id
-        self._bos, self._eos, self._space = (self._id(token) for token in (BOS, EOS, SPACE))
+        bos, eos, space = (self._id(token) for token in (BOS, EOS, SPACE))
+        self._bos = bos
+        self._eos = eos
+        self._space = space
         self._stop = [self._eos] if append_stop_token else []
         self._learn(dict.fromkeys(instructions))
 

@@ -80,7 +80,9 @@ class SampledL1Policy(L1Policy):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         assert self.module.deviation is not None
-        self._low, self._high = (torch.tensor(side, dtype=torch.float32, device=self._device) for side in parts.bounds)
+        low, high = (torch.tensor(side, dtype=torch.float32, device=self._device) for side in parts.bounds)
+        self._low = low
+        self._high = high
 
     @property
     def _deviation(self) -> Deviation:

@@ -83,7 +83,8 @@ class Motion(nn.Module):
             actions: numbers per action.   state: numbers per state.   size: height and width of the pictures.
         """
         super().__init__()
-        self.actions, pose = actions, state or actions
+        self.actions = actions
+        pose = state or actions
         self.moved = LeastSquares(actions, state) if state else None
         self.places: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
         """Regression from poses to the position of the robot in each camera's picture, coordinates in [-1, 1]. The

@@ -70,6 +70,7 @@ class LocalBackend(Backend):
     def close(self) -> None:
         self._line.clear()
         self._listening.close()
-        worker, self.worker = self.worker, None
+        worker = self.worker
+        self.worker = None
         for flaw in worker.close() if worker is not None else ():
             logger.warning("%s", flaw)

@@ -125,7 +125,8 @@ class OwnRay:
         for process in started:
             _kill(process)
         psutil.wait_procs(started, timeout=END_S)
-        folder, self.folder = self.folder, None
+        folder = self.folder
+        self.folder = None
         if folder is not None:
             folder.remove()
         self._forget_token()
