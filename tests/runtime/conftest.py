@@ -21,9 +21,9 @@ def train(tmp_path):
 
 @pytest.fixture(scope="module")
 def one_ray():
-    """One Ray for all runs of a file and of the files after it that share it, which saves its start; `tests/conftest.py`
-    stops it."""
+    """One Ray for all runs of a file, which saves its start."""
     import ray
 
-    if not ray.is_initialized():
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
+    yield
+    ray.shutdown()

@@ -111,7 +111,6 @@ def test_a_resumed_run_records_nothing_twice(runs, tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_recordings_with_ray(runs, tmp_path):
     """Two workers, so that it is not known which of them has an episode."""
     changes = {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}}

@@ -158,7 +158,6 @@ def test_a_fault_changes_no_number(train, tmp_path, at_step):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path):
     """Also with evaluations between, after which streams are played again."""
     steps = {"train": {"steps": 6}, "algorithm": {"type": "gipo"}, "env": {**LONG, "num_envs": 6}}

@@ -32,7 +32,7 @@ PLACEMENTS = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ray_with_four_cpus():
+def one_ray():
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
     yield
     ray.shutdown()

@@ -61,7 +61,6 @@ def test_the_tabletop_is_built_anew_and_goes_on(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_policies_and_learners_apart_leave_with_their_weights(train):
     _, expected = train("plain")
     apart = {"type": "disaggregated", "offload": {**OFFLOAD, "policy": True}}

@@ -83,7 +83,6 @@ def test_a_fault_in_a_rollout_of_fixed_length(train, tmp_path, auto_reset):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_faults_with_ray(train, tmp_path, calm):
     spec = fragile_spec(tmp_path, "kill", env={"at_step": TRAINING})
     results, metrics = train(**spec, runtime={"backend": "ray"})
