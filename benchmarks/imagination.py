@@ -144,7 +144,7 @@ def read(folder: Path) -> tuple[int, Outcome] | None:
 
 
 def plot(table: Mapping[str, Mapping[int, Path]], file: Path) -> None:
-    """Success over real episodes, a line for each run; and success inflation below it."""
+    """Success over real episodes, a line for each run; and success over-estimation below it."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -167,7 +167,7 @@ def plot(table: Mapping[str, Mapping[int, Path]], file: Path) -> None:
                 below.plot(*zip(*gaps, strict=True), **style)
     above.axhline(REACHED, color="grey", linewidth=0.5)
     above.set(ylabel="greedy success on the eval split", ylim=(0, 1))
-    below.set(ylabel="success inflation", xlabel="real episodes")
+    below.set(ylabel="success over-estimation", xlabel="real episodes")
     above.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=120)

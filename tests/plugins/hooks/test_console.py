@@ -62,7 +62,7 @@ def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pyt
     ahead = {"rollout/ready_tickets": 12.0, "rollout/running_tickets": 1064.0, "time/step": 4.0, "time/rollout": 1.0}
     hook.on_update_end(step=1, metrics={**METRICS, **ahead, "policy/lag_mean": 0.8, "policy/lag_max": 1.0})
     out = capsys.readouterr().out
-    assert "age 0.8 (most 1), ready 12, playing 1,064, learner waited 25%" in out
+    assert "policy lag 0.8 (most 1), ready 12, running 1,064, learner waited 25%" in out
 
 
 def test_a_terminal_gets_a_panel_that_goes_away_at_the_end(tmp_path: Path) -> None:

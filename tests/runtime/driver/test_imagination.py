@@ -380,8 +380,8 @@ def test_the_report_shows_imagined_beside_real_episodes(whole) -> None:
     page = render(gather(folder), 0)
     assert "<h2>Imagination</h2>" in page and 'class="strip"' in page
     assert f"{results['env_steps']:,}" in page and f"{results['practice']['imagined_steps']:,}" in page
-    assert 'aria-label="success inflation"' in page
-    chart = page.partition('aria-label="success inflation"')[2].partition("</svg>")[0]
+    assert 'aria-label="success over-estimation"' in page
+    chart = page.partition('aria-label="success over-estimation"')[2].partition("</svg>")[0]
     assert 'class="band"' in chart and 'class="line"' in chart
 
 

@@ -14,7 +14,7 @@ from vla_rl.cli.report.html import section
 
 OVER_ESTIMATION = "imagination/over_estimation"
 METRICS = {
-    OVER_ESTIMATION: "success inflation",
+    OVER_ESTIMATION: "success over-estimation",
     "imagination/success_rate": "success of imagined episodes",
     "world_model/replay_auc": "AUC of success, episodes imagined again",
     "world_model/action_accuracy": "the right one of 8 chunks found",
@@ -66,7 +66,7 @@ def _charts(run: ReportData) -> str:
             f"{chart}</figure>"
         )
     note = (
-        '<p class="note">Success inflation: how much more often the policy succeeds in the world model than it did in '
+        '<p class="note">Success over-estimation: how much more often the policy succeeds in the world model than it did in '
         "the simulator, from the same first frames; band: 95 % interval. The others are of episodes that the model was "
         "not fitted to.</p>"
     )
