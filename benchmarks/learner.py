@@ -123,7 +123,7 @@ class PlainLearner(Learner):
         pixels = policy.images(list(self.obs.images.values()))
 
         def hidden() -> Tensor:
-            return policy.module.vla(pixels, prompt.ids, attention_mask=prompt.mask, blank=prompt.blank)
+            return policy.module.vla(pixels, prompt.ids, attention_mask=prompt.mask, placeholder=prompt.placeholder)
 
         states = hidden()
         logits = policy.module.vla.get_output_embeddings()(states).float()

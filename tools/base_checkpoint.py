@@ -74,9 +74,9 @@ class Stream:
             # In some scenes the named thing is the only one: going to what is there is learned before words are.
             lone = self._rng.random(pool) < self._alone
             away = lone[:, None] & (np.arange(THINGS) != scenes.target[:, None])
-            away[:, -1] &= ~scenes.holding
+            away[:, -1] &= ~scenes.starts_held
             scenes.position[away] = 9.0
-            share = np.where(scenes.holding, self._puts, 1 - self._puts)
+            share = np.where(scenes.starts_held, self._puts, 1 - self._puts)
             order = self._rng.choice(pool, pool, p=share / share.sum())
             yield from ((scenes, order[i : i + rows]) for i in range(0, pool - rows + 1, rows))
 
