@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from vla_rl import Context, Noise, Observation, Plugin, StepWindows, WorldModel, build, load
+from vla_rl import Context, Noise, Observation, Plugin, Windows, WorldModel, build, load
 
 ENDS = 0.15
 """Probability that a chunk succeeds, and that it fails, where the outcome is constant."""
@@ -29,13 +29,13 @@ class Sabotaged(WorldModel):
     def __init__(self, model: WorldModel, what: str) -> None:
         self.model, self.what, self.history, self.module = model, what, model.history, model.module
 
-    def fit(self, windows: StepWindows, noise: Noise) -> Mapping[str, float]:
+    def fit(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
         return self.model.fit(windows, noise)
 
-    def imagine(self, windows: StepWindows, actions: Any, noise: Noise) -> Observation:
+    def imagine(self, windows: Windows, actions: Any, noise: Noise) -> Observation:
         return self.model.imagine(windows, self._asked(actions), noise)
 
-    def outcome(self, windows: StepWindows, actions: Any, after: Observation) -> Any:
+    def outcome(self, windows: Windows, actions: Any, after: Observation) -> Any:
         if self.what == "actions":
             return self.model.outcome(windows, self._asked(actions), after)
         count, width = actions.shape[:2]
@@ -43,7 +43,7 @@ class Sabotaged(WorldModel):
         chances[:, 0] = 1 - 2 * ENDS
         return chances
 
-    def measure(self, windows: StepWindows, noise: Noise) -> Mapping[str, float]:
+    def measure(self, windows: Windows, noise: Noise) -> Mapping[str, float]:
         return self.model.measure(windows, noise)
 
     def training_state(self) -> Mapping[str, Any]:

@@ -63,9 +63,9 @@ def libero_official(task: Any, state: Array, cameras: bool) -> Iterator[Any]:
 
 @contextmanager
 def libero_scene(task: Any, state: Array, **changes: Any) -> Iterator[Any]:
-    from vla_rl.plugins.envs.libero.scene import MetaWorldScene
+    from vla_rl.plugins.envs.libero.scene import LiberoScene
 
-    scene = MetaWorldScene(task, {"agentview": SIZE, "wrist": SIZE}, **changes)
+    scene = LiberoScene(task, {"agentview": SIZE, "wrist": SIZE}, **changes)
     scene.place(0, state, 10)
     yield scene
     scene.close()

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vla_rl import Context, Noise, Observation, SimEnv, StepWindows, WorldModel, build, load, to_numpy
-from vla_rl.runtime.messages.world_model import Recording
+from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
+from vla_rl.runtime.messages.world_model import RecordedEpisode
 from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
 from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.toolkit.world_models.measures import imagine_episodes, measure, thresholds_met
@@ -59,10 +59,12 @@ def record(recorder: EpisodeStore, env: SimEnv, policy: Any, rounds: int) -> tup
     return rounds * len(rows), successes
 
 
-def _recording(frames: list[Observation], parts: list[tuple[Any, Any, int]], state: Any, number: int) -> Recording:
+def _recording(
+    frames: list[Observation], parts: list[tuple[Any, Any, int]], state: Any, number: int
+) -> RecordedEpisode:
     seen = Observation.concat(frames)
     actions, executed, outcomes = (np.stack(column) for column in zip(*parts, strict=True))
-    return Recording(
+    return RecordedEpisode(
         images=dict(seen.images),
         state=seen.state,
         actions=actions.astype(np.float32),
@@ -75,7 +77,7 @@ def _recording(frames: list[Observation], parts: list[tuple[Any, Any, int]], sta
     )
 
 
-def draw(world: WorldModel, windows: StepWindows, file: Path, episodes: int = 6) -> None:
+def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
     """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
     replay = imagine_episodes(world, take_rows(windows, np.arange(episodes)))
     first = frames_of(windows, world.history - 1)

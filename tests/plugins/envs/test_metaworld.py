@@ -292,9 +292,9 @@ def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_missing_package_is_named_before_any_env_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vla_rl.plugins.envs.metaworld import env_ids
+    from vla_rl.plugins.envs.metaworld import single_env
 
-    monkeypatch.setattr(env_ids, "find_spec", lambda name: None)
+    monkeypatch.setattr(single_env, "find_spec", lambda name: None)
     with pytest.raises(
         PluginError, match=r"needs 'metaworld', which is not installed; try: pip install 'vla-rl\[metaworld\]'"
     ):

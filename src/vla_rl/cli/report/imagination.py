@@ -66,8 +66,8 @@ def _charts(run: ReportData) -> str:
             f"{chart}</figure>"
         )
     note = (
-        '<p class="note">Success over-estimation: how much more often the policy succeeds in the world model than it did '
-        "in the simulator, from the same first frames; band: 95 % interval. The others are of episodes that the model was "
+        '<p class="note">Success over-estimation: how much more often the policy succeeds in the world model than in '
+        "the simulator, from the same first frames; band: 95 % interval. The others are of episodes that the model was "
         "not fitted to.</p>"
     )
     return f'<div class="multiples">{figures}</div>{note}' if figures else ""
