@@ -379,7 +379,7 @@ def test_the_report_shows_imagined_beside_real_episodes(whole) -> None:
     folder, results, _ = whole["oracle"]
     page = render(gather(folder), 0)
     assert "<h2>Imagination</h2>" in page and 'class="strip"' in page
-    assert f"{results['env_steps']:,}" in page and f"{results['practice']['imagined_steps']:,}" in page
+    assert f"{results['env_steps']:,}" in page and f"{results['imagination']['imagined_steps']:,}" in page
     assert 'aria-label="success over-estimation"' in page
     chart = page.partition('aria-label="success over-estimation"')[2].partition("</svg>")[0]
     assert 'class="band"' in chart and 'class="line"' in chart
