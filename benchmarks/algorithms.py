@@ -69,13 +69,13 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
         class Timed:
             """The learner's algorithm, whose losses are computed once more by themselves."""
 
-            needs = learner.algorithm.needs
+            needs = judge.needs
 
             def loss(self, scores: Scores, batch: Batch) -> Any:
                 losses.append(seconds_of_loss(judge, scores, batch))
                 return judge.loss(scores, batch)
 
-        learner.algorithm = Timed()
+        learner.policy_update._algorithm = Timed()
         shares, times, flow = [], [], flow_of(spec, State())
         for step in range(steps + 1):
             rollout, kept_columns, _ = collect_rollout(runtime, flow, step + 1)

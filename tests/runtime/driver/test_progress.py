@@ -157,7 +157,7 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
 
 def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
     heard = []
-    monkeypatch.setattr(Heartbeats, "beat", lambda heartbeats, activity=None: heard.append(activity))
+    monkeypatch.setattr(Heartbeats, "record", lambda heartbeats, activity=None: heard.append(activity))
     runtime = start(parse_spec(scripted_spec()))
     heard.clear()
     try:
