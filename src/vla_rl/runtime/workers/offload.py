@@ -106,15 +106,17 @@ class Offload:
             return tensor.to(device, copy=True)
 
         sharded = False
-        worker: PolicyWorker | Learner = self._roles[role]
         if role == "learner":
             learner: Learner = self._roles[role]
             learner.trained.optimizer.zero_grad(set_to_none=True)
             for state, name, tensor in _moments(learner.trained.optimizer):
                 state[name] = copy(tensor)
             sharded = learner.trained.strategy.lockstep
+            model = learner.model
+        else:
+            policy: PolicyWorker = self._roles[role]
+            model = policy.trained_model
         if not self._one_model and not sharded:
-            model = worker.model if isinstance(worker, Learner) else worker.trained_model
             model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
         return moved
 
