@@ -205,11 +205,11 @@ def test_nothing_is_printed_and_no_generator_moves(
     env.close()
     if api == "classic":  # what an env does in its process, done here, where it can be heard
         monkeypatch.chdir(tmp_path)
-        env_id = env._envs[0].make(0)
-        env_id.reset(FIRST["train"], 0)
-        env_id.step(HOME)
+        single = env._process_of[0].make(0)
+        single.reset(FIRST["train"], 0)
+        single.step(HOME)
         assert Path.cwd() == tmp_path / "main", "RoboTwin names its assets relative to its checkout"
-        env_id.close()
+        single.close()
     assert capfd.readouterr().out == ""
     if api == "vector":
         assert (random.random(), np.random.random()) == expected  # noqa: NPY002
