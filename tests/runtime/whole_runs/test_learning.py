@@ -126,7 +126,7 @@ def test_seats_follow_the_plan():
     assert [[lane.first_env for lane in s.lanes] for s in assignments] == [[0, 4], [8, 12], [], [], []]
     assert [lane.index for lane in assignments[2].served] == [0, 1, 2, 3]
     assert [s.rank for s in assignments] == [-1, -1, -1, 0, 1] and assignments[3].world == 2
-    assert assignments[2].window.max_batch == 4  # with stages, one lane at a time
+    assert assignments[2].batching.max_batch == 4  # with stages, one lane at a time
     one = assign(Plan(slots=slots, stages=2), 16, one_process=True)
     assert len(one) == 1 and len(one[0].lanes) == 4 and one[0].local
     with pytest.raises(UserError, match="10 envs cannot be shared evenly by 4 lanes"):
