@@ -20,7 +20,7 @@ from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
-from vla_rl.plugins.models.film_resnet.network import places, waves
+from vla_rl.plugins.models.film_resnet.network import soft_argmax, waves
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
@@ -135,10 +135,10 @@ def test_shifted_pictures_by_hand() -> None:
     assert moved[2].tolist() == [[3, 3, 3], [6, 6, 6], [6, 6, 6]]
 
 
-def test_places_of_a_peak() -> None:
+def test_soft_argmax_of_a_peak() -> None:
     maps = torch.zeros(1, 2, 3, 5)
     maps[0, 0, 2, 0], maps[0, 1, 0, 3] = 50.0, 50.0
-    torch.testing.assert_close(places(maps), torch.tensor([[-1.0, 0.5, 1.0, -1.0]]))
+    torch.testing.assert_close(soft_argmax(maps), torch.tensor([[-1.0, 0.5, 1.0, -1.0]]))
 
 
 def test_waves_by_hand() -> None:
@@ -157,7 +157,7 @@ def test_bins_reach_both_ends_and_the_middle() -> None:
     assert torch.equal(codec.encode(actions), bins)
     assert codec.encode(torch.tensor([[-9.0, 99.0]])).tolist() == [[0, 4]]
     assert codec.encode(torch.tensor([[-1.4, 3.7]])).tolist() == [[1, 1]]
-    assert codec.places(torch.tensor([[-1.5, 3.75]])).tolist() == [[0.5, 1.5]]
+    assert codec.bin_positions(torch.tensor([[-1.5, 3.75]])).tolist() == [[0.5, 1.5]]
 
 
 def test_targets_lie_around_the_place() -> None:
@@ -189,7 +189,7 @@ def test_smoothing_is_the_cross_entropy_of_its_targets() -> None:
     obs, actions = observation(3), demonstrated(3)
     model, sharp = policy(shift=0, smoothing=0.7), policy(shift=0, smoothing=0.0)
     logits = model._act(model.module, obs)[0]
-    aim = targets(model.codec.places(torch.as_tensor(actions)), 9, 0.7)
+    aim = targets(model.codec.bin_positions(torch.as_tensor(actions)), 9, 0.7)
     torch.testing.assert_close(model.imitation_loss(obs, actions), -(aim * logits).sum(-1).mean())
     one_hot = torch.nn.functional.one_hot(sharp.encode_actions(actions), 9)
     torch.testing.assert_close(sharp.imitation_loss(obs, actions), -(one_hot * logits).sum(-1).mean())
