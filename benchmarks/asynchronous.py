@@ -185,7 +185,7 @@ class Step:
 
     @property
     def chunk_steps(self) -> float:
-        """Of an env, where none ever waits."""
+        """Chunk steps of an env that never waits: all of them, split evenly."""
         return float(self.lengths.sum()) / ENVS
 
     @property

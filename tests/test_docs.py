@@ -59,7 +59,7 @@ def test_nothing_is_documented_twice() -> None:
 
 
 def test_pictures_are_seen_whole_on_a_narrow_page() -> None:
-    """They scale to the page's width; those that are drawn have a view box and no width of their own."""
+    """Curves scale to the page's width; the drawn ones have a view box and no fixed width."""
     style = (DOCS / "stylesheets" / "site.css").read_text()
     assert ".md-typeset img { max-width: 100%; height: auto; }" in style
     assert not re.search(r"img[^{]*\{[^}]*min-width", style) and not re.search(r"has\(> img[^{]*\{[^}]*overflow", style)

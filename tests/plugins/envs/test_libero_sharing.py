@@ -48,7 +48,7 @@ def play(env: Any, ids: list[int], chunk: int) -> list[tuple[Array, ...]]:
 
 
 def simulator_states(env: Any) -> list[Array]:
-    """Of envs in this process."""
+    """Return the simulator state of each env in this process."""
     return [env.env(env_id)._scene.simulator_state().copy() for env_id in range(env.num_envs)]
 
 

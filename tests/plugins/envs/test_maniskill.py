@@ -372,7 +372,7 @@ def each(function: Any, nested: Any) -> Any:
 
 
 def stacked(parts: Any) -> Any:
-    """Of what all have: a controller on a CPU notes the pose it was last sent to, until its env is reset."""
+    """State that all envs share: a controller on a CPU notes the pose it was last sent to, until its env is reset."""
     names = [k for k in parts[0] if all(k in part for part in parts)]
     return {k: (stacked if isinstance(parts[0][k], dict) else torch.cat)([part[k] for part in parts]) for k in names}
 

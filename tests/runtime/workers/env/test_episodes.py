@@ -18,7 +18,7 @@ OUTCOMES = ("success", "failure", "truncated", None)
 
 
 def play(env, chunk, *, count=None, actions=None, **options):
-    """As many tickets as there are envs (or `count`), ticket i from state i, and episode e of it from state i + e N.
+    """Return as many tickets as there are envs (or `count`), ticket i from state i, and episode e of it from state i + e N.
     -> the requests, and what came of the tickets by their numbers."""
     states, num_envs = env.reset_states("train"), env.num_envs
 
