@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -158,5 +158,12 @@ class CausalPrompts(DecodingPrompts):
         self._ids = torch.tensor(rows, device=self._device)
         columns = torch.arange(width, device=self._device)
         self._is_placeholder = torch.zeros_like(self._ids, dtype=torch.bool)
-        self._mask = (columns == 0) | (columns > width - lengths) if len(lengths.unique()) > 1 else None
+        self._mask = (columns == 0) | (columns > width - lengths) if len({len(ids) for ids in tokens}) > 1 else None
         self._start = torch.full_like(lengths[:, 0], width - 1)
+
+    def rows(self, instructions: Sequence[str]) -> PromptBatch:
+        """Return the sequences. They have no mask where none of them is padded, so that attention takes its faster
+        kernel; this is known here, without a look at the mask on the device."""
+        batch = super().rows(instructions)
+        shortest = min((len(self._tokens[self._index[text]]) for text in instructions), default=0)
+        return evolve(batch, mask=None) if shortest == self._ids.shape[1] else batch
