@@ -85,6 +85,10 @@ class VLAModel(ActingModel):
     """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
     tokens_per_action: int
     """M, log-probs per action: its action tokens, or 1."""
+    blocks: tuple[type[torch.nn.Module], ...] = ()
+    """Classes of the repeated layers of `module`, each of which is compiled once (`train.compile`, `rollout.compile`).
+    Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
+    and the model cannot be compiled."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:

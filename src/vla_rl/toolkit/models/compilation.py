@@ -1,4 +1,4 @@
-"""Regional compilation: a model's repeated layers (blocks) are compiled, once for each class of them.
+"""Regional compilation: a model's repeated layers (blocks) are compiled, once for each kind of them.
 
 A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes, and all that
 is between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
@@ -24,10 +24,10 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 logger = logging.getLogger(__name__)
 
 MAX_RECOMPILATIONS = 8
-"""Recompilations of one class of blocks after which a warning names the input that changed. Two or three are normal: a
+"""Recompilations of one kind of blocks after which a warning names the input that changed. Two or three are normal: a
 second batch size and a second prompt length make these dimensions dynamic, and a batch of one is a case of its own."""
 GRAPH_LIMIT = 64
-"""Graphs of one class of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
+"""Graphs of one kind of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -40,7 +40,7 @@ class CompilationReport:
     seconds: float = 0.0
     """Seconds of the calls that compiled something."""
     recompilations: int = 0
-    """Graphs of a class of blocks beyond its first one with, and its first one without gradient."""
+    """Graphs of a kind of blocks beyond its first one with, and its first one without gradient."""
     notes: tuple[str, ...] = ()
     """Remarks for results.json and the console: the compiler failed, or compiles too often."""
 
@@ -79,10 +79,11 @@ class CompiledBlocks:
         self.notes: list[str] = []
         self._reported = CompilationReport()
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)
-        compiled_classes = {cls: _CompiledClass(self, cls) for cls in classes}
-        self.blocks = [part for part in module.modules() if type(part) in compiled_classes]
+        self.blocks = [part for part in module.modules() if type(part) in classes]
+        kinds: dict[Any, _CompiledKind] = {}
         for block in self.blocks:
-            block.forward = _CompiledForward(block, compiled_classes[type(block)])  # type: ignore[method-assign]
+            kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
+            block.forward = _CompiledForward(block, kind)  # type: ignore[method-assign]
 
     def report(self) -> CompilationReport:
         """Return what happened since the last call."""
@@ -117,7 +118,7 @@ class CompiledBlocks:
         logger.warning("%s", text)
 
     def add_recompilation(self, name: str, count: int, before: Shapes, now: Shapes) -> None:
-        """Count a recompilation of a class, its `count`th."""
+        """Count a recompilation of a kind, its `count`th."""
         self.recompilations += 1
         if count == MAX_RECOMPILATIONS + 1:
             self._note(
@@ -126,14 +127,21 @@ class CompiledBlocks:
             )
 
 
-class _CompiledClass:
-    """The compiled function of a class of blocks."""
+def _kind_of(block: nn.Module) -> tuple[Any, ...]:
+    """Return what equal blocks have in common. Two towers with layers of one class and other widths are two kinds:
+    compiled together, their widths would be dynamic, which makes slower kernels."""
+    parts = tuple((name, type(part)) for name, part in block.named_modules())
+    return type(block), parts, tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
 
-    def __init__(self, blocks: CompiledBlocks, cls: type[nn.Module]) -> None:
+
+class _CompiledKind:
+    """The compiled function of one kind of blocks: those of one class, with equal parts and sizes."""
+
+    def __init__(self, blocks: CompiledBlocks, name: str) -> None:
         self.blocks = blocks
-        self.name = cls.__name__
-        # The compiler stores graphs with a function's code, so each class needs code of its own: else the guards of all
-        # classes are tried in turn, and the graphs of one count towards the limit of another.
+        self.name = name
+        # The compiler stores graphs with a function's code, so each kind needs code of its own: else the guards of all
+        # kinds are tried in turn, and the graphs of one count towards the limit of another.
         code = _forward.__code__.replace(co_name=f"forward_of_{self.name}")
         function = FunctionType(code, _forward.__globals__)
         self.call = torch.compile(function, backend=blocks.backend, fullgraph=True)
@@ -142,7 +150,7 @@ class _CompiledClass:
         self._shapes: dict[bool, Shapes] = {}
         """Whether gradients are recorded -> shapes of the last call that compiled a graph."""
 
-    def __deepcopy__(self, memo: Any) -> _CompiledClass:
+    def __deepcopy__(self, memo: Any) -> _CompiledKind:
         return self
 
     def run(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -175,7 +183,7 @@ class _CompiledForward:
     """Forward pass of one block. A copy of the block has a copy of this one, which belongs to the copy."""
 
     block: nn.Module
-    compiled: _CompiledClass = field(repr=False)
+    compiled: _CompiledKind = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled.run(self.block, args, kwargs)

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
@@ -21,6 +22,7 @@ from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
+from vla_rl.plugins.models.openvla.vit import VisionBlock
 from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.networks import as_tensor
 
@@ -60,6 +62,7 @@ class FamilyPolicy(VLAModel):
     name: str
     """Name of the plugin, for messages."""
     module: PolicyModule
+    blocks = (LlamaDecoderLayer, VisionBlock)
 
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vla_rl.core.types import Observation
-from vla_rl.plugins.models.pi0.adaptive import Pi05Module
+from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
@@ -21,6 +23,7 @@ class Pi0Policy(FlowPolicy):
 
     module: Pi0Module
     name = "pi0"
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer)
 
     def __init__(self, *common: Any, prompts: PiPrompts) -> None:
         super().__init__(*common)
@@ -41,6 +44,7 @@ class Pi05Policy(FlowPolicy):
 
     module: Pi05Module
     name = "pi05"
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, AdaptiveLayer)
 
     def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
