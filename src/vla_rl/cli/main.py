@@ -387,8 +387,8 @@ def new_plugin(
     """Make a third-party project: pyproject, a plugin that works, and its passing test."""
     from vla_rl.cli.new_plugin import new_plugin as make
 
-    made = make(kind, name, folder or Path(name))
-    typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
+    project = make(kind, name, folder or Path(name))
+    typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
 @app.command()

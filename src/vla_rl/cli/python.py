@@ -144,12 +144,14 @@ def evaluate(
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
 
-    source, found = _source(what, policy)
+    source, default_checkpoint = _source(what, policy)
     loaded, _ = read_spec(source, [*_served(policy), *overrides])
     line = StatusLine()
     hook = None if record is None else recording_to(loaded, Path(record))
     try:
-        return measure(loaded, found if checkpoint is None else Path(checkpoint), progress or line.show, hook)
+        return measure(
+            loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show, hook
+        )
     finally:
         line.clear()
 
@@ -256,10 +258,10 @@ class Served:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed: BaseException | None = None
-        there = Event()
-        self._thread = Thread(target=self._run, args=(there,), name="policy server", daemon=True)
+        started = Event()
+        self._thread = Thread(target=self._run, args=(started,), name="policy server", daemon=True)
         self._thread.start()
-        there.wait()
+        started.wait()
         if self._failed is not None:
             raise self._failed
         self.url = url_of(host, self.port)
@@ -275,10 +277,10 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, there: Event) -> None:
+    def _run(self, started: Event) -> None:
         def listening(port: int) -> None:
             self.port = port
-            there.set()
+            started.set()
 
         async def serve() -> None:
             self._stop = asyncio.Event()
@@ -290,7 +292,7 @@ class Served:
         except BaseException as exc:
             self._failed = exc
         finally:
-            there.set()
+            started.set()
 
 
 @_in_words
@@ -397,12 +399,12 @@ def _train(
 ) -> RunRecord:
     leave_if_importing()
     loaded, run_folder = read_spec(spec, overrides)
-    there = Path(folder) if folder is not None else run_folder or Path("runs") / f"{loaded.name}{ending}"
+    target_folder = Path(folder) if folder is not None else run_folder or Path("runs") / f"{loaded.name}{ending}"
     if (in_notebook() if live is None else live) and all(hook.type != "notebook" for hook in loaded.hooks):
         data = loaded.to_dict()
         loaded, _ = read_spec({**data, "hooks": [*data["hooks"], {"type": "notebook"}]})
-    train(loaded, there, resume)
-    return RunRecord(there)
+    train(loaded, target_folder, resume)
+    return RunRecord(target_folder)
 
 
 def in_notebook() -> bool:

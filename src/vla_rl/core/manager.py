@@ -153,13 +153,15 @@ class Manager(pluggy.PluginManager):
 
     def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
         parameters = list(inspect.signature(bound).parameters.values())
-        known = self.arguments[hook]
-        unknown = [p.name for p in parameters if p.name not in known]
+        argument_names = self.arguments[hook]
+        unknown = [p.name for p in parameters if p.name not in argument_names]
         if any(p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters):
-            self._refuse(hook, function, f"name the arguments, of ({', '.join(known)}); no * and no /")
+            self._refuse(hook, function, f"name the arguments, of ({', '.join(argument_names)}); no * and no /")
         if unknown:
-            near = did_you_mean(unknown[0], known)
-            self._refuse(hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(known)})")
+            near = did_you_mean(unknown[0], argument_names)
+            self._refuse(
+                hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(argument_names)})"
+            )
         if any(p.default is not inspect.Parameter.empty for p in parameters):
             self._refuse(hook, function, "arguments must have no defaults; core always passes them")
         if options.get("wrapper") and not inspect.isgeneratorfunction(function):
@@ -208,15 +210,15 @@ def check_module(name: str, module: ModuleType) -> None:
     for kind in KINDS:
         Manager(kind).register(module, name)
     for event in hook_names(RunEvents):
-        found = vars(module).get(event)
+        function = vars(module).get(event)
         if (
-            isinstance(found, FunctionType)
-            and found.__module__ == module.__name__
-            and not hasattr(found, "vla_rl_impl")
+            isinstance(function, FunctionType)
+            and function.__module__ == module.__name__
+            and not hasattr(function, "vla_rl_impl")
         ):
             _refuse(
                 f"plugin {name!r}, hook {event!r}",
-                found,
+                function,
                 "it is called by nobody; put @hookimpl before it, or give it another name",
             )
 
@@ -260,10 +262,10 @@ def _refuse(who: str, function: FunctionType, problem: str) -> None:
 def _pairs(named: Named) -> list[tuple[str, object]]:
     """Return (name, plugin) pairs with unique names: a second `video` becomes `video#2`."""
     pairs: list[tuple[str, object]] = []
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, plugin in named.items() if isinstance(named, Mapping) else named:
-        seen[name] = seen.get(name, 0) + 1
-        pairs.append((name if seen[name] == 1 else f"{name}#{seen[name]}", plugin))
+        counts[name] = counts.get(name, 0) + 1
+        pairs.append((name if counts[name] == 1 else f"{name}#{counts[name]}", plugin))
     return pairs
 
 
@@ -393,8 +395,8 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
     code = function.__code__
     folder = os.path.dirname(code.co_filename)  # noqa: PTH120 - as it is, not resolved
     lines = traceback.extract_tb(exc.__traceback__)
-    own = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
-    file, number = own[-1] if own else (code.co_filename, code.co_firstlineno)
+    listener_lines = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
+    file, number = listener_lines[-1] if listener_lines else (code.co_filename, code.co_firstlineno)
     description = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
     return f"hook {name!r} failed in {hook} ({file}:{number}): {description}"
 

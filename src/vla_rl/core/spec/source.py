@@ -45,11 +45,11 @@ def located(items: Iterable[Item], source: Source | None) -> list[str]:
     return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
 
 
-def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> set[Path]:
+def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()) -> set[Path]:
     """Apply the override `a.b.0.c=value` to the data, and return the paths that are new or changed. Raise Problems.
 
     Args:
-        known: keys that the data may have at the top; none: any.
+        known_keys: keys that the data may have at the top; none: any.
     """
     text, equals, value = override.partition("=")
     steps = text.strip().split(".")
@@ -79,8 +79,8 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
         if last:
             here[key] = document.data
         elif isinstance(here, dict) and here.get(key) is None:
-            if not path[:-1] and known and key not in known:
-                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known)}")
+            if not path[:-1] and known_keys and key not in known_keys:
+                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known_keys)}")
             if _INDEX.fullmatch(steps[i + 1]):
                 raise problem(
                     f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"

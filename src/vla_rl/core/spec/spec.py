@@ -254,23 +254,23 @@ class _Reader(Structurer):
             return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
             raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
-        own = keys_of(as_type)
-        core = [key for key in own if key != "config"]
-        fields: dict[str, Any] = {key: data[key] for key in core if key in data}
-        rest = {key: value for key, value in data.items() if key not in core}
+        component_keys = keys_of(as_type)
+        core_keys = [key for key in component_keys if key != "config"]
+        fields: dict[str, Any] = {key: data[key] for key in core_keys if key in data}
+        rest = {key: value for key, value in data.items() if key not in core_keys}
         wrong: list[tuple[KeyPath, str]] = []
         try:
-            fields["config"] = self._config(data.get("type"), kind, rest, core)
+            fields["config"] = self._config(data.get("type"), kind, rest, core_keys)
         except Problems as exc:
             wrong = exc.items
             fields["config"] = None
         try:
-            made = self.read_class(fields, as_type)
+            result = self.read_class(fields, as_type)
         except Problems as exc:
             raise Problems([*exc.items, *wrong]) from None
         if wrong:
             raise Problems(wrong)
-        return made
+        return result
 
     def read(self, data: Any, as_type: Any) -> Any:
         """Read a value as in the base class; the pair (kind, class) stands for a component."""
@@ -314,8 +314,8 @@ def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any
         return rest
     if not isinstance(chosen, str) or chosen not in presets:
         near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
-        there = ", ".join(map(repr, presets))
-        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {there}", "preset")
+        available = ", ".join(map(repr, presets))
+        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {available}", "preset")
     return {**presets[chosen], **rest}
 
 
@@ -410,8 +410,8 @@ def _either(numbers: Sequence[int]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
-        own = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
-        return {**own, **to_plain(value.config)}
+        core_fields = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
+        return {**core_fields, **to_plain(value.config)}
     if isinstance(value, tuple) and value and isinstance(value[0], Component):
         return [_plain(item) for item in value]
     if attrs.has(type(value)):

@@ -283,12 +283,12 @@ def check_plan(spec: Spec, plan: Plan) -> None:
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    asked = "lanes" if plan.concurrent_lanes else "batching"
+    key = "lanes" if plan.concurrent_lanes else "batching"
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
         text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
-        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+        yield ("placement", key), f"{text}; leave it out, or use runtime.backend: ray"
     elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
             f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
@@ -384,8 +384,10 @@ def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.capacity is not None and replay.capacity < needed:
         yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
     elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
-        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
-        text = f"there is nothing to draw from: {demand}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        effect = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = (
+            f"there is nothing to draw from: {demand}, and {effect}; give capacity: {2 * needed}, or sampling: oldest"
+        )
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:

@@ -61,9 +61,9 @@ class RunFolder:
         """
         try:
             if resume and not self.spec_file.is_file():
-                there = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
+                problem = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
                 raise UserError(
-                    f"there is nothing to resume: {self.path} {there}\n"
+                    f"there is nothing to resume: {self.path} {problem}\n"
                     "  give the folder of the run with --folder, or leave out --resume to start one there"
                 )
             if not resume:
@@ -110,9 +110,9 @@ class RunFolder:
         self._write(ENVIRONMENT, _json(environment(spec)))
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
-            kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
-            if not kept.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
-                shutil.copyfile(self.spec_file, kept)
+            old_spec = self.path / f"spec-until_step_{resumed:06d}.yaml"
+            if not old_spec.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
+                shutil.copyfile(self.spec_file, old_spec)
         self._write("spec.yaml", text)
 
     def _refuse_strangers(self) -> None:
@@ -218,8 +218,10 @@ class RunFolder:
 
     def _saved(self) -> list[Path]:
         """Return the checkpoints, newest first."""
-        found = {int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))}
-        return [found[step] for step in sorted(found, reverse=True)]
+        folder_of_step = {
+            int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))
+        }
+        return [folder_of_step[step] for step in sorted(folder_of_step, reverse=True)]
 
     def _tidy(self) -> None:
         """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
@@ -371,11 +373,11 @@ def checkpoint_in(path: Path) -> Path:
 def _checkpoints_near(path: Path) -> str:
     """Describe what there is instead of a missing checkpoint: its neighbours, or runs in the folder or beside it."""
     if path.parent.name == "checkpoints" and path.parent.is_dir():
-        names = sorted(found.name for found in path.parent.glob("step_*"))
+        names = sorted(checkpoint.name for checkpoint in path.parent.glob("step_*"))
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
     folders = (path, path.parent, Path("runs"))
     for place in folders:
-        runs = sorted({found.parents[1].name for found in place.glob("*/checkpoints/step_*")})
+        runs = sorted({checkpoint.parents[1].name for checkpoint in place.glob("*/checkpoints/step_*")})
         if runs:
             return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
     where = " and ".join(dict.fromkeys(str(place) for place in folders[1:]))

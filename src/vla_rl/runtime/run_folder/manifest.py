@@ -42,8 +42,8 @@ def damage(checkpoint: Path) -> list[str]:
     if wrong:
         return wrong
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
-        return [text for text in found if text]
+        problems = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
+        return [text for text in problems if text]
 
 
 def same_manifest(checkpoint: Path, other: Path) -> bool:

@@ -84,6 +84,6 @@ def _check_array(env: str, array: Any, shape: tuple[int, ...], dtype: str, what:
         raise EnvError(f"env {env!r}: {what} is {array!r:.80}, expected {dtype} {shape}")
     if tuple(array.shape) != shape:
         raise EnvError(f"env {env!r}: {what} has shape {tuple(array.shape)}, expected {shape}")
-    found = str(array.dtype).removeprefix("torch.")
-    if found != dtype:
-        raise EnvError(f"env {env!r}: {what} is {found}, expected {dtype}; convert it in the simulator's plugin")
+    actual_dtype = str(array.dtype).removeprefix("torch.")
+    if actual_dtype != dtype:
+        raise EnvError(f"env {env!r}: {what} is {actual_dtype}, expected {dtype}; convert it in the simulator's plugin")
