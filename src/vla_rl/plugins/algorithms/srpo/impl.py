@@ -51,8 +51,8 @@ class SRPO(Algorithm):
         if rollout.features is None:
             return rollout
         embeddings = rollout.features.numpy()
-        kept = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
-        counted = kept & embeddings.any(1)
+        selected = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
+        counted = selected & embeddings.any(1)
         tasks = rollout.tasks or ("the only one",) * len(embeddings)
         progress = progress_rewards(embeddings, rollout.success.numpy(), tasks, counted, self.config)
         rewarded = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())

@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.libero.compiled import Kept
+from vla_rl.plugins.envs.libero.compiled import CompiledModels
 from vla_rl.plugins.envs.libero.meshes import simplified
 from vla_rl.toolkit.envs.meshes import cells_for
 
@@ -60,15 +60,15 @@ _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
 """XML -> texture, for the textures that scenes of this process use."""
 
 
-def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]:
+def textures(pictures: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
     """Return the textures of a scene, indexed by texture number; None where the scene's own XML describes it."""
-    wanted = {xml for xml in pictures if xml is not None}
-    found = {xml: texture for xml, texture in _LOADED.items() if xml in wanted}
-    missing = sorted(wanted - found.keys())
-    kept.keep(missing)
+    texture_xmls = {xml for xml in pictures if xml is not None}
+    texture_of = {xml: texture for xml, texture in _LOADED.items() if xml in texture_xmls}
+    missing = sorted(texture_xmls - texture_of.keys())
+    compiled.keep(missing)
     for xml in missing:
-        found[xml] = _LOADED[xml] = Texture(kept.load(xml))
-    return [None if xml is None else found[xml] for xml in pictures]
+        texture_of[xml] = _LOADED[xml] = Texture(compiled.load(xml))
+    return [None if xml is None else texture_of[xml] for xml in pictures]
 
 
 class CameraModel:

@@ -56,10 +56,10 @@ class RobotwinEnv(SingleEnv):
 
     def render(self) -> View:
         with quiet():
-            seen = self._task.get_obs()
-        cameras = seen["observation"]
+            obs = self._task.get_obs()
+        cameras = obs["observation"]
         images = {name: np.ascontiguousarray(cameras[CAMERAS[name]]["rgb"]) for name in self._robotwin.config.cameras}
-        state = np.asarray(seen["joint_action"]["vector"], np.float32)
+        state = np.asarray(obs["joint_action"]["vector"], np.float32)
         return View(images, state, self._task.get_instruction())
 
     def close(self) -> None:

@@ -28,12 +28,12 @@ class Screen:
         able = self._console.is_terminal and not self._console.is_dumb_terminal
         self._is_live = config.mode == "live" or (config.mode == "auto" and able)
         self._every = config.every_s
-        self._wanted = config.metrics
+        self._metric_patterns = config.metrics
         self._live: Live | None = None
         self._status: Status | None = None
 
     def on_run_start(self, run: Run) -> None:
-        self._status = Status(run, wanted=self._wanted)
+        self._status = Status(run, metric_patterns=self._metric_patterns)
         begin = f"from step {run.first_step} to {run.steps}" if run.first_step else f"{run.steps} steps"
         if run.devices:
             self._say(f"devices: {escape(run.devices)}")

@@ -34,10 +34,12 @@ def mood(rate: float, before: float | None) -> str:
 class Status:
     """Current status of a run."""
 
-    def __init__(self, run: Run, now: Callable[[], float] = time.monotonic, wanted: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run: Run, now: Callable[[], float] = time.monotonic, metric_patterns: Sequence[str] = ()
+    ) -> None:
         self.run = run
         self._now = now
-        self.wanted = wanted
+        self.metric_patterns = metric_patterns
         self.step = run.first_step
         self.phase = "starting"
         self.about = ""
@@ -66,12 +68,12 @@ class Status:
     @property
     def chosen(self) -> dict[str, str]:
         """Metrics selected by the key `metrics`: name -> formatted value."""
-        names = [name for pattern in self.wanted for name in self.metrics if fnmatchcase(name, pattern)]
+        names = [name for pattern in self.metric_patterns for name in self.metrics if fnmatchcase(name, pattern)]
         return {name: f"{self.metrics[name]:.3g}" for name in dict.fromkeys(names)}
 
     def unknown(self) -> list[str]:
         """Return the selected metrics that do not exist, each one once."""
-        missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
+        missing = [p for p in self.metric_patterns if not any(fnmatchcase(name, p) for name in self.metrics)]
         new = [pattern for pattern in missing if pattern not in self._announced and "loss/policy" in self.metrics]
         self._announced.update(new)
         return new

@@ -134,13 +134,13 @@ class FilmResnetPolicy(VLAModel):
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
             images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
-        seen = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
+        image_tensors = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
         state = None
         if self._state is not None:
             if obs.state is None:
                 raise ValueError("film_resnet was built to see the state, but the observation has none")
             state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
-        return seen, state, self._words(obs.instructions).to(self._dtype)
+        return image_tensors, state, self._words(obs.instructions).to(self._dtype)
 
     def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
         if not self._shift:

@@ -211,7 +211,7 @@ class DiffusionTransformer(nn.Module):
     def pairs(self, sources: list[Source]) -> list[Pair]:
         """Return keys and values of what each even block attends to; they are the same at every time step."""
         blocks: Any = self.transformer_blocks
-        return [block.attn1.pair(seen) for block, (seen, _) in zip(blocks[::2], sources, strict=True)]
+        return [block.attn1.pair(tokens) for block, (tokens, _) in zip(blocks[::2], sources, strict=True)]
 
     def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
         """Return the output float32 [B, last, D'] of the last of the tokens [B, T, D]."""

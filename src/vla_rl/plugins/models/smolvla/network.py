@@ -197,13 +197,13 @@ class SmolVLAModule(FlowModule):
         hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
         return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def tell(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
-        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
+        valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._read(token, count - 1, across, seen.pairs)
+        state_hidden, pairs = self._read(token, count - 1, across, cache.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
@@ -214,7 +214,7 @@ class SmolVLAModule(FlowModule):
                 pairs[i] = self._projected(layer, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
+            summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
         rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
@@ -274,8 +274,8 @@ class SmolVLAModule(FlowModule):
     def _crosses(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0
 
-    def _scores(self, seen: Tensor) -> Tensor:
-        return added_to_scores(seen, torch.float32)
+    def _scores(self, mask: Tensor) -> Tensor:
+        return added_to_scores(mask, torch.float32)
 
 
 def stays_float32(name: str) -> bool:
