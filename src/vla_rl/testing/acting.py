@@ -19,8 +19,8 @@ def check_acting(case: ActingCase) -> None:
     with case.f.section("cameras"):
         read = case.model.cameras_read
         unknown = sorted(set(read or ()) - set(case.env.cameras))
-        known = ", ".join(case.env.cameras)
-        case.f.expect(not unknown, "cameras_read", f"some of {known}", ", ".join(unknown), "correct the names")
+        camera_names = ", ".join(case.env.cameras)
+        case.f.expect(not unknown, "cameras_read", f"some of {camera_names}", ", ".join(unknown), "correct the names")
     with case.f.section("sample_chunk"):
         _sampling(case)
     check_continuing(case)

@@ -41,7 +41,7 @@ class AdvantageCase:
 
     def rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
         """Episodes of these lengths; values are small, so that rewards tell."""
-        made = synthetic.rollout(
+        result = synthetic.rollout(
             chunk_steps=STEPS,
             chunk=CHUNK,
             groups=len(won) // SIZE,
@@ -52,18 +52,18 @@ class AdvantageCase:
             ends=[ends] * len(won) if isinstance(ends, int) else ends,
             won=won,
         )
-        if made.values is None or made.next_values is None:
-            return made
-        return made.evolve(values=0.01 * made.values, next_values=0.01 * made.next_values)
+        if result.values is None or result.next_values is None:
+            return result
+        return result.evolve(values=0.01 * result.values, next_values=0.01 * result.next_values)
 
     def advantages(self, rollout: Rollout) -> Advantages:
         return self.algorithm.advantages(self.algorithm.shape_rewards(rollout))
 
     def pull(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: advantage times share of the loss, of each action; where neither is by action, its chunk's."""
-        made, like = self.advantages(rollout), rollout.rewards
-        counts = made.divisors[0].sum().clamp_min(1e-12)
-        return by_action(expand_to(made.advantages, like) * expand_to(made.weights, like) / counts)
+        result, like = self.advantages(rollout), rollout.rewards
+        counts = result.divisors[0].sum().clamp_min(1e-12)
+        return by_action(expand_to(result.advantages, like) * expand_to(result.weights, like) / counts)
 
     def returns(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
@@ -105,11 +105,13 @@ def _repeats(case: AdvantageCase) -> None:
     shaped = [algorithm.shape_rewards(rollout) for _ in range(2)]
     same = same_tensor(shaped[0].rewards, shaped[1].rewards)
     f.expect(same, "shape_rewards", "the same rewards for the same rollout", "others the second time", remedy)
-    kept = [algorithm.select(part) for part in shaped]
-    f.expect(torch.equal(*kept), "select", "the same choice for the same rollout", "another the second time", remedy)
-    made = [algorithm.advantages(part) for part in shaped]
+    selections = [algorithm.select(part) for part in shaped]
+    f.expect(
+        torch.equal(*selections), "select", "the same choice for the same rollout", "another the second time", remedy
+    )
+    results = [algorithm.advantages(part) for part in shaped]
     for name in TENSORS:
-        same = same_tensor(getattr(made[0], name), getattr(made[1], name))
+        same = same_tensor(getattr(results[0], name), getattr(results[1], name))
         f.expect(same, f"advantages: {name}", "the same for the same rollout", "others the second time", remedy)
 
 
@@ -121,9 +123,11 @@ def _keeps_the_rest(case: AdvantageCase) -> None:
         if isinstance(other, torch.Tensor) and field.name != "rewards":
             remedy = "rewrite rewards alone: rollout.evolve(rewards=...)"
             case.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
-    kept = int(case.algorithm.select(shaped).sum())
+    num_selected = int(case.algorithm.select(shaped).sum())
     text = "trajectories of groups in which some succeed and some fail"
-    case.f.expect(kept > 0, "select", text, "none of them", "these are what can be learned from; mind the filter")
+    case.f.expect(
+        num_selected > 0, "select", text, "none of them", "these are what can be learned from; mind the filter"
+    )
 
 
 def _outcomes(case: AdvantageCase) -> None:
@@ -205,9 +209,9 @@ def _groups(case: AdvantageCase) -> None:
     rollout, where, f = case.rollout(), "advantages", case.f
     if case.algorithm.needs.groups:
         alike = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
-        found = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
+        largest = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
-        f.expect(found < 1e-4, where, expected, f"up to {found:.3g}", "compare a score with its own group's")
+        f.expect(largest < 1e-4, where, expected, f"up to {largest:.3g}", "compare a score with its own group's")
         return
     apart = rollout.evolve(groups=torch.arange(len(WON)))
     same = same_tensor(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
@@ -221,18 +225,18 @@ def _scope(case: AdvantageCase) -> None:
     remedy = "leave out advantage_scope, and let scope_reason name the setting that looks at others"
     expected = "the same for a group whatever others there are, as advantage_scope is GROUP"
     shaped = case.algorithm.shape_rewards(rollout)
-    kept, whole = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
+    all_selected, all_advantages = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
         alone = take_columns(rollout, columns)
         alone = case.algorithm.shape_rewards(_shorter(alone, STEPS - g))
-        same = torch.equal(case.algorithm.select(alone), kept[columns])
+        same = torch.equal(case.algorithm.select(alone), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
-        made = case.algorithm.advantages(alone)
+        group_advantages = case.algorithm.advantages(alone)
         for name in ("advantages", "weights", "returns", "value_weights"):
-            tensor = getattr(whole, name)
+            tensor = getattr(all_advantages, name)
             part = None if tensor is None else tensor[: STEPS - g, columns]
-            same = same_tensor(part, getattr(made, name), 1e-4)
+            same = same_tensor(part, getattr(group_advantages, name), 1e-4)
             case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
 
 

@@ -88,8 +88,10 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
         strange = [text for text in obs.instructions if isinstance(text, str) and unknown_instruction(env, text)]
         for text in list(dict.fromkeys(strange))[:1]:
             remedy = "give the instruction of the task as the simulator says it"
-            known = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
-            f.expect(("instruction", text) in reported, "read_samples", known, unknown_instruction(env, text), remedy)
+            expected = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
+            f.expect(
+                ("instruction", text) in reported, "read_samples", expected, unknown_instruction(env, text), remedy
+            )
             reported.add(("instruction", text))
         if not flaws:
             sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
@@ -130,8 +132,8 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     twice, both = data.read_samples(indices[[0, 0]])
     alike = _equal(obs.take(np.array([0, 0])), twice) and _same(actions[[0, 0]], both)
     f.expect(alike, where, "a sample twice where its index comes twice", "others", "follow `indices`")
-    kept = _equal(obs, raw) and _same(actions, raw_actions)
-    f.expect(kept, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
+    unchanged = _equal(obs, raw) and _same(actions, raw_actions)
+    f.expect(unchanged, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
 def _check_variety(f: Findings, parts: list[Read]) -> None:
@@ -183,20 +185,20 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
     try:
-        found = data.data_statistics()
+        statistics = data.data_statistics()
     except NotOffered as exc:
         raise LeftOut(str(exc)) from exc
-    flaws = list(statistics_flaws(env, found))
+    flaws = list(statistics_flaws(env, statistics))
     for flaw in flaws:
         f.expect(False, flaw.where, flaw.expected, flaw.got, flaw.remedy)
     if flaws:
         return
     for part in ("action", "state"):
         values = [read.actions.reshape(-1, env.action_dim) if part == "action" else read.obs.state for read in parts]
-        if part not in found or not values or values[0] is None:
+        if part not in statistics or not values or values[0] is None:
             continue
         rows: Array = np.concatenate([to_numpy(value) for value in values])
-        least, most = (np.asarray(found[part][name]) for name in ("min", "max"))
+        least, most = (np.asarray(statistics[part][name]) for name in ("min", "max"))
         slack = EXACT + RELATIVE * np.maximum(np.abs(least), np.abs(most))
         wrong = np.flatnonzero(((rows < least - slack) | (rows > most + slack)).any(0))
         if len(wrong):

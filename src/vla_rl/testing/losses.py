@@ -92,16 +92,16 @@ def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
 
 def check_shape(case: LossCase) -> bool:
     """Check the properties that every batch must have. Return whether there is a loss to check further."""
-    kept = copy.deepcopy(case.batch)
-    whole, gradients = case.of()
+    original = copy.deepcopy(case.batch)
+    full_loss, gradients = case.of()
     for name in [a.name for a in attrs.fields(Batch)]:
-        now, before = getattr(case.batch, name), getattr(kept, name)
+        now, before = getattr(case.batch, name), getattr(original, name)
         if isinstance(before, Tensor):
             case.expect(torch.equal(now, before), f"`{name}` of its batch unchanged", "written into", "work on a copy")
-    whole = attrs.evolve(whole, total=whole.total.detach())
-    if not case.expect(whole.total.ndim == 0, "a scalar total", list(whole.total.shape), "sum it up"):
+    full_loss = attrs.evolve(full_loss, total=full_loss.total.detach())
+    if not case.expect(full_loss.total.ndim == 0, "a scalar total", list(full_loss.total.shape), "sum it up"):
         return False
-    case.expect(torch.isfinite(whole.total), "a finite total", whole.total, "clamp log-ratios")
+    case.expect(torch.isfinite(full_loss.total), "a finite total", full_loss.total, "clamp log-ratios")
     finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
     case.expect(finite, "a finite gradient", "NaN or inf", "mind 0 * inf: use torch.where before, not after")
     silent = all(bool((gradient[~case.batch.valid] == 0).all()) for gradient in gradients[:2])
@@ -111,8 +111,8 @@ def check_shape(case: LossCase) -> bool:
         case.expect(learns, "a gradient in log_probs", "none", "let the ratio depend on scores.log_probs")
     if case.batch.values is not None:
         case.expect((gradients[-1] != 0).any(), "a gradient in values", "none", "add a value loss")
-    _check_names(case, whole)
-    _check_split(case, whole, gradients)
+    _check_names(case, full_loss)
+    _check_split(case, full_loss, gradients)
     return True
 
 
@@ -141,44 +141,44 @@ def check_behaviour(case: LossCase) -> None:
             check(case)
 
 
-def _check_names(case: LossCase, whole: Loss) -> None:
-    case.expect(DEMANDED in whole.metrics, f"metric {DEMANDED!r}", sorted(whole.metrics), "names are shared")
-    names = [*whole.metrics, *whole.maxima, *whole.statistics]
+def _check_names(case: LossCase, full_loss: Loss) -> None:
+    case.expect(DEMANDED in full_loss.metrics, f"metric {DEMANDED!r}", sorted(full_loss.metrics), "names are shared")
+    names = [*full_loss.metrics, *full_loss.maxima, *full_loss.statistics]
     taken = reserved(names)
     case.expect(not taken, "metrics of names that are free", taken, f"{RESERVED_NAMES}: leave them out, or rename them")
     twice = sorted({name for name in names if names.count(name) > 1})
     case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
-    graph = [name for name, value in {**whole.metrics, **whole.maxima}.items() if value.requires_grad]
+    graph = [name for name, value in {**full_loss.metrics, **full_loss.maxima}.items() if value.requires_grad]
     case.expect(not graph, "metrics without gradient", f"a graph in {graph}", "detach them, or memory fills up")
 
 
-def _check_split(case: LossCase, whole: Loss, gradients: list[Tensor]) -> None:
+def _check_split(case: LossCase, full_loss: Loss, gradients: list[Tensor]) -> None:
     """The same numbers in one piece, in three, and sample by sample in another order."""
     rows = torch.arange(len(case.batch.valid))
     for pieces in (rows.tensor_split(min(3, len(rows))), rows.flip(0).split(1)):
-        found = [case.of(rows=piece) for piece in pieces]
-        parts = [loss for loss, _ in found]
+        results = [case.of(rows=piece) for piece in pieces]
+        parts = [loss for loss, _ in results]
         total = float(torch.stack([loss.total.detach() for loss in parts]).sum())
-        same = abs(total - float(whole.total)) < EXACT * max(1.0, abs(total))
-        case.expect(same, f"the total {float(whole.total):.5f} from micro-batches", f"{total:.5f}", SPLIT)
-        split = [torch.stack(of_leaf).sum(0) for of_leaf in zip(*(g for _, g in found), strict=True)]
+        same = abs(total - float(full_loss.total)) < EXACT * max(1.0, abs(total))
+        case.expect(same, f"the total {float(full_loss.total):.5f} from micro-batches", f"{total:.5f}", SPLIT)
+        split = [torch.stack(of_leaf).sum(0) for of_leaf in zip(*(g for _, g in results), strict=True)]
         gap = max(float((a - b).abs().max()) for a, b in zip(gradients, split, strict=True))
         case.expect(gap < EXACT, "the same gradient from micro-batches", f"a difference of {gap:.2g}", SPLIT)
-        _check_metrics(case, whole, parts)
+        _check_metrics(case, full_loss, parts)
 
 
-def _check_metrics(case: LossCase, whole: Loss, parts: Sequence[Loss]) -> None:
+def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> None:
     f, where = case.f, case.where
-    for key, value in whole.metrics.items():
+    for key, value in full_loss.metrics.items():
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
         f.expect(same, f"{where}: metric {key!r}", f"{float(value):.4g} from micro-batches", f"{summed:.4g}", SPLIT)
-    for key, value in whole.maxima.items():
+    for key, value in full_loss.maxima.items():
         most = max(float(part.maxima[key]) for part in parts)
         same = math.isclose(most, float(value), rel_tol=1e-4, abs_tol=1e-6)
         expected, remedy = f"{float(value):.4g} from micro-batches", "let it be a maximum over samples"
         f.expect(same, f"{where}: metric {key!r}", expected, f"{most:.4g}", remedy)
-    together, apart = read_all([whole.statistics]), read_all([part.statistics for part in parts])
+    together, apart = read_all([full_loss.statistics]), read_all([part.statistics for part in parts])
     remedy = "let a statistic hold nothing but sums, which can be added"
     for key, number in together.items():
         f.expect(math.isfinite(number), f"{where}: metric {key!r}", "a finite number", number, "mask before, not after")

@@ -132,9 +132,9 @@ def _scores(case: ModelCase) -> None:
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
         case.sample(seed=1)
         again, gap = case.model.chunk_log_probs(case.obs, sampled).log_probs, 10 * case.atol
-        kept = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
+        unaffected = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
         expected, got = "the same log_probs of a chunk after another one was sampled", "others"
-        case.f.expect(kept, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
+        case.f.expect(unaffected, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
     if case.is_array(scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
@@ -159,11 +159,11 @@ def _scores(case: ModelCase) -> None:
 def _noise(case: ModelCase) -> None:
     where = "sample_chunk"
     one = case.sample(seed=1)
-    kept = take(one, np.arange(case.rows))
-    kept = attrs.evolve(kept, actions=np.array(kept.actions), log_probs=np.array(kept.log_probs))
+    copied = take(one, np.arange(case.rows))
+    copied = attrs.evolve(copied, actions=np.array(copied.actions), log_probs=np.array(copied.log_probs))
     same, other = case.sample(seed=1), case.sample(seed=2)
-    unchanged = np.array_equal(to_numpy(one.actions), kept.actions)
-    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(kept.log_probs))
+    unchanged = np.array_equal(to_numpy(one.actions), copied.actions)
+    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(copied.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
     case.near(one.actions, same.actions, where, "the same chunk from the same noise",
@@ -198,8 +198,8 @@ def _tokens(case: ModelCase) -> None:
     except NotOffered:
         return
     shape = [case.rows, case.chunk, case.model.tokens_per_action]
-    found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
-    case.f.expect(found == f"int64 {shape}", "encode_actions", f"int64 {shape}", found, "convert or reshape it")
+    got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+    case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
     decoded = case.model.decode_actions(tokens)
     case.near(decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
     again = torch.equal(case.model.encode_actions(decoded), tokens)
@@ -256,10 +256,10 @@ def _publishing(case: ModelCase) -> None:
     draws = torch.Generator().manual_seed(0)
     noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
     sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
-    kept = [(name, tensor.clone()) for name, tensor in sent]
+    expected_weights = [(name, tensor.clone()) for name, tensor in sent]
     parameters, flags = dict(model.module.named_parameters()), [p.requires_grad for p in model.module.parameters()]
     model.load_weights(pair for pair in sent)  # an iterable, which can be gone through once
-    _holds(f, model, kept, "load_weights", "the weights that were loaded")
+    _holds(f, model, expected_weights, "load_weights", "the weights that were loaded")
     now = dict(model.module.named_parameters())
     renewed = [name for name, p in parameters.items() if now.get(name) is not p]
     expected, remedy = "the same parameters, with other numbers", "an optimiser holds the old ones: use p.copy_(tensor)"
@@ -268,7 +268,9 @@ def _publishing(case: ModelCase) -> None:
     f.expect(same, "load_weights", "`requires_grad` that stays as it is", "a change", "copy under torch.no_grad()")
     for _, tensor in sent:
         tensor.zero_()
-    _holds(f, model, kept, "load_weights", "numbers of its own after the sender wrote into the loaded tensors")
+    _holds(
+        f, model, expected_weights, "load_weights", "numbers of its own after the sender wrote into the loaded tensors"
+    )
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
@@ -313,10 +315,12 @@ def _save(
                   remedy, KERNELS)  # fmt: skip
         sampled = take(case.sample(), np.arange(case.rows))
         with torch.no_grad():
-            scores, own = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
-        case.near(scores.log_probs, own.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS)
-        if own.values is not None and scores.values is not None:
-            case.near(scores.values, own.values, "save", "the same values once loaded", remedy, KERNELS)
+            scores, original_scores = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
+        case.near(
+            scores.log_probs, original_scores.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS
+        )
+        if original_scores.values is not None and scores.values is not None:
+            case.near(scores.values, original_scores.values, "save", "the same values once loaded", remedy, KERNELS)
 
 
 def _some(names: list[str]) -> str:

@@ -46,7 +46,7 @@ class Ran:
 
 def run_from(seed: int, call: Callable[[], Any]) -> Ran:
     """Call with all global generators at this seed, and put them back."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    original = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -54,16 +54,16 @@ def run_from(seed: int, call: Callable[[], Any]) -> Ran:
         start = generator_states()
         return Ran(call(), start, generator_states())
     finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        random.setstate(kept[2])
+        torch.set_rng_state(original[0])
+        np.random.set_state(original[1])  # noqa: NPY002
+        random.setstate(original[2])
 
 
 def seeded_generators(one: Ran, other: Ran) -> list[str]:
     """Libraries whose global generator stands at the same place after both, though they began at different ones: the
     call seeds it."""
-    kept = set(changed_generators(one.end, other.end))
-    return [name for name in changed_generators(one.start, other.start) if name not in kept]
+    changed = set(changed_generators(one.end, other.end))
+    return [name for name in changed_generators(one.start, other.start) if name not in changed]
 
 
 def check_traces(case: ModelCase) -> None:

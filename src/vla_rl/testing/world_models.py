@@ -170,21 +170,21 @@ def _noise(rows: Any, number: int = 0) -> Noise:
 
 def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     rows = range(len(windows.instructions))
-    kept = copy.deepcopy(windows)
+    original = copy.deepcopy(windows)
     mind.fit(windows, _noise(rows))
     weights = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     state = copy.deepcopy(mind.training_state())
-    found = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
-    for name, value in {**found[0], **mind.measure(windows, _noise(rows))}.items():
+    fit_metrics = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
+    for name, value in {**fit_metrics[0], **mind.measure(windows, _noise(rows))}.items():
         f.expect(bool(np.isfinite(value)), "fit and measure", f"a finite {name}", value, "find the cause")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(windows), _arrays(kept), strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(_arrays(windows), _arrays(original), strict=True))
     f.expect(same, "fit", "its windows unchanged", "others written into them", "copy before you write")
     if mind.module is not None:
         mind.module.load_state_dict(weights)
     mind.load_training_state(state)
     again = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
     remedy = "let training_state hold all that a step changes, the optimiser first of all"
-    f.expect(again == found, "load_training_state", f"to go on exactly: {found}", again, remedy)
+    f.expect(again == fit_metrics, "load_training_state", f"to go on exactly: {fit_metrics}", again, remedy)
 
 
 def _check_learning(case: _Case) -> None:
@@ -192,29 +192,29 @@ def _check_learning(case: _Case) -> None:
     f, mind = case.f, case.mind
     before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     chances = case.recorded_chances()
-    found = [case.fit() for _ in range(FITS)]
+    fit_metrics = [case.fit() for _ in range(FITS)]
     if mind.module is not None:
         now = mind.module.state_dict()
         changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
         f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
         _check_outcome_learned(case, before, chances)
     measured = list(mind.measure(case.windows, _noise(case.rows)))
-    names = [name for name in found[0] if name in measured]
-    names = names or [name for name in found[0] if any(word in name.lower() for word in LOSS_WORDS)]
+    names = [name for name in fit_metrics[0] if name in measured]
+    names = names or [name for name in fit_metrics[0] if any(word in name.lower() for word in LOSS_WORDS)]
     if not names:
         return
-    first, last = (sum(metrics[name] for name in names) for metrics in (found[0], found[-1]))
+    first, last = (sum(metrics[name] for name in names) for metrics in (fit_metrics[0], fit_metrics[-1]))
     text = ", ".join(names)
     expected = f"lower losses ({text}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
     still = _unmoved(mind, before)
     for name in names:
-        fixed = len({metrics[name] for metrics in found}) == 1 and found[0][name] != 0 and bool(still)
-        got = f"{found[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
+        fixed = len({metrics[name] for metrics in fit_metrics}) == 1 and fit_metrics[0][name] != 0 and bool(still)
+        got = f"{fit_metrics[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
         remedy = "let its gradient reach them, or freeze them by requires_grad_(False)"
         f.expect(not fixed, "fit", f"a {name} that {FITS} fits on one window change", got, remedy)
-        rises = all(one[name] < other[name] for one, other in pairwise(found))
-        got = f"{found[0][name]:.4g}, then {found[-1][name]:.4g}"
+        rises = all(one[name] < other[name] for one, other in pairwise(fit_metrics))
+        got = f"{fit_metrics[0][name]:.4g}, then {fit_metrics[-1][name]:.4g}"
         f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
 
 
@@ -266,7 +266,7 @@ def _check_imagination(case: _Case) -> bool:
     """Check one imagined step: shapes, probabilities, repeatability. Return whether there are frames to check."""
     f, mind, env, chosen = case.f, case.mind, case.env, case.rows
     past, actions = case.past, case.actions
-    kept, asked = copy.deepcopy(past), actions.copy()
+    original_past, original_actions = copy.deepcopy(past), actions.copy()
     after = case.imagine(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
@@ -283,8 +283,8 @@ def _check_imagination(case: _Case) -> bool:
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
         fine = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
         f.expect(fine, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(kept), strict=True))
-    same &= np.array_equal(actions, asked)
+    same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(original_past), strict=True))
+    same &= np.array_equal(actions, original_actions)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
     f.expect(_gap(after, shown) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
     again = case.imagine(past, actions)
@@ -327,9 +327,11 @@ def _check_contents(case: _Case, learns: bool) -> None:
     for camera, frames in past.images.items():
         others[camera][:, -1] = frames[turned, -1]
     state[:, -1] = past.state[turned, -1]
-    there = case.imagine(attrs.evolve(past, images=others, state=state), actions)
+    from_other_frames = case.imagine(attrs.evolve(past, images=others, state=state), actions)
     got, remedy = "the same", "look at windows.images[camera][:, -1]"
-    f.expect(not _same_images(after, there), "imagine", "other frames after another last frame", got, remedy)
+    f.expect(
+        not _same_images(after, from_other_frames), "imagine", "other frames after another last frame", got, remedy
+    )
     if case.mind.module is None:
         return
     chances = [to_numpy(case.mind.outcome(past, *pair)) for pair in ((actions, after), (case.mirrored, elsewhere))]
@@ -369,13 +371,13 @@ def _check_upright(case: _Case, after: Observation) -> None:
         dark = bool(0 < shown.max() <= 1) and int(recorded[camera].max()) > 1
         case.f.expect(not dark, f"imagine: image {camera!r}", "values from 0 to 255", "no above 1", "multiply by 255")
         for frame in (at - 1, at):
-            own = _likeness(shown, recorded[camera][:, frame])
+            likeness = _likeness(shown, recorded[camera][:, frame])
             likely = {how: turn(recorded[camera][:, frame]) for how, turn in TURNED.items()}
             likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
             alike = {how: _likeness(shown, like) for how, like in likely.items() if like.shape == shown.shape}
             how = max(alike, key=lambda name: alike[name])
-            fine = alike[how] < own + LIKENESS
-            got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {own:.2f} as they are)"
+            fine = alike[how] < likeness + LIKENESS
+            got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
             expected, remedy = "a picture like the frames of the window", "keep rows, columns, colours and cameras"
             if not case.f.expect(fine, f"imagine: image {camera!r}", expected, got, remedy):
                 break

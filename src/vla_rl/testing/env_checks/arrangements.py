@@ -160,9 +160,9 @@ def expert_leaves_others(player: Player, reference: Reference) -> None:
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
 
-    asked = player.roll_out(scripts, between=ask)
+    collected = player.roll_out(scripts, between=ask)
     expected, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
-    compare(player, reference.traces, asked, expected, remedy, player.loose, where="expert_chunk")
+    compare(player, reference.traces, collected, expected, remedy, player.loose, where="expert_chunk")
 
 
 def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
@@ -172,13 +172,13 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
         another: builds the simulator once more; none: the one that is there goes back.
     """
     scripts = _of(reference)
-    (widths, middle), kept = _in_parts(player, reference.traces), player.env
+    (widths, middle), original_env = _in_parts(player, reference.traces), player.env
 
     def back(index: int) -> None:
         if index != middle:
             return
         try:
-            saved = kept.snapshot()
+            saved = original_env.snapshot()
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
         before = player.remembered()
@@ -195,9 +195,9 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
             player, reference.traces, collected, expected, "save all that a step changes", player.loose, where="restore"
         )
     finally:
-        if player.env is not kept:
+        if player.env is not original_env:
             player.env.close()
-            player.env = kept
+            player.env = original_env
             player.forget()
 
 
@@ -234,10 +234,10 @@ def compare(
     fine = True
     for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto
-        found = difference(first[env_id], trace, slack or player.slack, end)
-        got = f"{found} (env {trace.env_id}, {trace.script})"
-        at = "reset" if found.startswith("after the reset") else where
-        fine &= player.expect(not found, at, expected, got, remedy)
+        deviation = difference(first[env_id], trace, slack or player.slack, end)
+        got = f"{deviation} (env {trace.env_id}, {trace.script})"
+        at = "reset" if deviation.startswith("after the reset") else where
+        fine &= player.expect(not deviation, at, expected, got, remedy)
     return fine
 
 
@@ -283,7 +283,7 @@ def measure_chance(player: Player) -> None:
     scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
     first = player.roll_out(scripts)
     pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
-    known = pixels, numbers
+    baseline = pixels, numbers
     for key in (1, 2):
         other = player.roll_out(
             {env_id: evolve(s, seed=player.seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
@@ -291,7 +291,7 @@ def measure_chance(player: Player) -> None:
         for env_id, trace in other.items():
             pixels = max(pixels, 2 * _pixels(first[env_id], trace))
             numbers = max(numbers, 2 * _numbers(first[env_id], trace))
-        if (pixels, numbers) == known:
+        if (pixels, numbers) == baseline:
             break
     player.loose = Slack(pixels, numbers)
 

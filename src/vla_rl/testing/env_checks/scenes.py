@@ -109,8 +109,8 @@ def enter_states(player: Player) -> StartChecks:
             ids = ", ".join(str(state) for state, text in failed.items() if text == error)
             player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "fix what raises it")
         if len(entered) < len(states) and not player.hopeless:
-            tasks, seen = ({state.task for state in several} for several in (states, entered))
-            of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
+            tasks, entered_tasks = ({state.task for state in several} for several in (states, entered))
+            of_tasks = f" ({len(entered_tasks)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
             player.notice(f"not seen: all {split} states; entered {len(entered)} of {len(states)}{of_tasks}")
         player.splits[split] = tuple(s for s in states if s.id not in failed) if starts.of(split) else ()
     return starts
@@ -133,8 +133,8 @@ def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[Reset
                 failed |= _enter(player, starts, split, [state], 0)
         return failed
     for state, view in zip(some, shown, strict=True):
-        kept = view if len(starts.of(split)) < AGAIN else None
-        starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, kept)
+        view_to_compare = view if len(starts.of(split)) < AGAIN else None
+        starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, view_to_compare)
     return {}
 
 
@@ -142,10 +142,10 @@ def enter_again(player: Player, starts: StartChecks) -> None:
     """States that were entered before, the other way round and in the last env, are the same scenes."""
     for start in reversed([start for start in starts.every.values() if start.view is not None]):
         (view,) = player.reset(player.env_ids[-1:], [start.state], [player.seed(0)])
-        found = gap(start.view, view, player.slack) if start.view else ""
-        got = f"{found} ({start.split} state {start.state})"
+        deviation = gap(start.view, view, player.slack) if start.view else ""
+        got = f"{deviation} ({start.split} state {start.state})"
         expected = "equal observations when a state is entered again with the same seed"
-        player.expect(not found, "reset", expected, got, "derive everything random from state id and seed")
+        player.expect(not deviation, "reset", expected, got, "derive everything random from state id and seed")
 
 
 def scenes_follow_ids(player: Player, starts: StartChecks) -> None:

@@ -69,8 +69,8 @@ def check_states(f: Expects, env: SimEnv) -> dict[str, tuple[ResetState, ...]]:
 
 
 def check_array(f: Expects, array: Any, shape: tuple[int, ...], dtype: str, what: str) -> bool:
-    found = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
-    return f.expect(found == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", found, "convert or reshape it")
+    got = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
+    return f.expect(got == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", got, "convert or reshape it")
 
 
 def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where: str) -> bool:

@@ -109,8 +109,8 @@ def renormalise_masked(
     threshold = settings.behaviour_weight_threshold
     if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
         return advantages
-    kept = (_behaviour(rollout, settings.log_prob).exp() <= threshold).float()
-    share = kept.mean(-1) if settings.log_prob == "token" else kept
+    within_threshold = (_behaviour(rollout, settings.log_prob).exp() <= threshold).float()
+    share = within_threshold.mean(-1) if settings.log_prob == "token" else within_threshold
     return attrs.evolve(advantages, counts=advantages.divisors[0] * share)
 
 

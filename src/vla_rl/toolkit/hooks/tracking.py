@@ -217,10 +217,10 @@ class Tracker:
 
     def _begin(self, run: Run) -> None:
         file = Path(run.folder) / FILE
-        known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        name, where = self._store.open(run, known.get(self._name) if run.first_step else None)
+        run_ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        name, where = self._store.open(run, run_ids.get(self._name) if run.first_step else None)
         temporary = file.with_suffix(f".{self._name}.tmp")
-        temporary.write_text(json.dumps(known | {self._name: name}, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(run_ids | {self._name: name}, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, file)
         print(f"{self._name}: {where}", file=sys.stderr, flush=True)
 
@@ -249,13 +249,13 @@ def scalars_of(evaluation: Evaluation) -> dict[str, float]:
 
 def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested keys, {"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flattened[f"{prefix}{key}"] = value
+    return flattened
 
 
 def link_or_copy(source: str, target: str) -> None:

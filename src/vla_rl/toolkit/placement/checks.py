@@ -67,11 +67,11 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
             raise DoesNotFit(f"{who} is on {slot.device} with {slot.gpus:g} GPUs; set `device` and `gpus` together")
         if slot.index is None:
             continue
-        there = most if slot.node is None else gpus_of.get(slot.node, 0)
-        if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= there):
+        num_gpus = most if slot.node is None else gpus_of.get(slot.node, 0)
+        if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= num_gpus):
             where = "" if slot.node is None else f" on node {slot.node!r}"
-            numbers = f", 0 to {there - 1}" if there else ""
-            raise DoesNotFit(f"{who} is on GPU {slot.index}, and there are {there}{where}{numbers}")
+            numbers = f", 0 to {num_gpus - 1}" if num_gpus else ""
+            raise DoesNotFit(f"{who} is on GPU {slot.index}, and there are {num_gpus}{where}{numbers}")
         shares[slot.node, slot.index] = shares.get((slot.node, slot.index), 0.0) + slot.gpus
     for (_, index), share in shares.items():
         if share > 1 + 1e-6:
@@ -124,9 +124,9 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
     """Raise DoesNotFit if envs cannot be split evenly over the lanes of this many sim workers."""
     lanes = workers * stages
     if job.num_envs % lanes:
-        what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
+        what, detail = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
         raise DoesNotFit(
-            f"{job.num_envs} envs cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
+            f"{job.num_envs} envs cannot be shared evenly by {lanes} {what}{detail}; set env.num_envs to a multiple of "
             f"{lanes}, or choose a number of {what} that divides {job.num_envs}"
         )
 
@@ -138,11 +138,11 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
     if lost:
         raise DoesNotFit(f"no node is named {lost[0]!r}; there are: {', '.join(nodes)}")
     everywhere: list[tuple[str | None, Cluster | Node]] = [(None, cluster), *nodes.items()]
-    for name, there in everywhere:
+    for name, capacity in everywhere:
         slots = [slot for slot in plan.slots if name in (None, slot.node)]
         for what, needed, have in (
-            ("CPUs", sum(slot.cpus for slot in slots), there.cpus),
-            ("GPUs", sum(slot.gpus for slot in slots), there.gpus),
+            ("CPUs", sum(slot.cpus for slot in slots), capacity.cpus),
+            ("GPUs", sum(slot.gpus for slot in slots), capacity.gpus),
         ):
             if needed > have + 1e-6:
                 where = "" if name is None else f" on node {name!r}"
@@ -155,8 +155,11 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
 
 def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
     """Raise DoesNotFit if simulators exceed the host memory of their nodes."""
-    there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
-    for name, memory in there.items():
+    memory_of_node: Mapping[str | None, int] = {
+        None: cluster.memory,
+        **{node.name: node.memory for node in cluster.nodes},
+    }
+    for name, memory in memory_of_node.items():
         here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
         envs = job.num_envs * here // workers
         needed = envs * job.env_memory
