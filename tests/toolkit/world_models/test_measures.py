@@ -34,7 +34,7 @@ def windows():
 
 
 class Knowing(WorldModel):
-    """Of such episodes; `deaf`: it does not heed actions. It takes all for successes in which a state says so."""
+    """World model that knows such episodes. `deaf`: it ignores actions. An episode is a success where a state says so."""
 
     history = 1
 
@@ -123,7 +123,7 @@ def test_roc_auc_by_hand():
 
 
 def test_the_error_of_an_area_by_hand():
-    """Of 32 and 32: sqrt((0.09 + 31 (0.9 / 1.1 - 0.81) + 31 (1.62 / 1.9 - 0.81)) / 1024)."""
+    """The standard error of 32 and 32 is sqrt((0.09 + 31 (0.9 / 1.1 - 0.81) + 31 (1.62 / 1.9 - 0.81)) / 1024)."""
     assert roc_auc_error(0.9, 32, 32) == pytest.approx(0.04033, abs=1e-5)
     assert roc_auc_error(1.0, 32, 32) == 0 and math.isnan(roc_auc_error(math.nan, 0, 64))
 
