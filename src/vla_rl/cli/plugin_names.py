@@ -21,9 +21,9 @@ def check_name(name: str) -> str:
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", package):
         raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
-    taken = _taken(package)
-    if taken:
-        raise UserError(f"{name!r} cannot name a plugin: it is {taken}; take another name, such as my_{package}")
+    owner = _taken(package)
+    if owner:
+        raise UserError(f"{name!r} cannot name a plugin: it is {owner}; take another name, such as my_{package}")
     return package
 
 

@@ -39,9 +39,9 @@ def _in_words(function: F) -> F:
         except (OSError, ValueError) as exc:
             from vla_rl.core.paths import path_error
 
-            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            arguments = inspect.signature(function).bind(*args, **kwargs).arguments
             error = path_error(
-                exc, {name: Path(value) for name, value in given.items() if isinstance(value, str | Path)}
+                exc, {name: Path(value) for name, value in arguments.items() if isinstance(value, str | Path)}
             )
             if error is None:
                 raise

@@ -148,8 +148,12 @@ class Manager(pluggy.PluginManager):
 
     def _elsewhere(self, hook: str) -> str:
         """Suggest what to do about a hook name that this kind does not have."""
-        marks = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
-        return f"; to go around that method, say {' or '.join(marks)}" if marks else did_you_mean(hook, self.arguments)
+        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
+        return (
+            f"; to go around that method, say {' or '.join(decorators)}"
+            if decorators
+            else did_you_mean(hook, self.arguments)
+        )
 
     def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
         parameters = list(inspect.signature(bound).parameters.values())
@@ -296,19 +300,19 @@ def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
     names, caller, shared = manager.arguments[hook], getattr(manager.hook, hook), manager.kind == "hook"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = _bind(hook, names, args, kwargs)
+        arguments = _bind(hook, names, args, kwargs)
         if shared:
-            given = {name: ReadOnly(value) if type(value) is dict else value for name, value in given.items()}
-        return caller(**given)
+            arguments = {name: ReadOnly(value) if type(value) is dict else value for name, value in arguments.items()}
+        return caller(**arguments)
 
     return call
 
 
 def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) + len(kwargs) != len(names) or arguments.keys() != set(names):
         raise TypeError(f"{hook}({', '.join(names)}) got {len(args)} positional arguments and {sorted(kwargs)}")
-    return {name: given[name] for name in names}
+    return {name: arguments[name] for name in names}
 
 
 def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name: str) -> Callable[..., Any]:
@@ -422,8 +426,8 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             else:
                 inner.send(result)
         except StopIteration as stop:
-            lost = stop.value is None and result is not None and "None" not in expected
-            if lost or (kind is not None and isinstance(stop.value, tuple)):
+            result_lost = stop.value is None and result is not None and "None" not in expected
+            if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
                     f"wrapper {who}{_place(function)} returned {_returned(stop.value)}, not what it went around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"

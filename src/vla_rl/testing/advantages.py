@@ -208,8 +208,8 @@ def _credit(case: AdvantageCase) -> None:
 def _groups(case: AdvantageCase) -> None:
     rollout, where, f = case.rollout(), "advantages", case.f
     if case.algorithm.needs.groups:
-        alike = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
-        largest = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
+        equal_members = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
+        largest = float(case.advantages(equal_members).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
         f.expect(largest < 1e-4, where, expected, f"up to {largest:.3g}", "compare a score with its own group's")
         return

@@ -192,12 +192,12 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
-    taken = reserved(advantages.metrics)
+    reserved_names = reserved(advantages.metrics)
     f.expect(
-        not taken,
+        not reserved_names,
         "advantages: metrics",
         "names that are free",
-        taken,
+        reserved_names,
         f"{RESERVED_NAMES}: leave them out, or rename them",
     )
     broken = [name for name, number in advantages.metrics.items() if not math.isfinite(number)]

@@ -144,8 +144,13 @@ def check_behaviour(case: LossCase) -> None:
 def _check_names(case: LossCase, full_loss: Loss) -> None:
     case.expect(DEMANDED in full_loss.metrics, f"metric {DEMANDED!r}", sorted(full_loss.metrics), "names are shared")
     names = [*full_loss.metrics, *full_loss.maxima, *full_loss.statistics]
-    taken = reserved(names)
-    case.expect(not taken, "metrics of names that are free", taken, f"{RESERVED_NAMES}: leave them out, or rename them")
+    reserved_names = reserved(names)
+    case.expect(
+        not reserved_names,
+        "metrics of names that are free",
+        reserved_names,
+        f"{RESERVED_NAMES}: leave them out, or rename them",
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
     graph = [name for name, value in {**full_loss.metrics, **full_loss.maxima}.items() if value.requires_grad]
@@ -203,9 +208,11 @@ def _weights(case: LossCase) -> None:
         return None if tensor is None else tensor * _like(factors, tensor)
 
     _, before = case.of()
-    _, both = case.of(attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights)))
+    _, scaled_gradients = case.of(
+        attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights))
+    )
     remedy = "sum weight * loss of each entry (`value_weights` for the critic's)"
-    for name, one, other in zip(("log_probs", "entropy", "values"), before, both, strict=False):
+    for name, one, other in zip(("log_probs", "entropy", "values"), before, scaled_gradients, strict=False):
         fine = _near(other, one * _like(factors, one))
         case.expect(fine, f"a gradient in {name} that goes with each sample's weight", "another", remedy)
     if batch.value_weights is None:

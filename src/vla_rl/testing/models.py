@@ -288,8 +288,10 @@ def _publishing(case: ModelCase) -> None:
 
 def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str) -> None:
     now = dict(model.weights())
-    lost = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
-    f.expect(not lost, where, f"{expected} in weights()", f"others in {_some(lost)}", "copy every pair into the module")
+    changed = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
+    f.expect(
+        not changed, where, f"{expected} in weights()", f"others in {_some(changed)}", "copy every pair into the module"
+    )
 
 
 def _save(

@@ -89,9 +89,11 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
     ran = run_from(11, call)
     now = module.state_dict()
-    lost = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
+    changed = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
     remedy = "only an optimiser may change them: policies in other processes would not know"
-    f.expect(not lost, where, "weights and buffers that stay as they are", f"a change of {', '.join(lost[:4])}", remedy)
+    f.expect(
+        not changed, where, "weights and buffers that stay as they are", f"a change of {', '.join(changed[:4])}", remedy
+    )
     same = flags == [p.requires_grad for p in module.parameters()]
     f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())

@@ -278,7 +278,7 @@ def _check_imagination(case: _Case) -> bool:
         list(after.instructions),
         "those of the windows",
     )
-    shown = copy.deepcopy(after)
+    copied = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
         fine = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
@@ -286,14 +286,14 @@ def _check_imagination(case: _Case) -> bool:
     same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(original_past), strict=True))
     same &= np.array_equal(actions, original_actions)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
-    f.expect(_gap(after, shown) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
+    f.expect(_gap(after, copied) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
     again = case.imagine(past, actions)
     remedy = "draw from `noise` only, and keep nothing between calls"
     f.expect(_gap(after, again) == 0, "imagine", "the same for the same noise", f"{_gap(after, again):.3g}", remedy)
     same = np.array_equal(chances, to_numpy(mind.outcome(past, actions, after)))
     f.expect(same, "outcome", "the same for the same arguments", "another the second time", "no random numbers")
     case.imagine(past, case.mirrored)
-    same = _gap(after, shown) == 0
+    same = _gap(after, copied) == 0
     f.expect(same, "imagine", "frames that stay as they are", "ones that the next call wrote into", "return new arrays")
     return True
 
@@ -367,14 +367,14 @@ def _check_upright(case: _Case, after: Observation) -> None:
     Rows are compared by what they do not share, so that a picture that nothing was learned from is like none."""
     at, recorded = case.mind.history, case.windows.images
     for camera, images in after.images.items():
-        shown = to_numpy(images)
-        dark = bool(0 < shown.max() <= 1) and int(recorded[camera].max()) > 1
+        imagined = to_numpy(images)
+        dark = bool(0 < imagined.max() <= 1) and int(recorded[camera].max()) > 1
         case.f.expect(not dark, f"imagine: image {camera!r}", "values from 0 to 255", "no above 1", "multiply by 255")
         for frame in (at - 1, at):
-            likeness = _likeness(shown, recorded[camera][:, frame])
+            likeness = _likeness(imagined, recorded[camera][:, frame])
             likely = {how: turn(recorded[camera][:, frame]) for how, turn in TURNED.items()}
             likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
-            alike = {how: _likeness(shown, like) for how, like in likely.items() if like.shape == shown.shape}
+            alike = {how: _likeness(imagined, like) for how, like in likely.items() if like.shape == imagined.shape}
             how = max(alike, key=lambda name: alike[name])
             fine = alike[how] < likeness + LIKENESS
             got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
@@ -408,8 +408,8 @@ def _check_each_number(case: _Case) -> None:
         state = to_numpy(after.state)
         changed |= (np.abs(state - state[:1]) > BARELY * np.maximum(1, np.abs(state[:1]))).any(1)
     for images in after.images.values():
-        shown = to_numpy(images).reshape(len(rows), -1).astype(np.float32)
-        changed |= (shown != shown[:1]).sum(1) > 1  # a pixel may be rounded otherwise
+        imagined = to_numpy(images).reshape(len(rows), -1).astype(np.float32)
+        changed |= (imagined != imagined[:1]).sum(1) > 1  # a pixel may be rounded otherwise
     unread = [f"action {i}" for i in range(steps) if not changed[1 + i]]
     unread += [f"number {i} of actions" for i in range(numbers) if not changed[1 + steps + i]]
     expected, got = "each number of each action of a chunk to count", f"nothing new for another {', '.join(unread[:4])}"
@@ -455,9 +455,9 @@ def _check_traces(case: _Case) -> None:
         tensors = _weights(mind)
         ran = run_from(11, call)
         now = _weights(mind)
-        lost = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
-        got = f"a change of {', '.join(lost[:4])}"
-        f.expect(not lost, where, "weights that stay as they are", got, "let `fit` alone train")
+        changed = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
+        got = f"a change of {', '.join(changed[:4])}"
+        f.expect(not changed, where, "weights that stay as they are", got, "let `fit` alone train")
         moved = changed_generators(ran.start, ran.end)
         got = f"a change of {' and '.join(moved)}'s"
         f.expect(not moved, where, "the global random generators left alone", got, OWN)

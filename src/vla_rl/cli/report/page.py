@@ -160,13 +160,13 @@ def _bar(role: str, usage: Mapping[str, Any]) -> str:
 
 def _videos(run: ReportData, limit: int) -> str:
     figures, left = "", limit
-    shown = 0
+    num_shown = 0
     for video in run.videos:
         size = video.stat().st_size
         if size > left:
             continue
         left -= size
-        shown += 1
+        num_shown += 1
         data = b64encode(video.read_bytes()).decode()
         figures += (
             f'<figure><video controls muted loop preload="metadata" src="data:video/mp4;base64,{data}"></video>'
@@ -174,7 +174,7 @@ def _videos(run: ReportData, limit: int) -> str:
         )
     if not run.videos:
         return ""
-    missing = len(run.videos) - shown
+    missing = len(run.videos) - num_shown
     note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
     return section("Episodes", f'<div class="videos">{figures}</div>{note}')
 

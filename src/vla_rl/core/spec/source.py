@@ -62,30 +62,30 @@ def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()
     document = parse(value)
     if document.errors:
         raise problem(f"{text}: {document.errors[0].message}")
-    here: Any = data
+    node: Any = data
     path: list[str | int] = []
     changed: set[Path] = set()
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
-        if isinstance(here, list):
-            if not _INDEX.fullmatch(step) or int(step) >= len(here):
-                raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
+        if isinstance(node, list):
+            if not _INDEX.fullmatch(step) or int(step) >= len(node):
+                raise problem(f"{text}: {dotted(tuple(path))} has {len(node)} items; {step!r} is none of 0, 1, ...")
             key: str | int = int(step)
-        elif isinstance(here, dict):
+        elif isinstance(node, dict):
             key = step
         else:
-            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(here)}, which has no {step!r}")
+            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(node)}, which has no {step!r}")
         path.append(key)
         if last:
-            here[key] = document.data
-        elif isinstance(here, dict) and here.get(key) is None:
+            node[key] = document.data
+        elif isinstance(node, dict) and node.get(key) is None:
             if not path[:-1] and known_keys and key not in known_keys:
                 raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known_keys)}")
             if _INDEX.fullmatch(steps[i + 1]):
                 raise problem(
                     f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"
                 )
-            here[key] = {}
+            node[key] = {}
             changed.add(tuple(path))
-        here = here[key]
+        node = node[key]
     return changed | {tuple(path)}

@@ -283,9 +283,9 @@ class _Reader(Structurer):
             plugin = plugins.load(kind, name, self._modules)
         except PluginError as exc:
             raise problem(str(exc).replace("\n  ", "; "), "type") from exc
-        taken = sorted(set(core) & keys_of(plugin.config).keys())
-        if taken:
-            raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
+        clashes = sorted(set(core) & keys_of(plugin.config).keys())
+        if clashes:
+            raise problem(f"plugin {name!r} has a setting named {clashes[0]!r}, which is core's; rename it", "type")
         try:
             if not plugin.presets:
                 return self.read_class(data, plugin.config, extra_keys=core)

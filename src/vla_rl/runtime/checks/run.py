@@ -263,10 +263,12 @@ def _this_machine(spec: Spec) -> Cluster:
     """
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
+    local_machine = machine()
     if spec.runtime.backend == "local":
-        return here
-    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+        return local_machine
+    return Cluster(
+        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
+    )
 
 
 def check_plan(spec: Spec, plan: Plan) -> None:

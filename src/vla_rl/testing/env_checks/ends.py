@@ -154,18 +154,18 @@ def _end(trace: EnvTrace) -> int:
 
 def _of_its_own_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
     """A final observation is not where an episode starts."""
-    marks = {start.mark: start.state for start in starts.every.values()}
-    tells = len(marks) == len(starts.every)
+    state_of_mark = {start.mark: start.state for start in starts.every.values()}
+    marks_differ = len(state_of_mark) == len(starts.every)
     for trace in collected.values():
         end = _end(trace)
         final, before = trace.views.get(end), trace.views.get(end - 1)
         if final is None or before is None or not final.images or not before.images:
             continue
         initial = trace.views[0]
-        matching_state = marks.get(final.mark)
+        matching_state = state_of_mark.get(final.mark)
         if final.mark == initial.mark:
             matching_state = trace.script.state
-        if not tells:
+        if not marks_differ:
             matching_state = None
         if before.mark in (final.mark, initial.mark) or (
             matching_state is None and not _leaps_back(player, final, before, starts)

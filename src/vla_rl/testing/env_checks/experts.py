@@ -29,9 +29,9 @@ def demonstrate(player: Player, min_success: float) -> list[EnvTrace]:
         for env_id, state in enumerate(chosen):
             trace = traces[env_id]
             active[env_id] &= trace.end is None and not trace.won and len(trace) < player.limit(state.id)
-    lost = [state.id for env_id, state in enumerate(chosen) if not traces[env_id].won]
-    share = 1 - len(lost) / len(chosen)
-    got = f"{share:.0%} of {len(chosen)} (not solved: {lost})"
+    unsolved = [state.id for env_id, state in enumerate(chosen) if not traces[env_id].won]
+    share = 1 - len(unsolved) / len(chosen)
+    got = f"{share:.0%} of {len(chosen)} (not solved: {unsolved})"
     player.expect(
         share >= min_success, "expert_chunk", f"success in {min_success:.0%} of train states", got, "fix the expert"
     )

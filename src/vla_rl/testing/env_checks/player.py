@@ -161,11 +161,11 @@ class Player:
         """Reset the envs. Return the view of each, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
-        given = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
-        originals = [values.copy() for values in given]
+        passed = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
+        originals = [values.copy() for values in passed]
         began = perf_counter()
         try:
-            obs = self.env.reset(*given)
+            obs = self.env.reset(*passed)
         except Exception as exc:
             self.env.faults()  # what is raised says them too
             self._note_failure("reset", f"{type(exc).__name__}: {exc}", began)
@@ -174,13 +174,13 @@ class Player:
             self.started_in = perf_counter() - began
         self._note_success("reset", began)
         self._report_faults("reset")
-        self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), given, originals, strict=True))
+        self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), passed, originals, strict=True))
         fine = check_observation(self, self.info, obs, len(env_ids), "reset")
         self._check_earlier_results("reset", _parts(obs))
         if not fine:
             raise Unfit
-        shown = views(obs)
-        for env_id, state, view in zip(originals[0], originals[1], shown, strict=True):
+        env_views = views(obs)
+        for env_id, state, view in zip(originals[0], originals[1], env_views, strict=True):
             self._views[env_id], self._instructions[int(env_id)], self._state[int(env_id)] = (
                 view,
                 view.instruction,
@@ -188,15 +188,15 @@ class Player:
             )
             self._check_instruction(int(env_id), view, "reset")
             self._note_changes(view)
-        return shown
+        return env_views
 
     def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
         """Step the envs. Return the result as NumPy arrays, and the view of each env."""
-        given = [np.array(actions, np.float32), np.array(active, bool)]
-        originals = [values.copy() for values in given]
+        passed = [np.array(actions, np.float32), np.array(active, bool)]
+        originals = [values.copy() for values in passed]
         began = perf_counter()
         try:
-            result = self.env.chunk_step(given[0], given[1], stop)
+            result = self.env.chunk_step(passed[0], passed[1], stop)
         except Exception as exc:
             self._note_failure("chunk_step", f"{type(exc).__name__}: {exc}", began)
             raise
@@ -204,14 +204,14 @@ class Player:
             self._note_failure("chunk_step", broken[0], began)
             raise Unfit
         self._note_success("chunk_step", began)
-        self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), given, originals, strict=True))
+        self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), passed, originals, strict=True))
         fine = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
         self._check_earlier_results("chunk_step", _parts(result.obs) + list(flags.items()))
         if not fine:
             raise Unfit
-        shown = views(result.obs)
-        for env_id, view in enumerate(shown):
+        env_views = views(result.obs)
+        for env_id, view in enumerate(env_views):
             before = self._views[env_id]
             if before is None:
                 continue
@@ -227,8 +227,8 @@ class Player:
             self._views[env_id] = view
         self.seen.chunks += 1
         flag_arrays = {name: np.array(to_numpy(array)) for name, array in flags.items()}
-        held = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
-        return ChunkResult(obs=result.obs, succeeded=held, **flag_arrays), shown
+        succeeded = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
+        return ChunkResult(obs=result.obs, succeeded=succeeded, **flag_arrays), env_views
 
     # ---------------------------------------------------------------------------------------------- episodes
 
@@ -254,8 +254,8 @@ class Player:
             between: called before each chunk with its number, counted from 0.
             restart: (number of a chunk, env, script): before it the env starts anew with this script.
         """
-        both = {**scripts, **(waiting or {})}
-        traces = self.begin(both)
+        all_scripts = {**scripts, **(waiting or {})}
+        traces = self.begin(all_scripts)
         active = np.zeros(len(self.env_ids), bool)
         active[list(scripts)] = True
         index = 0
@@ -277,9 +277,10 @@ class Player:
     def begin(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
         """Reset envs to where their scripts start."""
         env_ids = list(scripts)
-        shown = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
+        env_views = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
         return {
-            r: EnvTrace(script=scripts[r], env_id=r, views={0: view}) for r, view in zip(env_ids, shown, strict=True)
+            r: EnvTrace(script=scripts[r], env_id=r, views={0: view})
+            for r, view in zip(env_ids, env_views, strict=True)
         }
 
     def advance(
@@ -291,9 +292,9 @@ class Player:
         keep: Callable[[int], bool] = lambda t: True,
     ) -> None:
         """Play the next `width` actions of the scripts of active envs."""
-        result, shown = self.step(self._chunk(traces, active, width), active, stop)
+        result, env_views = self.step(self._chunk(traces, active, width), active, stop)
         for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
-            _record(traces[env_id], result, env_id, shown[env_id], keep)
+            _record(traces[env_id], result, env_id, env_views[env_id], keep)
             self._note_chunk(traces[env_id], result, env_id, stop)
 
     def remembered(self) -> tuple[Any, ...]:
@@ -343,8 +344,8 @@ class Player:
         return texts
 
     def _check_arguments_unchanged(self, where: str, arguments: Any) -> None:
-        for name, given, copy in arguments:
-            same = np.array_equal(given, copy)
+        for name, passed, copy in arguments:
+            same = np.array_equal(passed, copy)
             self.expect(same, where, f"its {name} unchanged", "others written into them", "copy before you write")
 
     def _check_earlier_results(self, where: str, arrays: list[tuple[str, Any]]) -> None:
@@ -361,9 +362,9 @@ class Player:
         task = self.tasks.get(self._state[env_id])
         if task is None:
             return
-        want = self._instructions[env_id] if task.instruction_varies else task.instruction
+        expected = self._instructions[env_id] if task.instruction_varies else task.instruction
         remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
-        self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
+        self.expect(view.instruction == expected, where, f"instruction {expected!r}", view.instruction, remedy)
 
     def _note_changes(self, view: EnvView, before: EnvView | None = None) -> None:
         """Take note of what changes."""
@@ -406,8 +407,8 @@ class Player:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
             limit = self.limit(trace.script.state)
-            held = trace.succeeded[:end]
-            first_only = held[-1] is True and not any(held[:-1])
+            succeeded = trace.succeeded[:end]
+            first_only = succeeded[-1] is True and not any(succeeded[:-1])
             truncated = trace.truncated[end - 1]
             sightings.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
 
@@ -434,7 +435,7 @@ def _record(trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, ke
     trace.rewards += result.rewards[env_id, :count].tolist()
     trace.terminated += result.terminated[env_id, :count].tolist()
     trace.truncated += result.truncated[env_id, :count].tolist()
-    held = result.succeeded
-    trace.succeeded += [None] * count if held is None else held[env_id, :count].tolist()
+    succeeded = result.succeeded
+    trace.succeeded += [None] * count if succeeded is None else succeeded[env_id, :count].tolist()
     trace.success[len(trace)] = bool(result.success[env_id])
     trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)

@@ -97,14 +97,14 @@ def enter_states(player: Player) -> StartChecks:
         soon, late = (share * player.seconds for share in SHARES[split])
         entered: list[ResetState] = []
         failed: dict[int, str] = {}
-        for some in _spread(states, len(player.env_ids)):
+        for batch in _spread(states, len(player.env_ids)):
             if player.hopeless:
                 break
             limit = soon if len(entered) >= FEW else late
             if entered and (perf_counter() - began > limit or len(failed) >= FAILURES):
                 break
-            failed |= _enter(player, starts, split, some, len(entered))
-            entered += some
+            failed |= _enter(player, starts, split, batch, len(entered))
+            entered += batch
         for error in dict.fromkeys(failed.values()):
             ids = ", ".join(str(state) for state, text in failed.items() if text == error)
             player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "fix what raises it")
@@ -116,23 +116,23 @@ def enter_states(player: Player) -> StartChecks:
     return starts
 
 
-def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
+def _enter(player: Player, starts: StartChecks, split: str, batch: Sequence[ResetState], shift: int) -> dict[int, str]:
     """Enter the states. Return the error of each state that cannot be entered."""
-    env_ids = np.roll(player.env_ids, shift)[: len(some)]
-    ids = [state.id for state in some]
+    env_ids = np.roll(player.env_ids, shift)[: len(batch)]
+    ids = [state.id for state in batch]
     try:
-        shown = player.reset(env_ids, ids, [player.seed(0)] * len(ids))
+        env_views = player.reset(env_ids, ids, [player.seed(0)] * len(ids))
     except (Unfit, LeftOut):
         raise
     except Exception as exc:
-        if len(some) == 1 or player.hopeless:
-            return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
+        if len(batch) == 1 or player.hopeless:
+            return {batch[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
         failed: dict[int, str] = {}
-        for state in some:
+        for state in batch:
             if not player.hopeless:
                 failed |= _enter(player, starts, split, [state], 0)
         return failed
-    for state, view in zip(some, shown, strict=True):
+    for state, view in zip(batch, env_views, strict=True):
         view_to_compare = view if len(starts.of(split)) < AGAIN else None
         starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, view_to_compare)
     return {}
@@ -196,13 +196,13 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
     if not pairs:
         return
     chosen = spread(pairs)[:PAIRS]
-    alike = [(a, b) for a, b in chosen if not _differ(player, a.state, b.state)]
-    if not alike:
+    same_scenes = [(a, b) for a, b in chosen if not _differ(player, a.state, b.state)]
+    if not same_scenes:
         return
-    ids = ", ".join(f"{b.state} as {a.state}" for a, b in alike[:4])
+    ids = ", ".join(f"{b.state} as {a.state}" for a, b in same_scenes[:4])
     marks = [start.mark for start in evals]
-    tells = len(set(marks)) == len(marks)
-    if tells or len(pairs) >= 0.9 * len(evals):
+    marks_differ = len(set(marks)) == len(marks)
+    if marks_differ or len(pairs) >= 0.9 * len(evals):
         got = f"{len(pairs)} of {len(evals)} eval states that start as a train state, and run as it: {ids}"
         player.expect(False, "reset_states", "scenes that differ between train and eval", got, "draw them apart")
     else:

@@ -121,7 +121,7 @@ class EnvTrace:
 
     @property
     def won(self) -> bool:
-        return any(self.success.values()) or any(bool(held) for held in self.succeeded)
+        return any(self.success.values()) or any(bool(succeeded) for succeeded in self.succeeded)
 
 
 def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:

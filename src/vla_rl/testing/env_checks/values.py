@@ -82,10 +82,10 @@ def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where
     count = len(obs.instructions)
     fine &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each env, as a tuple")
     if info.state_dim == 0 or obs.state is None:
-        want = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
+        expected = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
         consistent = (info.state_dim == 0) == (obs.state is None)
         got = "None" if obs.state is None else "a state"
-        return f.expect(consistent, f"{where}: state", want, got, "mind info.state_dim") and fine
+        return f.expect(consistent, f"{where}: state", expected, got, "mind info.state_dim") and fine
     if not check_array(f, obs.state, (n, info.state_dim), "float32", f"{where}: state"):
         return False
     bad = int((~np.isfinite(to_numpy(obs.state))).any(-1).sum())
@@ -113,8 +113,8 @@ def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, whe
     fine = f.expect(
         bool(np.isfinite(rewards).all()), f"{where}: rewards", "finite numbers", "NaN or inf", "find the cause"
     )
-    gone = bool((rewards[~executed] == 0).all())
-    f.expect(gone, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
+    masked = bool((rewards[~executed] == 0).all())
+    f.expect(masked, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
     f.expect(not ended[~executed].any(), f"{where}: ends", "only at executed actions", "others", "mask with executed")
     idle = not executed[~active].any()
     fine &= f.expect(idle, f"{where}: executed", "False in envs that are not active", "True", "leave those envs alone")

@@ -130,19 +130,22 @@ def _limits_are_truncations(player: Player) -> None:
         got = f"terminated in each of {len(late)} episodes that lasted to the step limit of {late[0].limit} unsolved"
         player.expect(False, "chunk_step: terminated", expected, got, remedy)
         return
-    lost = [end for end in ends if end.terminated and not end.success]
+    unsolved = [end for end in ends if end.terminated and not end.success]
     longest = max((end.steps for end in ends), default=0)
-    last = [end for end in lost if end.steps == longest]
+    last = [end for end in unsolved if end.steps == longest]
     if (
         len(last) > 3
-        and 2 * len(last) >= len(lost)
+        and 2 * len(last) >= len(unsolved)
         and longest > 2
         and player.seen.longest <= longest
         and all(end.steps < end.limit for end in last)
         and not any(end.truncated for end in ends)
         and sum(end.steps < longest for end in ends) > 1  # no game of fixed length, which is won or lost at its end
     ):
-        got = f"terminated after {longest} actions in {len(last)} of {len(lost)} unsolved episodes, and none is longer"
+        got = (
+            f"terminated after {longest} actions in {len(last)} of {len(unsolved)} unsolved episodes, "
+            "and none is longer"
+        )
         player.expect(False, "chunk_step: terminated", expected, got, remedy)
     cut = [end for end in ends if end.truncated]
     if len(cut) > 2 and all(end.steps == end.limit - 1 > 1 for end in cut):

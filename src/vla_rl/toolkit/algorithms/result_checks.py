@@ -96,10 +96,10 @@ class ResultGuard:
                 f"algorithm {self.algorithm!r} declares extras {sorted(self.extras)} and its `advantages` returned "
                 f"{sorted(extras)}; both have to name the same (Algorithm.extras, Advantages.extras)"
             )
-        taken = {field.name for field in (*ROLLOUT, *ADVANTAGES)}
+        reserved_names = {field.name for field in (*ROLLOUT, *ADVANTAGES)}
         steps, columns, chunk = rollout.valid.shape
         for name, dims in self.extras.items():
-            if name in taken:
+            if name in reserved_names:
                 raise PluginError(
                     f"algorithm {self.algorithm!r} declares an extra {name!r}, and samples have a field of that name "
                     "already; choose another name"

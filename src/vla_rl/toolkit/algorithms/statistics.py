@@ -67,8 +67,8 @@ class RatioQuantiles(Statistic):
 
     def far_quantile(self, share: float) -> float:
         """Return the |log r| (middle of its bin) below which this share of the entries lies."""
-        both = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
-        return math.log(both.quantile((1 + share) / 2))
+        symmetric = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
+        return math.log(symmetric.quantile((1 + share) / 2))
 
     def read(self, name: str) -> dict[str, float]:
         if not bool(self.sums.any()):

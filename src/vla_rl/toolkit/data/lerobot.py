@@ -173,8 +173,8 @@ class LeRobotWriter:
         }
         chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
         for camera, images in recording.images.items():
-            shown = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
-            statistics[f"observation.images.{camera}"] = FeatureStatistics.of_images(shown)
+            frames = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
+            statistics[f"observation.images.{camera}"] = FeatureStatistics.of_images(frames)
         return statistics
 
     def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:

@@ -47,17 +47,19 @@ class _Served(gymnasium.Env[Any, Any]):
         self._chunk = chunk
         self.envs: dict[int, SingleEnv] = {}
 
-    def answer(self, method: str, requests: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
-        """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
-        for env_id in anew:
+    def answer(
+        self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]
+    ) -> dict[int, Answer]:
+        """Call `method` on each env in turn and return the replies. Envs in `to_recreate` are recreated first."""
+        for env_id in to_recreate:
             self._drop(env_id)
-        return {env_id: self._answer(method, env_id, given) for env_id, given in requests.items()}
+        return {env_id: self._answer(method, env_id, arguments) for env_id, arguments in requests.items()}
 
-    def _answer(self, method: str, env_id: int, given: tuple[Any, ...]) -> Answer:
+    def _answer(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
         try:
             if env_id not in self.envs:
                 self.envs[env_id] = _created_env(self._make, self._first + env_id)
-            return "answer", getattr(self, f"_{method}")(self.envs[env_id], *given)
+            return "answer", getattr(self, f"_{method}")(self.envs[env_id], *arguments)
         except NotOffered as exc:
             return "not offered", str(exc)
         except UserError as exc:
@@ -160,7 +162,7 @@ class _ProcessType(Protocol):
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None: ...
 
     def receive(self, timeout: float) -> dict[int, Answer]:
         """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
@@ -180,8 +182,8 @@ class Inline:
         """Envs that have been called at least once."""
         return self._served.envs
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
-        self._call = method, requests, anew
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+        self._call = method, requests, to_recreate
 
     def receive(self, timeout: float) -> dict[int, Answer]:
         return self._served.answer(*self._call)
@@ -213,8 +215,8 @@ class SeparateProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
-    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
-        self._vector.call_async("answer", method, requests, anew)
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+        self._vector.call_async("answer", method, requests, to_recreate)
 
     def receive(self, timeout: float) -> dict[int, Answer]:
         try:
@@ -275,7 +277,7 @@ class EnvProcess:
     episodes: int = 0
     ready: set[int] = Factory(set)
     """Envs that were reset and have not broken since."""
-    _anew: set[int] = Factory(set)
+    _to_recreate: set[int] = Factory(set)
     """Envs to recreate at their next reset, since they are broken."""
     _process: _ProcessType | None = None
     _unsent: str = ""
@@ -302,7 +304,7 @@ class EnvProcess:
         assert self._process is not None
         try:
             self._unsent = ""
-            self._process.send(method, requests, self._anew & requests.keys())
+            self._process.send(method, requests, self._to_recreate & requests.keys())
         except OSError as exc:
             self._unsent = f"its process ended before {method}: {exc}"
 
@@ -321,15 +323,15 @@ class EnvProcess:
     def was_reset(self, env_id: int) -> None:
         self.episodes += 1
         self.ready.add(env_id)
-        self._anew.discard(env_id)
+        self._to_recreate.discard(env_id)
 
     def mend(self, env_id: int) -> bool:
         """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
         is alone in its process, or was already recreated in vain."""
-        if len(self.env_ids) == 1 or env_id in self._anew:
+        if len(self.env_ids) == 1 or env_id in self._to_recreate:
             return False
         self.ready.discard(env_id)
-        self._anew.add(env_id)
+        self._to_recreate.add(env_id)
         return True
 
     def stale(self, limits: Processes) -> bool:
@@ -348,7 +350,7 @@ class EnvProcess:
 
     def discard(self) -> None:
         self.ready.clear()
-        self._anew.clear()
+        self._to_recreate.clear()
         process = self._process
         self._process = None
         try:

@@ -168,20 +168,20 @@ class Tracker:
         if self._saved is None or self._run is None:
             return
         step, folder = self._saved
-        held = Path(self._run.folder) / HELD / self._name / folder.name
+        copied = Path(self._run.folder) / HELD / self._name / folder.name
         try:
-            shutil.rmtree(held, ignore_errors=True)
-            shutil.copytree(folder, held, copy_function=link_or_copy)
+            shutil.rmtree(copied, ignore_errors=True)
+            shutil.copytree(folder, copied, copy_function=link_or_copy)
         except OSError as exc:
             self._complain("a checkpoint", exc)
             return
 
         def upload() -> None:
             try:
-                self._store.checkpoint(step, held)
+                self._store.checkpoint(step, copied)
             finally:
-                shutil.rmtree(held, ignore_errors=True)
-                for parent in (held.parent, held.parent.parent):
+                shutil.rmtree(copied, ignore_errors=True)
+                for parent in (copied.parent, copied.parent.parent):
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
 

@@ -134,9 +134,9 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
 def _check_shares(plan: Plan, cluster: Cluster) -> None:
     """Raise DoesNotFit if workers ask for more than the cluster, or their node, has."""
     nodes = {node.name: node for node in cluster.nodes}
-    lost = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
-    if lost:
-        raise DoesNotFit(f"no node is named {lost[0]!r}; there are: {', '.join(nodes)}")
+    unknown_nodes = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
+    if unknown_nodes:
+        raise DoesNotFit(f"no node is named {unknown_nodes[0]!r}; there are: {', '.join(nodes)}")
     everywhere: list[tuple[str | None, Cluster | Node]] = [(None, cluster), *nodes.items()]
     for name, capacity in everywhere:
         slots = [slot for slot in plan.slots if name in (None, slot.node)]
@@ -160,8 +160,8 @@ def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
         **{node.name: node.memory for node in cluster.nodes},
     }
     for name, memory in memory_of_node.items():
-        here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
-        envs = job.num_envs * here // workers
+        sim_workers = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
+        envs = job.num_envs * sim_workers // workers
         needed = envs * job.env_memory
         if needed > memory:
             raise DoesNotFit(

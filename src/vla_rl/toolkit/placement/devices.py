@@ -149,9 +149,9 @@ def free(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
 
 def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: Cluster, hint: str) -> None:
     """Raise DoesNotFit if two roles name the same device."""
-    both = [device for device in of[a] if device in set(of[b]) and device.index is not None]
-    if both:
-        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(both, cluster)}; {hint}")
+    shared = [device for device in of[a] if device in set(of[b]) and device.index is not None]
+    if shared:
+        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(shared, cluster)}; {hint}")
 
 
 def arrange(
@@ -207,18 +207,20 @@ def arrange(
     return checked(Plan(slots=tuple(slots), offload=offload, **arranged), cluster, job)
 
 
-def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
+def _shares(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
     """Return the CPUs of a node's workers without and with simulators. With GPUs, each worker without simulators gets a
     core, and the simulators share the rest; without GPUs, all workers share equally."""
     cpus = node.cpus
     if not cluster.gpus:
-        share = cpus / len(here)
+        share = cpus / len(worker_roles)
         share = float(int(share)) if share >= 1 else _floor(share)
         return share, share
-    if len(here) > cpus:
-        raise DoesNotFit(f"{len(here)} workers need a CPU core each, and there are {cpus:g} on node {node.name!r}")
-    sims = sum("sim" in of for of in here)
-    return 1.0, float((cpus - len(here) + sims) // max(sims, 1))
+    if len(worker_roles) > cpus:
+        raise DoesNotFit(
+            f"{len(worker_roles)} workers need a CPU core each, and there are {cpus:g} on node {node.name!r}"
+        )
+    sims = sum("sim" in of for of in worker_roles)
+    return 1.0, float((cpus - len(worker_roles) + sims) // max(sims, 1))
 
 
 def _floor(share: float) -> float:

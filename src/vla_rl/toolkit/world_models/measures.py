@@ -61,15 +61,15 @@ def measure(
         outcome_disagreement: of the probability of success after a chunk.
     """
     replay = imagine_episodes(model, windows, seed)
-    some = (
+    first_windows = (
         windows
         if action_episodes is None
         else take_rows(windows, np.arange(min(action_episodes, len(windows.instructions))))
     )
     measures = (
         _pictures(replay, windows)
-        | _actions(model, some, seed)
-        | _disagreement(replay, imagine_episodes(model, some, seed, "again"))
+        | _actions(model, first_windows, seed)
+        | _disagreement(replay, imagine_episodes(model, first_windows, seed, "again"))
     )
     executed_steps = np.concatenate(replay.executed)
     classes = np.concatenate(replay.outcomes)[executed_steps]

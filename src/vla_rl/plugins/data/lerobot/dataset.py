@@ -183,9 +183,9 @@ def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeM
                 f"{where}: there are {count or 'no'} rows of episode {episode.index}, meta/ lists{listed or ' it'}; "
                 "download it again"
             )
-    odd = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
-    if odd.any():
-        row = int(np.flatnonzero(odd)[0])
+    jumps = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
+    if jumps.any():
+        row = int(np.flatnonzero(jumps)[0])
         frame, following = table["frame_index"][row : row + 2]
         raise UserError(
             f"{where}: in episode {table['episode_index'][row]} frame {following} follows frame {frame}; a chunk needs "

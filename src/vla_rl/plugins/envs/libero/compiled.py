@@ -57,12 +57,12 @@ def take_apart(xml: str) -> Sources:
     for texture in root.iter("texture"):
         alone = None
         if "file" in texture.attrib:
-            given = dict(texture.attrib)
-            name = given.pop("name", Path(given["file"]).stem)
-            alone = _alone(given)
+            attributes = dict(texture.attrib)
+            name = attributes.pop("name", Path(attributes["file"]).stem)
+            alone = _alone(attributes)
             texture.attrib.clear()
             texture.attrib.update(name=name, builtin="flat", width="1", height="1")
-            texture.attrib.update({key: given[key] for key in ("type",) if key in given})
+            texture.attrib.update({key: attributes[key] for key in ("type",) if key in attributes})
         pictures.append(alone)
     return Sources(ET.tostring(root, "unicode"), tuple(pictures))
 

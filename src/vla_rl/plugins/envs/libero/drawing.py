@@ -75,12 +75,12 @@ class CameraModel:
     """Renders one model as robosuite does: visual meshes only."""
 
     def __init__(
-        self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int, simple: bool = False
+        self, model: mujoco.MjModel, textures: Sequence[Texture | None], largest: int, simple: bool = False
     ) -> None:
         """Create a renderer.
 
         Args:
-            shown: textures, indexed by texture number; None: the model's own.
+            textures: indexed by texture number; None: the model's own.
             largest: height or width of the largest image in pixels.
             simple: draw simplified meshes.
         """
@@ -89,11 +89,11 @@ class CameraModel:
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
         self._model = model
-        self.textures = tuple(texture for texture in shown if texture is not None)
+        self.textures = tuple(texture for texture in textures if texture is not None)
         with simplified(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()
-        for number, texture in enumerate(shown):
+        for number, texture in enumerate(textures):
             if texture is not None:
                 self._context.texture[number] = texture.number
         self._scene = mujoco.MjvScene(model, MOST_GEOMS)

@@ -93,8 +93,11 @@ class SceneCache:
         tasks_in_use = {episode.task for episode in self._episodes_of.values()}
         for task in [task for task in self._built if task not in tasks_in_use]:
             textures = {texture for scene in self._built.values() for texture in scene.textures}
-            taken = [scene.memory for scene in self._built.values()]
-            if sum(taken) + max(taken) + sum(texture.memory for texture in textures) > self._config.memory_mib * MIB:
+            scene_sizes = [scene.memory for scene in self._built.values()]
+            if (
+                sum(scene_sizes) + max(scene_sizes) + sum(texture.memory for texture in textures)
+                > self._config.memory_mib * MIB
+            ):
                 self._close(task)
 
     def _close(self, task: LiberoTask) -> None:

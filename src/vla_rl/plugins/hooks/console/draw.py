@@ -172,11 +172,11 @@ def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the policy lag of asynchronous rollouts and the learner's waiting time; empty for synchronous runs."""
     if "rollout/running_tickets" not in metrics:
         return {}
-    shown = {"policy lag": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
-    shown |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "running")}
+    cells = {"policy lag": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
+    cells |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "running")}
     if metrics.get("time/step"):
-        shown["learner waited"] = f"{metrics.get('time/rollout', 0.0) / metrics['time/step']:.0%}"
-    return shown
+        cells["learner waited"] = f"{metrics.get('time/rollout', 0.0) / metrics['time/step']:.0%}"
+    return cells
 
 
 def _bar(done: int, total: int, colour: str) -> RenderableType:

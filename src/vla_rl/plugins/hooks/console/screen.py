@@ -75,8 +75,8 @@ class Screen:
 
     def on_checkpoint(self, run: Run, folder: Path) -> None:
         path = Path(folder)
-        shown = path.relative_to(run.folder) if path.is_relative_to(run.folder) else path
-        self._say(f"[dim]checkpoint {escape(str(shown))}[/]")
+        shown_path = path.relative_to(run.folder) if path.is_relative_to(run.folder) else path
+        self._say(f"[dim]checkpoint {escape(str(shown_path))}[/]")
 
     def on_fault(self, step: int, message: str) -> None:
         self._say(f"[bold red]fault at step {step}:[/] {escape(message)}")

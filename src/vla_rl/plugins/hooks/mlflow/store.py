@@ -35,11 +35,11 @@ class MlflowStore:
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs each table that it creates
-        given = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        configured_uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         runs_folder = Path(run.folder).resolve().parent
-        uri = given or f"sqlite:///{runs_folder / 'mlflow.db'}"
+        uri = configured_uri or f"sqlite:///{runs_folder / 'mlflow.db'}"
         self._client = MlflowClient(uri)
-        experiment = self._experiment(None if given else str(runs_folder / "mlartifacts"))
+        experiment = self._experiment(None if configured_uri else str(runs_folder / "mlartifacts"))
         if known is not None:
             self._client.update_run(known, status="RUNNING")
             self._id = known

@@ -140,7 +140,9 @@ class GrootModule(FlowModule):
         if isinstance(self.value_head, PrefixValueHead):
             summary = torch.cat([mean_over(mixed, mask), state_tokens[:, 0]], dim=1)
         sources = self.sources(mixed, attention_mask, len(head.model.transformer_blocks[::2]))
-        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], state_tokens, summary)
+        return GrootPrefix(
+            head.model.pairs(sources), [source_mask for _, source_mask in sources], state_tokens, summary
+        )
 
     def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""

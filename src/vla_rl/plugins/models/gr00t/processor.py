@@ -39,8 +39,10 @@ def read_processor(folder: Path, config: GrootConfig, measured: Statistics | Non
     kinds, rows = settings.section("modality_configs"), read_keys(numbers)
     empty = Record(source=str(statistics_file), data={}, error=CheckpointError)
     statistics = read_keys(statistics_file) if measured is None or statistics_file.is_file() else empty
-    both = (name for name in statistics.data if name in kinds.data)
-    tag = (choose_embodiment if measured is None else choose_new_embodiment)(statistics_file, both, config.embodiment)
+    embodiments = (name for name in statistics.data if name in kinds.data)
+    tag = (choose_embodiment if measured is None else choose_new_embodiment)(
+        statistics_file, embodiments, config.embodiment
+    )
     if tag not in rows.data:
         raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows.data)}")
     robot = kinds.section(tag)

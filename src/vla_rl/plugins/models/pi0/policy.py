@@ -67,6 +67,6 @@ def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
     False for masked ones. Padding tokens attend to masked images as well."""
     rows, count = pixels.shape[:2]
-    shown = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
-    black = pixels.new_full((rows, shown.shape[1] - count, *pixels.shape[2:]), -1.0)
-    return torch.cat([pixels, black], dim=1), shown
+    is_camera = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
+    black = pixels.new_full((rows, is_camera.shape[1] - count, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), is_camera

@@ -222,8 +222,8 @@ class SmolVLAModule(FlowModule):
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
-        both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
-        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(both))).to(self._dtype)
+        embedded = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
+        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(embedded))).to(self._dtype)
         expert = net.vlm_with_expert.lm_expert
         for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
             base = normed(layer.input_layernorm, hidden)

@@ -85,8 +85,8 @@ class Heads(nn.Module):
         looks = zip(self.glances, pictures, path.places, strict=True)
         picture_features = [glance(picture, places, condition, noise) for glance, picture, places in looks]
         earlier = torch.cat((path.start[:, None], path.poses[:, :-1]), dim=1)
-        given = condition[:, None].expand(-1, path.steps.shape[1], -1)
-        features = torch.cat((*picture_features, path.poses, earlier, path.steps, given), dim=2)
+        repeated_condition = condition[:, None].expand(-1, path.steps.shape[1], -1)
+        features = torch.cat((*picture_features, path.poses, earlier, path.steps, repeated_condition), dim=2)
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
     def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:

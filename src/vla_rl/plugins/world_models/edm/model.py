@@ -72,9 +72,10 @@ class EDM(WorldModel):
             raise UserError("world model 'edm' is built for a simulator: give `Context.env`")
         sizes = set(info.cameras.values())
         if len(sizes) != 1 or any(side % config.fold for side in next(iter(sizes))):
-            shown = ", ".join(f"{name} {h} x {w}" for name, (h, w) in info.cameras.items()) or "none"
+            camera_sizes = ", ".join(f"{name} {h} x {w}" for name, (h, w) in info.cameras.items()) or "none"
             raise UserError(
-                f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; there are: {shown}"
+                f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; "
+                f"there are: {camera_sizes}"
             )
         self.config = config
         self.history = config.history
@@ -86,11 +87,11 @@ class EDM(WorldModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(context.seed, "world-model/edm"))
             size, history = config.condition, config.history
-            given, shares = history * frame, 0
+            input_channels, shares = history * frame, 0
             if config.residual:
-                given, shares = (history - 1 + LAYERS) * frame + WHERE * len(info.cameras), LAYERS * frame // 3
+                input_channels, shares = (history - 1 + LAYERS) * frame + WHERE * len(info.cameras), LAYERS * frame // 3
             unet = config.channels, config.depths, size
-            denoiser = Denoiser(frame, given, history, chunk, info.state_dim, *unet, more=shares)
+            denoiser = Denoiser(frame, input_channels, history, chunk, info.state_dim, *unet, more=shares)
             heads = Heads(len(info.cameras), info.action_dim, info.state_dim, config.heads, size)
         motion = Motion(len(info.cameras), info.action_dim, info.state_dim, next(iter(sizes)))
         networks = Networks(denoiser, heads)

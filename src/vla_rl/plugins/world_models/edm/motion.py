@@ -110,8 +110,8 @@ class Motion(nn.Module):
         """Return the layers [B, LAYERS, cameras 3, H, W] that the next pictures are composed of, from pictures [B,
         cameras 3, H, W]: the picture shifted as its camera moves (the scene); shifted as the robot moves in it; and the
         mean of all pictures, which also fills what the shifts bring into view."""
-        gone = path.poses[:, -1] - path.start
-        scene = [shift(gone) for shift in self.shifts]
+        displacement = path.poses[:, -1] - path.start
+        scene = [shift(displacement) for shift in self.shifts]
         robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
         usual = torch.where(self.seen > 0, self.usual, pictures)
         return torch.stack((*(_shifted(pictures, by, usual) for by in (scene, robot)), usual), dim=1)

@@ -53,9 +53,9 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk
     """
     actions = np.asarray(to_numpy(actions), np.float32)
     low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
-    want = (len(env_ids), chunk, len(low))
-    if actions.shape != want:
-        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {want} (envs, chunk, dims)")
+    expected = (len(env_ids), chunk, len(low))
+    if actions.shape != expected:
+        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {expected} (envs, chunk, dims)")
     outside = ~((actions >= low - BOUND_TOLERANCE) & (actions <= high + BOUND_TOLERANCE))
     if outside.any():
         index, step, dim = (int(i) for i in np.argwhere(outside)[0])

@@ -73,10 +73,10 @@ class WorldModelRecordings(WorldModelRecordingInterface):
 
 def _copy(obs: Observation, env_id: int) -> Observation:
     """Return the observation of one env in memory of its own, because a simulator may write into what it returned."""
-    taken = obs.take(np.array([env_id])).numpy()
-    images = {camera: np.array(frames) for camera, frames in taken.images.items()}
-    state = None if taken.state is None else np.array(taken.state, np.float32)
-    return Observation(images=images, instructions=taken.instructions, state=state)
+    env_obs = obs.take(np.array([env_id])).numpy()
+    images = {camera: np.array(frames) for camera, frames in env_obs.images.items()}
+    state = None if env_obs.state is None else np.array(env_obs.state, np.float32)
+    return Observation(images=images, instructions=env_obs.instructions, state=state)
 
 
 def _recording(running: _Running) -> RecordedEpisode:
