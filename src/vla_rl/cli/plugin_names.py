@@ -21,7 +21,7 @@ def check_name(name: str) -> str:
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", package):
         raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
-    owner = _taken(package)
+    owner = _owner_of(package)
     if owner:
         raise UserError(f"{name!r} cannot name a plugin: it is {owner}; take another name, such as my_{package}")
     return package
@@ -46,7 +46,7 @@ def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
             )
 
 
-def _taken(package: str) -> str | None:
+def _owner_of(package: str) -> str | None:
     """Return the owner of the name; None if it is free."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"

@@ -29,7 +29,7 @@ SpecLike = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _in_words(function: F) -> F:
+def _with_path_errors(function: F) -> F:
     """Raise UserError where the operating system does not take a path that was given."""
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ def _in_words(function: F) -> F:
     return called  # type: ignore[return-value]
 
 
-@_in_words
+@_with_path_errors
 def run(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -74,7 +74,7 @@ def run(
     return _train(train, spec, folder, "", overrides, resume, live)
 
 
-@_in_words
+@_with_path_errors
 def clone(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -90,13 +90,13 @@ def clone(
     return _train(imitate, spec, folder, "-sft", overrides, resume, live)
 
 
-@_in_words
+@_with_path_errors
 def open_run(folder: str | Path) -> RunRecord:
     """Open an earlier run, or one that another process is still running. Raises UserError if the folder holds none."""
     return RunRecord(folder)
 
 
-@_in_words
+@_with_path_errors
 def check(
     spec: SpecLike,
     *,
@@ -116,7 +116,7 @@ def check(
     return loaded
 
 
-@_in_words
+@_with_path_errors
 def evaluate(
     what: SpecLike,
     checkpoint: str | Path | None = None,
@@ -156,7 +156,7 @@ def evaluate(
         line.clear()
 
 
-@_in_words
+@_with_path_errors
 def benchmark(
     what: SpecLike,
     name: str,
@@ -189,7 +189,7 @@ def benchmark(
     )
 
 
-@_in_words
+@_with_path_errors
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """Compare two files of `vla-rl eval --output`, or two folders of benchmarks, on their common states (`vla-rl
     compare`). Return "all", and each task -> `Pair`, whose `p` is McNemar's."""
@@ -200,7 +200,7 @@ def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     return paired(episodes(Path(first)), episodes(Path(second)))
 
 
-@_in_words
+@_with_path_errors
 def plan(
     spec: SpecLike,
     profiles: Sequence[str | Path] = (),
@@ -222,7 +222,7 @@ def plan(
     return forecast(loaded, files, devices, cpus, memory)
 
 
-@_in_words
+@_with_path_errors
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """Write one HTML page about a run (`vla-rl report`). Return its file."""
     from vla_rl.cli.report.write import write
@@ -230,7 +230,7 @@ def report(folder: str | Path, output: str | Path | None = None, *, video_mb: fl
     return write(Path(folder), None if output is None else Path(output), video_mb)
 
 
-@_in_words
+@_with_path_errors
 def export(
     what: str | Path,
     to: str | Path,
@@ -295,7 +295,7 @@ class Served:
             started.set()
 
 
-@_in_words
+@_with_path_errors
 def serve(
     what: str | Path | Policy,
     *,
@@ -360,7 +360,7 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
-@_in_words
+@_with_path_errors
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """Write a third-party project with a working plugin (`vla-rl new-plugin`). Return its folder."""
     from vla_rl.cli.new_plugin import new_plugin as make
@@ -368,7 +368,7 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     return Path(make(kind, name, Path(folder or name)))
 
 
-@_in_words
+@_with_path_errors
 def examples(to: str | Path | None = None) -> list[Path]:
     """Return the specs that come with vla-rl (`vla-rl examples`), or with `to` their copies in that folder."""
     from vla_rl.cli import example_specs

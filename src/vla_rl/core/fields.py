@@ -76,7 +76,7 @@ def arranged(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {**attributes, "extras": extras}
 
 
-def fits(shape: Iterable[int], dims: str, sizes: dict[str, int]) -> bool:
+def shape_matches(shape: Iterable[int], dims: str, sizes: dict[str, int]) -> bool:
     """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing). `sizes`
     maps the dimensions that are known to their sizes."""
     shape = tuple(shape)

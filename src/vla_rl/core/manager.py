@@ -227,7 +227,7 @@ def check_module(name: str, module: ModuleType) -> None:
             )
 
 
-def _most_wanted(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
+def _largest_answer(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
     """Return the largest answer of `frames_wanted`. Raises PluginError for one that is no number."""
     try:
         return max((index(answer) for answer in answers), default=0)
@@ -251,7 +251,7 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
     _trace(manager, "event")
     calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
     wishes = calls["frames_wanted"]
-    calls["frames_wanted"] = lambda *args, **kwargs: _most_wanted(wishes(*args, **kwargs), pairs)
+    calls["frames_wanted"] = lambda *args, **kwargs: _largest_answer(wishes(*args, **kwargs), pairs)
     return cast(RunEvents, _Wrapped(manager, calls))
 
 
@@ -326,7 +326,9 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
         result = function(*args)
         if result is None or (kind is not None and isinstance(result, tuple)):
             who = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
-            raise PluginError(f"{who} returned {_returned(result)}; it must return {expected}{_hint(result, expected)}")
+            raise PluginError(
+                f"{who} returned {_formatted_result(result)}; it must return {expected}{_hint(result, expected)}"
+            )
         return result
 
     return checked
@@ -338,7 +340,7 @@ def _place(function: Callable[..., Any]) -> str:
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
-def _returned(result: object) -> str:
+def _formatted_result(result: object) -> str:
     """Describe a wrong return value for messages."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else "None"
 
@@ -429,7 +431,8 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             result_lost = stop.value is None and result is not None and "None" not in expected
             if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {who}{_place(function)} returned {_returned(stop.value)}, not what it went around; "
+                    f"wrapper {who}{_place(function)} returned {_formatted_result(stop.value)}, not what it went "
+                    f"around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
                 ) from None
             return stop.value

@@ -59,7 +59,7 @@ class AdvantageCase:
     def advantages(self, rollout: Rollout) -> Advantages:
         return self.algorithm.advantages(self.algorithm.shape_rewards(rollout))
 
-    def pull(self, rollout: Rollout) -> Tensor:
+    def weighted_advantages(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: advantage times share of the loss, of each action; where neither is by action, its chunk's."""
         result, like = self.advantages(rollout), rollout.rewards
         counts = result.divisors[0].sum().clamp_min(1e-12)
@@ -135,7 +135,7 @@ def _outcomes(case: AdvantageCase) -> None:
         pulls = []
         for outcome in (False, True):
             won = (*WON[:n], outcome, *WON[n + 1 :])
-            pulls.append(float(case.pull(case.rollout(won))[:, n].mean()))
+            pulls.append(float(case.weighted_advantages(case.rollout(won))[:, n].mean()))
         case.f.expect(
             pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls)),
             "advantages",
@@ -166,7 +166,7 @@ def _credit(case: AdvantageCase) -> None:
     rewards = rollout.rewards.clone()
     rewards[STEPS // 2, n, -1] = HUGE
     changed_rollout = rollout.evolve(rewards=rewards)
-    before, after = case.pull(rollout), case.pull(changed_rollout)
+    before, after = case.weighted_advantages(rollout), case.weighted_advantages(changed_rollout)
     peak = float(after[: e + 1, n].max() - after.median())
     fine = bool(after[e, n] >= before[e, n] - 1e-6)
     if case.values != "none":
@@ -268,14 +268,14 @@ def _baseline(case: AdvantageCase) -> None:
     assert rollout.values is not None
     values = rollout.values.clone()
     values[t, n] += HUGE
-    one, other = case.pull(rollout), case.pull(rollout.evolve(values=values))
+    one, other = case.weighted_advantages(rollout), case.weighted_advantages(rollout.evolve(values=values))
     e = t * CHUNK + CHUNK - 1
     got = f"{float(one[e, n]):.3g}, then {float(other[e, n]):.3g}"
     expected = "no higher advantage where the critic expected more"
     case.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
     less = values.clone()
     less[t, n] -= 2 * HUGE
-    lower = case.pull(rollout.evolve(values=less))[e, n]  # advantages below 0 may be dropped
+    lower = case.weighted_advantages(rollout.evolve(values=less))[e, n]  # advantages below 0 may be dropped
     expected = "a lower advantage where the critic expected more, as `needs` has values"
     used = not bool(other[e, n] == one[e, n] == lower)
     case.f.expect(used, "advantages", expected, "the same", "subtract the values")
@@ -334,7 +334,7 @@ def _episodes_apart(case: AdvantageCase) -> None:
         rewards, values = once.rewards.clone(), once.values.clone()
         rewards[3, n, 0], values[2, n] = HUGE, -HUGE
         following = once.evolve(rewards=rewards, values=values)
-        pull = case.pull(following)
+        pull = case.weighted_advantages(following)
         gap = float((pull[: 2 * CHUNK, n] - pull.median()).abs().max() / (pull.max() - pull.min()).clamp_min(1e-12))
         expected, remedy = f"nothing of the next episode before the end of one ({how})", "cut sums at every end"
         case.f.expect(gap <= NOISE, "advantages", expected, f"{gap:.0%} of the largest advantage", remedy)

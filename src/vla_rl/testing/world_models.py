@@ -19,7 +19,7 @@ from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
-from vla_rl.toolkit.world_models.windows import part, take_rows
+from vla_rl.toolkit.world_models.windows import take_frames, take_rows
 
 ROWS = 4
 ROLLOUT = 2
@@ -52,7 +52,7 @@ class _Case:
     @property
     def past(self) -> Windows:
         """Return copies of the windows' history, from which imagination starts."""
-        return take_rows(part(self.windows, 0, self.mind.history), self.rows)
+        return take_rows(take_frames(self.windows, 0, self.mind.history), self.rows)
 
     @property
     def actions(self) -> Array:

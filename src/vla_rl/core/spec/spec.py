@@ -140,7 +140,7 @@ class Spec:
         size, key = value.group_size, "env.num_envs" if value.episodes is None else "rollout.episodes"
         count = value.episodes or self.env.num_envs
         if count % size:
-            raise problem(f"{size} does not divide {key} {count}; {_nearest(size, count, key)}", "group_size")
+            raise problem(f"{size} does not divide {key} {count}; {_suggested_sizes(size, count, key)}", "group_size")
 
     @asynchrony.validator
     def _asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
@@ -341,7 +341,7 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
         wrong += [item for item in exc.items if item not in wrong]
-    wrong += _misfits(spec, modules) if spec is not None else []
+    wrong += _incompatibilities(spec, modules) if spec is not None else []
     unread = [error.unread for error in document.errors if error.unread is not None]
     errors += [source.place(*item) for item in wrong if not any(item[0][: len(path)] == path for path in unread)]
     if errors or spec is None:
@@ -361,7 +361,7 @@ def acts_only(spec: Spec) -> bool:
     return plugins.load("model", spec.model.type, spec.plugins).acts_only
 
 
-def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """Return problems of components that are valid alone but incompatible with each other."""
     if takes_data_statistics(spec):
         return []
@@ -396,15 +396,15 @@ def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[
     return good, wrong
 
 
-def _nearest(size: int, count: int, key: str) -> str:
+def _suggested_sizes(size: int, count: int, key: str) -> str:
     """Suggest group sizes and counts that divide evenly, near those given."""
     below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
     above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
-    return f"use {_either([below, *above])}, or {key} {_either(fitting)}"
+    return f"use {_alternatives([below, *above])}, or {key} {_alternatives(fitting)}"
 
 
-def _either(numbers: Sequence[int]) -> str:
+def _alternatives(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))
 
 

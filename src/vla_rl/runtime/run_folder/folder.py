@@ -160,7 +160,7 @@ class RunFolder:
         target = self.checkpoints / f"step_{state.step:06d}"
         partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
         try:
-            self._tidy()
+            self._repair_checkpoints()
             (partial / "model").mkdir(parents=True)
             (partial / "trainer").mkdir()
             write(partial / "model", partial / "trainer")
@@ -178,7 +178,7 @@ class RunFolder:
             free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
             full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
             with suppress(OSError):  # an error in tidying would hide the first one
-                self._tidy()
+                self._repair_checkpoints()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
                 f"  {free / 2**20:.1f} MiB were free on that disk\n"
@@ -195,7 +195,7 @@ class RunFolder:
         """Return state and trainer folder of the newest sound checkpoint; None if there is no checkpoint at all. Newer
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
         """
-        self._tidy()
+        self._repair_checkpoints()
         damaged: dict[Path, CheckpointError] = {}
         for checkpoint in self._saved():
             try:
@@ -204,7 +204,7 @@ class RunFolder:
                 damaged[checkpoint] = exc
                 continue
             for other, why in damaged.items():
-                aside = self._set_aside(other)
+                aside = self._mark_damaged(other)
                 logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
             if damaged:
                 self._point_last_to(checkpoint)
@@ -223,7 +223,7 @@ class RunFolder:
         }
         return [folder_of_step[step] for step in sorted(folder_of_step, reverse=True)]
 
-    def _tidy(self) -> None:
+    def _repair_checkpoints(self) -> None:
         """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
         half-written ones; replace what a copy made of the link.
         """
@@ -238,9 +238,9 @@ class RunFolder:
         for name in (LAST, f".{LAST}"):
             link = self.checkpoints / name
             if os.path.lexists(link) and not link.is_symlink():
-                self._clear(link)
+                self._make_room_for_link(link)
 
-    def _clear(self, link: Path) -> None:
+    def _make_room_for_link(self, link: Path) -> None:
         """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
         place. Content that is nowhere else becomes a checkpoint, or is kept under another name.
         """
@@ -248,7 +248,7 @@ class RunFolder:
             names_one = link.stat().st_size < 100 and STEP.fullmatch(
                 link.read_text(encoding="utf-8", errors="replace").strip()
             )
-            link.unlink() if names_one else self._keep_aside(link)
+            link.unlink() if names_one else self._keep_under_another_name(link)
             return
         same = [saved for saved in self._saved() if same_manifest(saved, link)]
         if any(not damage(saved) for saved in same):
@@ -257,25 +257,27 @@ class RunFolder:
         try:
             step = read_state(link).step
         except CheckpointError as exc:
-            logger.warning("%s\n  kept as %s", exc, self._keep_aside(link).name)
+            logger.warning("%s\n  kept as %s", exc, self._keep_under_another_name(link).name)
             return
         target = self.checkpoints / f"step_{step:06d}"
         if target.exists() and not damage(target):
-            logger.warning("%s differs from %s; kept as %s", link, target.name, self._keep_aside(link).name)
+            logger.warning(
+                "%s differs from %s; kept as %s", link, target.name, self._keep_under_another_name(link).name
+            )
             return
         if target.exists():
-            self._set_aside(target)
+            self._mark_damaged(target)
         os.replace(link, target)
         logger.warning("%s is a folder, as copies of runs have it; taken for %s", link, target.name)
 
-    def _keep_aside(self, other: Path) -> Path:
+    def _keep_under_another_name(self, other: Path) -> Path:
         name = f"kept_{other.name.removeprefix('.')}"
         free = (self.checkpoints / (name if number == 1 else f"{name}{number}") for number in count(1))
         aside = next(path for path in free if not os.path.lexists(path))
         os.replace(other, aside)
         return aside
 
-    def _set_aside(self, damaged: Path) -> Path:
+    def _mark_damaged(self, damaged: Path) -> Path:
         aside = damaged.with_name(f"damaged_{damaged.name}")
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(damaged, aside)

@@ -85,7 +85,7 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
 
 def independent_envs(player: Player, reference: Reference) -> None:
     """Check that an env's results depend neither on its number nor on the other envs."""
-    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
+    scripts, first, count = _scripts_of(reference), reference.traces, len(player.env_ids)
     if count < 2:
         raise LeftOut("there is one env only")
     turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
@@ -104,7 +104,7 @@ def independent_envs(player: Player, reference: Reference) -> None:
 
 def chunks(player: Player, reference: Reference) -> None:
     """A chunk does what its actions do one after the other; shorter chunks are applied too."""
-    scripts, first = _of(reference), reference.traces
+    scripts, first = _scripts_of(reference), reference.traces
     length = len(scripts[0])
     count = min(length, player.chunk * max(1, player.affordable(0.06, 1, length) // player.chunk))
     short = {env_id: script.cut(count) for env_id, script in scripts.items()}
@@ -126,7 +126,7 @@ def chunks(player: Player, reference: Reference) -> None:
 
 def independent_envs_agree(player: Player, reference: Reference) -> None:
     """Resets of other envs, calls without an active env and questions to the expert change nothing."""
-    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
+    scripts, first, count = _scripts_of(reference), reference.traces, len(player.env_ids)
     widths, middle = _in_parts(player, first)
     for env_id in (0, count - 1) if count > 1 else ():
         other = scripts[(env_id + 1) % count]
@@ -152,7 +152,7 @@ def independent_envs_agree(player: Player, reference: Reference) -> None:
 
 def expert_leaves_others(player: Player, reference: Reference) -> None:
     """Asking the expert has no effect on the envs."""
-    scripts = _of(reference)
+    scripts = _scripts_of(reference)
 
     def ask(index: int) -> None:
         try:
@@ -171,7 +171,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
     Args:
         another: builds the simulator once more; none: the one that is there goes back.
     """
-    scripts = _of(reference)
+    scripts = _scripts_of(reference)
     (widths, middle), original_env = _in_parts(player, reference.traces), player.env
 
     def back(index: int) -> None:
@@ -204,7 +204,7 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
 # ------------------------------------------------------------------------------------------------------ inside
 
 
-def _of(reference: Reference) -> dict[int, Script]:
+def _scripts_of(reference: Reference) -> dict[int, Script]:
     if not reference.holds:
         raise LeftOut(NOT_TWICE)
     return reference.scripts

@@ -291,7 +291,7 @@ class EnvProcess:
         """Process id; 0: no process is running."""
         return 0 if self._process is None else self._process.pid
 
-    def here(self, env_id: int) -> SingleEnv:
+    def local_env(self, env_id: int) -> SingleEnv:
         """Return the env object. It must live in this process and have been reset."""
         assert isinstance(self._process, Inline)
         return self._process.envs[env_id]
@@ -325,7 +325,7 @@ class EnvProcess:
         self.ready.add(env_id)
         self._to_recreate.discard(env_id)
 
-    def mend(self, env_id: int) -> bool:
+    def schedule_recreation(self, env_id: int) -> bool:
         """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
         is alone in its process, or was already recreated in vain."""
         if len(self.env_ids) == 1 or env_id in self._to_recreate:

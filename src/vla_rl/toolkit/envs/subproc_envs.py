@@ -157,7 +157,7 @@ class SubprocEnvs(SimEnv):
 
     def env(self, i: int) -> SingleEnv:
         """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
-        return self._process_of[i].here(i)
+        return self._process_of[i].local_env(i)
 
     # --------------------------------------------------------------------------------------------------- inside
 
@@ -216,7 +216,7 @@ class SubprocEnvs(SimEnv):
                     refused.append(UserError(f"{place}: {mismatch}; correct `render` of the env, or `EnvInfo`"))
                 elif wrong := answer if kind == "broken" else flaw(answer):
                     self._note_fault(env_id, f"env {self._number(env_id)}: {wrong}")
-                    mended &= process.mend(env_id)
+                    mended &= process.schedule_recreation(env_id)
                 else:
                     fine[env_id] = answer
             if mended:

@@ -105,16 +105,16 @@ class Tracker:
         self._open[self._name] = self
         self._run = run
         shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # left by a run that was killed
-        self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
+        self._thread = Thread(target=self._run_thread, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
         self._videos()
-        self._tell("metrics", lambda: self._store.scalars(step, metrics))
+        self._enqueue("metrics", lambda: self._store.scalars(step, metrics))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         values = scalars_of(evaluation)
-        self._tell("an evaluation", lambda: self._store.scalars(step, values))
+        self._enqueue("an evaluation", lambda: self._store.scalars(step, values))
         self._evaluated = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
@@ -161,7 +161,7 @@ class Tracker:
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
-            self._tell("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
+            self._enqueue("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
 
     def _checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
@@ -173,7 +173,7 @@ class Tracker:
             shutil.rmtree(copied, ignore_errors=True)
             shutil.copytree(folder, copied, copy_function=link_or_copy)
         except OSError as exc:
-            self._complain("a checkpoint", exc)
+            self._warn_once("a checkpoint", exc)
             return
 
         def upload() -> None:
@@ -185,13 +185,13 @@ class Tracker:
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
 
-        self._tell("a checkpoint", upload)
+        self._enqueue("a checkpoint", upload)
 
-    def _tell(self, what: str, call: Callable[[], None]) -> None:
+    def _enqueue(self, what: str, call: Callable[[], None]) -> None:
         if self._thread is not None:
             self._todo.put((what, call))
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         """Run the tracker's thread: open, pass events in order, close."""
         assert self._run is not None
         try:
@@ -208,11 +208,11 @@ class Tracker:
                 self._failing = False
             except BaseException as exc:
                 self._failing = True
-                self._complain(what, exc)
+                self._warn_once(what, exc)
         try:
             self._store.close(self._finished)
         except BaseException as exc:
-            self._complain("the end of the run", exc)
+            self._warn_once("the end of the run", exc)
         atexit.unregister(self.close)
 
     def _begin(self, run: Run) -> None:
@@ -224,7 +224,7 @@ class Tracker:
         os.replace(temporary, file)
         print(f"{self._name}: {where}", file=sys.stderr, flush=True)
 
-    def _complain(self, what: str, exc: BaseException) -> None:
+    def _warn_once(self, what: str, exc: BaseException) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -111,7 +111,7 @@ def busy_devices(cluster: Cluster) -> list[Device]:
     return devices_of(cluster)[:: 1 if cluster.gpus else SLOTS_PER_CORE]
 
 
-def find(role: str, text: str, cluster: Cluster) -> list[Device]:
+def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
     """Return the devices that a well-formed list names. Raise DoesNotFit."""
     devices: list[Device] = []
     kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
@@ -141,7 +141,7 @@ def find(role: str, text: str, cluster: Cluster) -> list[Device]:
     return devices
 
 
-def free(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
+def free_devices(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
     """Return all GPUs that are not taken; without any GPU, up to `slots` CPU slots."""
     available = [device for device in devices_of(cluster) if device not in set(taken)]
     return available if cluster.gpus else available[:slots]

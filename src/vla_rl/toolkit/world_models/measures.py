@@ -14,7 +14,7 @@ from attrs import define, field
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, take_frames, take_rows
 
 CHANGED = 8
 """Difference (of 255, in any colour) above which a pixel counts as changed."""
@@ -98,7 +98,7 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
     """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
     noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), ImaginedEpisodes()
-    mind = take_rows(part(windows, 0, history), rows)
+    mind = take_rows(take_frames(windows, 0, history), rows)
     for step in range(windows.actions.shape[1] - history + 1):
         actions, executed, outcomes = (
             getattr(windows, name)[:, history - 1 + step] for name in ("actions", "executed", "outcomes")
@@ -110,7 +110,7 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
         replay.real.append(recorded)
         replay.before.append(frames_of(windows, history + step - 1))
         replay.chances.append(to_numpy(model.outcome(mind, actions, imagined)))
-        replay.on_real.append(to_numpy(model.outcome(part(windows, step, step + history), actions, recorded)))
+        replay.on_real.append(to_numpy(model.outcome(take_frames(windows, step, step + history), actions, recorded)))
         replay.outcomes.append(outcomes)
         mind = followed_by(mind, actions, executed, np.zeros(len(rows), np.int64), imagined)
     return replay
@@ -183,7 +183,7 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
         rows = np.flatnonzero(windows.executed[:, history - 1 + step].any(1))
         if len(rows) <= CANDIDATES:
             continue
-        past = take_rows(part(windows, step, step + history), rows)
+        past = take_rows(take_frames(windows, step, step + history), rows)
         actions = windows.actions[rows, history - 1 + step]
         real = _stacked(frames_of(windows, history + step), rows).astype(np.float32)
         for shift in range(CANDIDATES):

@@ -34,7 +34,7 @@ def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:
     return attrs.evolve(windows, instructions=tuple(texts))
 
 
-def part(windows: Windows, first: int, last: int) -> Windows:
+def take_frames(windows: Windows, first: int, last: int) -> Windows:
     """Return the frames first ... last - 1, and the chunks between them."""
     return attrs.evolve(
         windows,

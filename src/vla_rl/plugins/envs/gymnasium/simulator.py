@@ -80,7 +80,7 @@ def make(config: GymnasiumConfig) -> Environment:
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
             env = _wrapped(env, wrapper)
-    for layer in layers(env):
+    for layer in wrapper_layers(env):
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
                 raise UserError(f"{config.id} is wrapped in {kind.__name__}, which {reason}; leave it out")
@@ -118,7 +118,7 @@ def check_registered(name: str) -> None:
 def read_facts(env: Environment, config: GymnasiumConfig) -> Facts:
     """Return what the spaces and wrappers say, without a step. Raise UserError where they do not suit."""
     low, high = _bounds(env.action_space, config)
-    limits = [layer._max_episode_steps for layer in layers(env) if isinstance(layer, wrappers.TimeLimit)]
+    limits = [layer._max_episode_steps for layer in wrapper_layers(env) if isinstance(layer, wrappers.TimeLimit)]
     if not limits:
         raise UserError(f"{config.id} is registered without a step limit; give max_steps")
     if config.camera.source != "render":
@@ -134,7 +134,7 @@ def read_facts(env: Environment, config: GymnasiumConfig) -> Facts:
     return Facts(state_dim=state_dim, low=low, high=high, max_steps=min(limits))
 
 
-def layers(env: Environment) -> Iterator[Environment]:
+def wrapper_layers(env: Environment) -> Iterator[Environment]:
     """Yield the environment and everything that it wraps, outermost first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
@@ -142,7 +142,7 @@ def layers(env: Environment) -> Iterator[Environment]:
         yield env
 
 
-def part(observation: Any, name: str) -> Array:
+def observation_entry(observation: Any, name: str) -> Array:
     """Return an entry of a dict observation, or the whole observation if it is no dict."""
     return np.asarray(observation[name] if isinstance(observation, dict) else observation)
 

@@ -16,7 +16,14 @@ from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import STATES
-from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, checked_picture, make, part, read_facts
+from vla_rl.plugins.envs.gymnasium.simulator import (
+    Environment,
+    Generators,
+    checked_picture,
+    make,
+    observation_entry,
+    read_facts,
+)
 from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -131,13 +138,13 @@ class GymnasiumEnv(SingleEnv):
 
     def render(self) -> View:
         camera, state = self._config.camera, None
-        image = self._render() if camera.source == "render" else part(self._observation, camera.source)
+        image = self._render() if camera.source == "render" else observation_entry(self._observation, camera.source)
         image = np.rot90(checked_picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)
         if image.shape[:2] != camera.shape:
             resized = Image.fromarray(np.ascontiguousarray(image)).resize(camera.shape[::-1], Image.Resampling.BILINEAR)
             image = np.asarray(resized)
         if self._config.state is not None:
-            state = part(self._observation, self._config.state).astype(np.float32)
+            state = observation_entry(self._observation, self._config.state).astype(np.float32)
         return View({camera.name: np.array(image)}, state)
 
     def close(self) -> None:

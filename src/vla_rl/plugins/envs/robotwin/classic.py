@@ -94,7 +94,9 @@ class RobotwinEnv(SingleEnv):
                 continue
             break
         else:
-            raise self._book.unusable(state_id, tried, "things do not come to rest, or the expert does not solve it")
+            raise self._book.no_seed_works(
+                state_id, tried, "things do not come to rest, or the expert does not solve it"
+            )
         self._task.step_lim = NO_LIMIT
         text = self._robotwin.full_description(self._name)
         if things:

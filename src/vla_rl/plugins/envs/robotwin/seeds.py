@@ -77,8 +77,8 @@ class SeedBook:
             common = sorted(set(self._of_file(task, "train")) & set(self._of_file(task, "eval")))
             if common:
                 raise UserError(
-                    f"{len(common)} seeds of {task} are in both seeds.train and seeds.eval: {_some(common)}; training "
-                    "must never see an evaluation scene, so take them out of one file"
+                    f"{len(common)} seeds of {task} are in both seeds.train and seeds.eval: {_listed_seeds(common)}; "
+                    "training must never see an evaluation scene, so take them out of one file"
                 )
 
     def states(self, split: str) -> tuple[ResetState, ...]:
@@ -114,7 +114,7 @@ class SeedBook:
             return self._seeds.check
         return not (without_file and self._of_file(self.task(state_id), self.split(state_id)))
 
-    def unusable(self, state_id: int, tried: list[int], why: str) -> UserError:
+    def no_seed_works(self, state_id: int, tried: list[int], why: str) -> UserError:
         """Return the error for a state none of whose seeds work."""
         task, split = self.task(state_id), self.split(state_id)
         return UserError(
@@ -136,7 +136,7 @@ def _first_id(task: str, split: str) -> int:
     return list(STEP_LIMITS).index(task) * IDS_PER_TASK + SPLITS.index(split) * IDS_PER_SPLIT
 
 
-def _some(seeds: list[int]) -> str:
+def _listed_seeds(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds[:5])) + (" ..." if len(seeds) > 5 else "")
 
 
@@ -153,6 +153,6 @@ def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
             raise UserError(f"{file}: {task} needs `success_seeds`, a list of integers from 0 to 2^32 - 1")
         if len(set(seeds)) < len(seeds):
             twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
-            raise UserError(f"{file}: {task} has seeds twice: {_some(twice)}")
+            raise UserError(f"{file}: {task} has seeds twice: {_listed_seeds(twice)}")
         seeds_of_task[task] = tuple(seeds)
     return seeds_of_task

@@ -164,7 +164,7 @@ class VectorRobotwin(SimEnv):
                 break
             self._usable[task, seed] = False  # `reset` silently took another seed, perhaps of another state
         else:
-            raise self._book.unusable(
+            raise self._book.no_seed_works(
                 state_id, list(seeds), "things do not come to rest, or the expert does not solve it"
             )
         # `VectorEnv` fills instructions with the objects of the seed that it was created with, not of this one.

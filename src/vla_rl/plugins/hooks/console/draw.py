@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.core.events import Rate, Run
-from vla_rl.plugins.hooks.console.status import Status, clock, mood, percent
+from vla_rl.plugins.hooks.console.status import Status, clock, percent, rate_style
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
@@ -117,7 +117,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
             continue
         before = earlier.get(name)
         past = f"{100 * before['rate']:.1f} %" if before else ""
-        style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
+        style = rate_style(rate["rate"], before and before["rate"]) if name == "all" else ""
         bar = ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green")
         table.add_row(
             escape(name),
@@ -204,7 +204,7 @@ def _success(status: Status) -> Text:
         _rate(text, "rollout ", status.success, "bold")
         text.append(f"  {_sparkline(status.history)}  ", style="green")
     if status.last_eval is not None:
-        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_mood)
+        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_style)
     return text or Text("nothing measured yet", style="dim")
 
 

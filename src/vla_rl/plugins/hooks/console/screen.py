@@ -48,7 +48,7 @@ class Screen:
         if status is None:
             return
         status.progress(phase, done, total)
-        if not self._is_live and status.silent >= self._every:
+        if not self._is_live and status.seconds_silent >= self._every:
             self._say(escape(progress_line(status)))
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -67,7 +67,7 @@ class Screen:
         if self._status is None:
             return
         self._status.evaluated(evaluation)
-        success, style = evaluation.success, self._status.eval_mood
+        success, style = evaluation.success, self._status.eval_style
         self._say(
             f"evaluation at step {step}: success [{style}]{escape(percent(success))}[/] "
             f"of {success.n} episodes, {evaluation.seconds:.0f} s"
@@ -87,7 +87,7 @@ class Screen:
 
     def _say(self, markup: str) -> None:
         if self._status is not None:
-            self._status.spoke()
+            self._status.line_printed()
         self._console.print(markup, soft_wrap=not self._is_live)
 
     def _stop(self) -> None:

@@ -25,7 +25,7 @@ def percent(rate: Rate) -> str:
     return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
-def mood(rate: float, before: float | None) -> str:
+def rate_style(rate: float, before: float | None) -> str:
     """Return rich's style of a success rate: green if it is better than before, red if it is worse."""
     past = before or 0.0
     return "bold green" if rate > past else "bold red" if rate < past else "bold"
@@ -78,12 +78,12 @@ class Status:
         self._announced.update(new)
         return new
 
-    def spoke(self) -> None:
+    def line_printed(self) -> None:
         """Record that a line was printed."""
         self._last_line = self._now()
 
     @property
-    def silent(self) -> float:
+    def seconds_silent(self) -> float:
         """Seconds since the last line, or since the phase began if that was later."""
         return self._now() - max(self._last_line, self._phase_started)
 
@@ -111,11 +111,11 @@ class Status:
             self._step_started = self._now()
 
     @property
-    def eval_mood(self) -> str:
+    def eval_style(self) -> str:
         """Style of the last evaluation's success, compared with the first one's."""
         assert self.first_eval is not None and self.last_eval is not None
         first = None if self.first_eval is self.last_eval else self.first_eval.success.rate
-        return mood(self.last_eval.success.rate, first)
+        return rate_style(self.last_eval.success.rate, first)
 
     @property
     def elapsed(self) -> float:

@@ -84,12 +84,12 @@ class FilmResnetPolicy(VLAModel):
             uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
             bins = choose(log_probs, uniforms)
         return Chunk(
-            actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, extras={"tokens": bins}
+            actions=self.codec.decode(bins), log_probs=_of_bins(log_probs, bins), values=values, extras={"tokens": bins}
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         log_probs, values = self._act(self.module, obs)
-        chosen = _of(log_probs, as_tensor(chunk.extras["tokens"], self._device))
+        chosen = _of_bins(log_probs, as_tensor(chunk.extras["tokens"], self._device))
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class FilmResnetPolicy(VLAModel):
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
-        return _of(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
+        return _of_bins(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the bins (temperature 1), averaged over batch and chunk. Images are shifted at
@@ -150,6 +150,6 @@ class FilmResnetPolicy(VLAModel):
         return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
 
 
-def _of(log_probs: Tensor, bins: Tensor) -> Tensor:
+def _of_bins(log_probs: Tensor, bins: Tensor) -> Tensor:
     """Return the log-probs [...] of bins int64 [...] from log_probs [..., bins]."""
     return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -39,7 +39,7 @@ def open_checkpoint(
     opened = open_folder(
         folder,
         raw.data if "type" in raw.data else {},
-        sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.of_variants(raw),
+        sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.from_variants(raw),
         shape=read_shape(raw, model),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,

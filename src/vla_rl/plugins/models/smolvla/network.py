@@ -124,15 +124,15 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     return network
 
 
-def turns(positions: Tensor, dim: int) -> Pair:
-    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `turned`."""
+def rotary_factors(positions: Tensor, dim: int) -> Pair:
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `rotated`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
 
 
-def turned(x: Tensor, by: Pair) -> Tensor:
+def rotated(x: Tensor, by: Pair) -> Tensor:
     """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
@@ -215,7 +215,7 @@ class SmolVLAModule(FlowModule):
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
             summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
-        rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
+        rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
@@ -229,10 +229,10 @@ class SmolVLAModule(FlowModule):
             base = normed(layer.input_layernorm, hidden)
             queries = self._heads(layer.self_attn.q_proj(base))
             if self._crosses(i):
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[1]), pair, prefix.across)
+                hidden = attend(layer, hidden, rotated(queries, prefix.turns[1]), pair, prefix.across)
             else:
                 both_sides = self._joined(pair, self._pair(layer, base, prefix.turns[0]))
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[0]), both_sides, prefix.own)
+                hidden = attend(layer, hidden, rotated(queries, prefix.turns[0]), both_sides, prefix.own)
         return normed(expert.norm, hidden).float()
 
     def velocity(self, hidden: Tensor) -> Tensor:
@@ -245,17 +245,17 @@ class SmolVLAModule(FlowModule):
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
-        by, pairs = turns(positions, self._dim), []
+        by, pairs = rotary_factors(positions, self._dim), []
         for i, layer in enumerate(text.layers):
             base = normed(layer.input_layernorm, x)
             pair = self._pair(layer, base, by)
             pairs.append(pair if before is None else self._joined(before[i], pair))
-            x = attend(layer, x, turned(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
+            x = attend(layer, x, rotated(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
         return normed(text.norm, x), pairs
 
     def _pair(self, layer: Any, base: Tensor, by: Pair) -> Pair:
         keys, values = (self._heads(part(base)) for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
-        return turned(keys, by), values
+        return rotated(keys, by), values
 
     def _projected(self, layer: Any, pair: Pair) -> Pair:
         keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
