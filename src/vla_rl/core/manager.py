@@ -100,11 +100,11 @@ class Manager(pluggy.PluginManager):
         for caller in self.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
-                    who = f"{self._plugin_name!r}, {self.description(caller.name)}"
+                    source = f"{self._plugin_name!r}, {self.description(caller.name)}"
                     guarded = (
-                        _guarded_wrapper(impl.function, who, self.result_of(caller.name))
+                        _guarded_wrapper(impl.function, source, self.result_of(caller.name))
                         if impl.wrapper
-                        else _guarded(impl.function, who)
+                        else _guarded(impl.function, source)
                     )
                     if self.failed is not None:
                         guarded = _reporting(guarded, self._plugin_name, caller.name, self.failed)
@@ -258,9 +258,9 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _refuse(who: str, function: FunctionType, problem: str) -> None:
+def _refuse(source: str, function: FunctionType, problem: str) -> None:
     code = function.__code__
-    raise PluginError(f"{who} ({code.co_filename}:{code.co_firstlineno}): {problem}")
+    raise PluginError(f"{source} ({code.co_filename}:{code.co_firstlineno}): {problem}")
 
 
 def _pairs(named: Named) -> list[tuple[str, object]]:
@@ -325,9 +325,9 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
     def checked(*args: Any) -> Any:
         result = function(*args)
         if result is None or (kind is not None and isinstance(result, tuple)):
-            who = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
+            source = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
             raise PluginError(
-                f"{who} returned {_formatted_result(result)}; it must return {expected}{_hint(result, expected)}"
+                f"{source} returned {_formatted_result(result)}; it must return {expected}{_hint(result, expected)}"
             )
         return result
 
@@ -352,18 +352,18 @@ def _hint(result: object, expected: str) -> str:
     return f" (gymnasium's `{method}` returns a tuple; vla-rl's objects have names: from vla_rl import {expected})"
 
 
-def _note(exc: BaseException, who: str) -> None:
+def _note(exc: BaseException, source: str) -> None:
     if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
-        exc.add_note(_NOTE + who)
+        exc.add_note(_NOTE + source)
 
 
-def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], source: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
-            _note(exc, who)
+            _note(exc, source)
             raise
 
     return guarded
@@ -407,7 +407,7 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
     return f"hook {name!r} failed in {hook} ({file}:{number}): {description}"
 
 
-def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> Callable[..., Any]:
+def _guarded_wrapper(function: Callable[..., Any], source: str, expected: str) -> Callable[..., Any]:
     """Guard a wrapper: add a note to exceptions that it raises itself (not those that pass through it), and refuse a
     wrapper that loses the result. `expected` is the contract's return annotation of the method."""
     kind = getattr(types, expected, None)
@@ -420,7 +420,7 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             try:
                 next(inner)
             except StopIteration:
-                raise PluginError(f"wrapper {who} returned without a `yield`") from None
+                raise PluginError(f"wrapper {source} returned without a `yield`") from None
             try:
                 result = yield
             except BaseException as exc:
@@ -431,21 +431,21 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             result_lost = stop.value is None and result is not None and "None" not in expected
             if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {who}{_place(function)} returned {_formatted_result(stop.value)}, not what it went "
+                    f"wrapper {source}{_place(function)} returned {_formatted_result(stop.value)}, not what it went "
                     f"around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
                 ) from None
             return stop.value
         except BaseException as exc:
-            _note(exc, who)
+            _note(exc, source)
             raise
         inner.close()
-        raise PluginError(f"wrapper {who} has a second `yield`")
+        raise PluginError(f"wrapper {source} has a second `yield`")
 
     return guarded
 
 
-def _trace(manager: Manager, who: str) -> bool:
+def _trace(manager: Manager, manager_name: str) -> bool:
     if os.environ.get("VLA_RL_TRACE", "0") in ("", "0"):
         return False
     started: list[float] = []
@@ -454,7 +454,7 @@ def _trace(manager: Manager, who: str) -> bool:
         took = 1e3 * (time.perf_counter() - started.pop())
         result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
         arguments = ", ".join(f"{key}={_brief(value)}" for key, value in kwargs.items())
-        print(f"[vla-rl] {who} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
+        print(f"[vla-rl] {manager_name} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
 
     manager.add_hookcall_monitoring(lambda *call: started.append(time.perf_counter()), after)
     return True

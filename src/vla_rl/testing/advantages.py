@@ -168,12 +168,12 @@ def _credit(case: AdvantageCase) -> None:
     changed_rollout = rollout.evolve(rewards=rewards)
     before, after = case.weighted_advantages(rollout), case.weighted_advantages(changed_rollout)
     peak = float(after[: e + 1, n].max() - after.median())
-    fine = bool(after[e, n] >= before[e, n] - 1e-6)
+    holds = bool(after[e, n] >= before[e, n] - 1e-6)
     if case.values != "none":
-        fine = float(after[e, n] - after.median()) > NOISE * peak > 0
+        holds = float(after[e, n] - after.median()) > NOISE * peak > 0
     remedy = "let them rise with the rewards, at the step where these are paid"
     got = f"{float(before[e, n]):.3g}, then {float(after[e, n]):.3g}"
-    case.f.expect(fine, "advantages", "a higher advantage of an action that is paid more", got, remedy)
+    case.f.expect(holds, "advantages", "a higher advantage of an action that is paid more", got, remedy)
     grown = float(after[0, n] - after[e, n])
     expected, remedy = (
         "no more credit for an early action than for one that is paid",
@@ -189,18 +189,18 @@ def _credit(case: AdvantageCase) -> None:
         return
     rises = case.returns(changed_rollout)[:, n] - case.returns(rollout)[:, n]
     room = NOISE * float(rises[e].abs())
-    fine = float(rises[e]) > 0 and bool((rises >= -room).all())
+    holds = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"
-    case.f.expect(fine, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
-    fine = bool((rises <= rises[e] + room).all())
+    case.f.expect(holds, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
+    holds = bool((rises <= rises[e] + room).all())
     expected, got = (
         "a target that rises most where more is paid",
         f"{float(rises.max()):.3g}, and {float(rises[e]):.3g}",
     )
-    case.f.expect(fine, "advantages: returns", expected, got, "discount by the steps between both")
-    fine = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
+    case.f.expect(holds, "advantages: returns", expected, got, "discount by the steps between both")
+    holds = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
     remedy = "sum rewards from an action on, not up to it, and take advantages before they are normalised"
-    case.f.expect(fine, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
+    case.f.expect(holds, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
     if float(after[e + 1 :, n].max() - after.median()) <= NOISE * peak:  # each action has its own credit
         _episodes_apart(case)
 
@@ -213,8 +213,8 @@ def _groups(case: AdvantageCase) -> None:
         expected = "0 in a group whose members are all alike, as `needs` has groups"
         f.expect(largest < 1e-4, where, expected, f"up to {largest:.3g}", "compare a score with its own group's")
         return
-    apart = rollout.evolve(groups=torch.arange(len(WON)))
-    same = same_tensor(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
+    without_groups = rollout.evolve(groups=torch.arange(len(WON)))
+    same = same_tensor(case.advantages(rollout).advantages, case.advantages(without_groups).advantages, 1e-5)
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add groups=True to its Requirements")
 
 
@@ -228,11 +228,11 @@ def _scope(case: AdvantageCase) -> None:
     all_selected, all_advantages = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
-        alone = take_columns(rollout, columns)
-        alone = case.algorithm.shape_rewards(_shorter(alone, STEPS - g))
-        same = torch.equal(case.algorithm.select(alone), all_selected[columns])
+        group_rollout = take_columns(rollout, columns)
+        group_rollout = case.algorithm.shape_rewards(_shorter(group_rollout, STEPS - g))
+        same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
-        group_advantages = case.algorithm.advantages(alone)
+        group_advantages = case.algorithm.advantages(group_rollout)
         for name in ("advantages", "weights", "returns", "value_weights"):
             tensor = getattr(all_advantages, name)
             part = None if tensor is None else tensor[: STEPS - g, columns]
@@ -280,10 +280,10 @@ def _baseline(case: AdvantageCase) -> None:
     used = not bool(other[e, n] == one[e, n] == lower)
     case.f.expect(used, "advantages", expected, "the same", "subtract the values")
     targets = case.returns(rollout.evolve(values=values)) - case.returns(rollout)
-    fine = bool(targets[e, n] >= -NOISE * HUGE)
+    holds = bool(targets[e, n] >= -NOISE * HUGE)
     expected = "no lower target where the critic expected more"
     remedy = "returns are advantages plus values, before any normalisation"
-    case.f.expect(fine, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
+    case.f.expect(holds, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
 
 
 def _longer(case: AdvantageCase) -> None:

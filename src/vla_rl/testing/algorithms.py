@@ -44,10 +44,10 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     chosen: Algorithm
     chosen, name = built("algorithm", algorithm, config, Context())
     f = Findings(f"check_algorithm of {name}")
-    wrong = wrong_declarations(chosen)
-    for part in wrong:
-        f.expect(False, part.attribute, part.expected, part.got, part.remedy)
-    if wrong:
+    declaration_errors = wrong_declarations(chosen)
+    for error in declaration_errors:
+        f.expect(False, error.attribute, error.expected, error.got, error.remedy)
+    if declaration_errors:
         f.close()
     granularity = chosen.value_granularity
     f.expect(granularity in ("chunk", "action"), "value_granularity", "chunk or action", repr(granularity), "choose")
@@ -123,9 +123,9 @@ def _check_features(f: Findings, algorithm: Algorithm) -> int:
     with f.section("features"):
         features: Any = algorithm.features(frames)
         got = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
-        fine = features.ndim == 2 and got.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
+        holds = features.ndim == 2 and got.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
         expected = f"finite float32 [{len(lengths)}, D] for trajectories of {lengths} frames"
-        if f.expect(fine, "features", expected, got, "one vector a trajectory"):
+        if f.expect(holds, "features", expected, got, "one vector a trajectory"):
             again = algorithm.features(frames)
             same = again is not None and torch.equal(features, again)
             f.expect(same, "features", "the same for the same frames", "others the second time", "no random numbers")
@@ -178,7 +178,7 @@ def _tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> boo
 
 
 def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
-    f, fine = case.f, True
+    f, valid = case.f, True
     shapes = {2: tuple(rollout.samples.shape), 3: tuple(rollout.valid.shape)}
     masks = {2: rollout.samples, 3: rollout.valid}
     for name in ("advantages", "weights", "counts"):
@@ -187,8 +187,8 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             continue
         if not f.expect(tensor.ndim in shapes, where, "[T, N] or [T, N, C]", list(tensor.shape), "reshape it"):
             return False
-        fine &= _tensor(case, tensor, shapes[tensor.ndim], where)
-        if fine:
+        valid &= _tensor(case, tensor, shapes[tensor.ndim], where)
+        if valid:
             silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
@@ -206,17 +206,17 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
     f.expect(bool((weights >= 0).all()), "advantages: weights", ">= 0", "negative ones", "the sign is the advantage's")
     f.expect(bool((weights > 0).any()), "advantages: weights", "some above 0", "none", "nothing would be learned")
     if case.values == "none":
-        return fine
+        return valid
     shape = tuple(rollout.values.shape) if rollout.values is not None else ()
     for name in ("returns", "value_weights", "value_counts"):
         tensor, where = getattr(advantages, name), f"advantages: {name}"
         if tensor is None and name == "value_counts":
             continue
         if f.expect(tensor is not None, where, f"{list(shape)}, as it needs values", "None", "the critic's target"):
-            fine &= _tensor(case, tensor, shape, where)
+            valid &= _tensor(case, tensor, shape, where)
         else:
-            fine = False
-    if fine and advantages.value_weights is not None:
+            valid = False
+    if valid and advantages.value_weights is not None:
         silent = bool((advantages.value_weights[~masks[len(shape)]] == 0).all())
         f.expect(silent, "advantages: value_weights", "0 where not valid", "others", "multiply by valid")
-    return fine
+    return valid

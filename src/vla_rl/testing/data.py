@@ -202,14 +202,14 @@ def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: li
         if part not in statistics or not values or values[0] is None:
             continue
         rows: Array = np.concatenate([to_numpy(value) for value in values])
-        least, most = (np.asarray(statistics[part][name]) for name in ("min", "max"))
-        slack = EXACT + RELATIVE * np.maximum(np.abs(least), np.abs(most))
-        wrong = np.flatnonzero(((rows < least - slack) | (rows > most + slack)).any(0))
-        if len(wrong):
-            number = int(wrong[0])
+        low, high = (np.asarray(statistics[part][name]) for name in ("min", "max"))
+        slack = EXACT + RELATIVE * np.maximum(np.abs(low), np.abs(high))
+        outside = np.flatnonzero(((rows < low - slack) | (rows > high + slack)).any(0))
+        if len(outside):
+            number = int(outside[0])
             column = rows[:, number]
             got = f"{column.min():g} to {column.max():g} in number {number}"
-            expected = f"{part}s from min to max, {least[number]:g} to {most[number]:g}"
+            expected = f"{part}s from min to max, {low[number]:g} to {high[number]:g}"
             f.expect(False, "data_statistics", expected, got, "work them out over the numbers that samples give")
 
 

@@ -44,8 +44,8 @@ class ActingCase:
         a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
         bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
         gap = np.abs(a - b)
-        fine = bool((gap <= bound).all())
-        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+        holds = bool((gap <= bound).all())
+        self.f.expect(holds, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
 
     def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
         """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""

@@ -95,31 +95,31 @@ def _value_shape(case: ModelCase) -> tuple[int, ...]:
 def _sampling(case: ModelCase) -> bool:
     per_action = case.model.tokens_per_action
     case.f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
-    fine = True
+    valid = True
     for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
         chunk = case.sample(greedy)
         if _chunk(case, chunk, where):
             case.within_bounds(chunk.actions, where)
         else:
-            fine = False
-    return fine
+            valid = False
+    return valid
 
 
 def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
-    fine = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
-    fine &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
+    valid = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
+    valid &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
         f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
-        fine &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
+        valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
-        fine &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
+        valid &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
                          list(array.shape), "one entry for each row")  # fmt: skip
     graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))
     f.expect(not graph, where, "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
-    return fine
+    return valid
 
 
 def _scores(case: ModelCase) -> None:
@@ -181,10 +181,10 @@ def _noise(case: ModelCase) -> None:
 def _critic(case: ModelCase) -> None:
     if case.values == "none":
         return
-    alone = case.model.values(case.obs)
-    if case.is_array(alone, _value_shape(case), "values"):
-        case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
-        case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
+    values = case.model.values(case.obs)
+    if case.is_array(values, _value_shape(case), "values"):
+        case.near(values, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
     remedy = "the learner gives it a learning rate of its own"
     if case.f.expect(case.model.critic is not None, "critic", part, "None", remedy):
@@ -226,8 +226,16 @@ def _gradients(case: ModelCase) -> None:
         missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
         f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
                  "connect them, or set requires_grad_(False)")  # fmt: skip
-        wrong = [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
-        f.expect(not wrong, "gradient", "none in frozen parameters", f"one in {_some(wrong)}", "freeze before building")
+        frozen_with_gradient = [
+            name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None
+        ]
+        f.expect(
+            not frozen_with_gradient,
+            "gradient",
+            "none in frozen parameters",
+            f"one in {_some(frozen_with_gradient)}",
+            "freeze before building",
+        )
         broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
         f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
         _reach(case, "log_probs", critic=False)

@@ -136,14 +136,14 @@ def _sampled_from(case: ModelCase, where: str) -> None:
     what = f"the log_probs recorded at sampling{where}"
     case.near(log_probs, chunk.log_probs, "chunk_log_probs", what, "score what was sampled", KERNELS)
     gap = -log_probs - entropy
-    fine = all(
+    holds = all(
         bool((part.mean(0).abs() <= SIGMAS * part.std(0) / len(part) ** 0.5 + floor * (1 + entropy.mean().abs())).all())
         for part, floor in ((gap, 0.01), (gap.mean((1, 2)), 0.003))  # of each number, and of all together
     )
     got = f"{float(entropy.mean()):.3g} nats, and {float(-log_probs.mean()):.3g}"
     expected = f"an entropy that is the mean of -log_probs over samples{where}"
     remedy = "entropy in nats of the distribution that is sampled, temperature included: -sum p log p"
-    case.f.expect(fine, "chunk_log_probs: entropy", expected, got, remedy)
+    case.f.expect(holds, "chunk_log_probs: entropy", expected, got, remedy)
     if where:
         fixed = bool((log_probs.unflatten(0, (case.rows, COPIES)).std(1) < 1e-7).all())
         expected = "log_probs that differ with what was sampled"
@@ -151,8 +151,8 @@ def _sampled_from(case: ModelCase, where: str) -> None:
         _entries_apart(case, log_probs)
         _in_order(case, chunk)
     if case.has_tokens:
-        fine = bool((log_probs <= 1e-5).all())
-        case.f.expect(fine, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
+        holds = bool((log_probs <= 1e-5).all())
+        case.f.expect(holds, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
     _draws_apart(case, to_numpy(chunk.actions))
 
 
@@ -163,10 +163,10 @@ def _draws_apart(case: ModelCase, actions: Array) -> None:
     flat = flat[:, flat.std(0) > 1e-9]
     if flat.shape[1] < 2:
         return
-    least = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
+    lowest = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
     expected = "draws of their own for all numbers of a chunk"
-    got = f"samples that move together (correlation {least:.2f} at least)"
-    case.f.expect(least < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
+    got = f"samples that move together (correlation {lowest:.2f} at least)"
+    case.f.expect(lowest < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
 
 
 def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
@@ -198,10 +198,10 @@ def _densities(case: ModelCase) -> None:
             more = _information(case, obs, chunk, nudge, seed)
             varied, fallen = varied + more[0], fallen + more[1]
     ratio = varied / fallen if fallen > 0 else float("nan")
-    fine = varied == 0 or LEAST < ratio < MOST
+    holds = varied == 0 or LEAST < ratio < MOST
     expected = "log_probs of a probability density, summed over all numbers of an action"
     got = f"ones that are {ratio:.2f} times as large" if fallen > 0 else "ones that rise where they should fall"
-    case.f.expect(fine, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
+    case.f.expect(holds, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
 
 
 def _information(case: ModelCase, obs: Observation, chunk: Chunk, nudge: float, seed: int) -> tuple[float, float]:
@@ -232,10 +232,10 @@ def _in_order(case: ModelCase, chunk: Chunk) -> None:
     pairs = [[_explained(log_probs[..., c], actions[:, :, k]) for k in range(steps)] for c in range(steps)]
     explained = np.array(pairs)
     own_explained = np.diag(explained)
-    wrong = [c for c in range(steps) if explained[c].max() > own_explained[c] + 0.4]
+    misplaced = [c for c in range(steps) if explained[c].max() > own_explained[c] + 0.4]
     expected = "log_probs of an action that follow from that action"
-    got = ", ".join(f"those of action {c} from action {int(explained[c].argmax())}" for c in wrong)
-    case.f.expect(not wrong, "log_probs", expected, got, "keep the actions of a chunk in order")
+    got = ", ".join(f"those of action {c} from action {int(explained[c].argmax())}" for c in misplaced)
+    case.f.expect(not misplaced, "log_probs", expected, got, "keep the actions of a chunk in order")
 
 
 def _explained(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> float:
@@ -368,8 +368,8 @@ def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) 
     swapped = float(other @ likelier / (other.norm() * likelier.norm()).clamp_min(1e-12))
     expected = "actions of a chunk in the order in which they are sampled"
     got = f"a better fit in the opposite order (cosine {swapped:.2f}, and {cosine:.2f})"
-    fine = swapped < max(TURNED, cosine + 0.4)
-    case.f.expect(fine, "imitation_loss", expected, got, "keep them in order")
+    holds = swapped < max(TURNED, cosine + 0.4)
+    case.f.expect(holds, "imitation_loss", expected, got, "keep them in order")
 
 
 def _flat(case: ModelCase, total: Tensor) -> Tensor:

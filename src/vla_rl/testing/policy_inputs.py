@@ -174,7 +174,7 @@ def check_other_bounds(
     expected = "the same parts of the ranges where bounds are others"
     remedy = "scale each number by its own Context.env.action_low and action_high"
     case.f.expect(worst < 1e-2, "sample_chunk: actions", expected, f"{worst:.0%} of a range apart", remedy)
-    fine = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
+    holds = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
     expected = "about the same loss for the same parts of other ranges"
     got, remedy = f"{losses[0]:.3g} and {losses[1]:.3g}", "scale demonstrated actions as sampled ones are scaled back"
-    case.f.expect(fine, "imitation_loss", expected, got, remedy)
+    case.f.expect(holds, "imitation_loss", expected, got, remedy)

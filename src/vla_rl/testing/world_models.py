@@ -281,8 +281,8 @@ def _check_imagination(case: _Case) -> bool:
     copied = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
-        fine = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
-        f.expect(fine, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
+        holds = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
+        f.expect(holds, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
     same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(original_past), strict=True))
     same &= np.array_equal(actions, original_actions)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
@@ -376,10 +376,10 @@ def _check_upright(case: _Case, after: Observation) -> None:
             likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
             alike = {how: _likeness(imagined, like) for how, like in likely.items() if like.shape == imagined.shape}
             how = max(alike, key=lambda name: alike[name])
-            fine = alike[how] < likeness + LIKENESS
+            holds = alike[how] < likeness + LIKENESS
             got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
             expected, remedy = "a picture like the frames of the window", "keep rows, columns, colours and cameras"
-            if not case.f.expect(fine, f"imagine: image {camera!r}", expected, got, remedy):
+            if not case.f.expect(holds, f"imagine: image {camera!r}", expected, got, remedy):
                 break
 
 
@@ -426,10 +426,10 @@ def _check_rows_apart(case: _Case) -> None:
     if after.state is not None and alone.state is not None:
         spread = case.windows.state.reshape(-1, case.windows.state.shape[2]).std(0)
         moved = np.abs(to_numpy(after.state)[1] - to_numpy(alone.state)[0])
-        wrong = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
-        text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, wrong))})"
+        differing = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
+        text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, differing))})"
         expected = "a row's state alone as among others"
-        f.expect(not len(wrong), "imagine", expected, text, "use no statistics of the batch")
+        f.expect(not len(differing), "imagine", expected, text, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
     repeated = case.imagine(past, others)

@@ -244,6 +244,6 @@ def _grouped(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {left:02d} s" if minutes else f"{left} s"

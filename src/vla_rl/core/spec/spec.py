@@ -257,19 +257,19 @@ class _Reader(Structurer):
         component_keys = keys_of(as_type)
         core_keys = [key for key in component_keys if key != "config"]
         fields: dict[str, Any] = {key: data[key] for key in core_keys if key in data}
-        rest = {key: value for key, value in data.items() if key not in core_keys}
-        wrong: list[tuple[KeyPath, str]] = []
+        settings = {key: value for key, value in data.items() if key not in core_keys}
+        problems: list[tuple[KeyPath, str]] = []
         try:
-            fields["config"] = self._config(data.get("type"), kind, rest, core_keys)
+            fields["config"] = self._config(data.get("type"), kind, settings, core_keys)
         except Problems as exc:
-            wrong = exc.items
+            problems = exc.items
             fields["config"] = None
         try:
             result = self.read_class(fields, as_type)
         except Problems as exc:
-            raise Problems([*exc.items, *wrong]) from None
-        if wrong:
-            raise Problems(wrong)
+            raise Problems([*exc.items, *problems]) from None
+        if problems:
+            raise Problems(problems)
         return result
 
     def read(self, data: Any, as_type: Any) -> Any:
@@ -308,15 +308,15 @@ class _Reader(Structurer):
 
 def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:
     """Return the data's keys over those of the preset that it names, if any."""
-    rest = dict(data)
-    chosen = rest.pop("preset", None)
+    settings = dict(data)
+    chosen = settings.pop("preset", None)
     if chosen is None:
-        return rest
+        return settings
     if not isinstance(chosen, str) or chosen not in presets:
         near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
         available = ", ".join(map(repr, presets))
         raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {available}", "preset")
-    return {**presets[chosen], **rest}
+    return {**presets[chosen], **settings}
 
 
 def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path) -> Spec:
@@ -335,15 +335,15 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
         except Problems as exc:
             errors += [(LAST, f"override: {text}") for _, text in exc.items]
     source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
-    modules, wrong = _modules(data, folder)
+    modules, problems = _modules(data, folder)
     spec = None
     try:
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
-        wrong += [item for item in exc.items if item not in wrong]
-    wrong += _incompatibilities(spec, modules) if spec is not None else []
+        problems += [item for item in exc.items if item not in problems]
+    problems += _incompatibilities(spec, modules) if spec is not None else []
     unread = [error.unread for error in document.errors if error.unread is not None]
-    errors += [source.place(*item) for item in wrong if not any(item[0][: len(path)] == path for path in unread)]
+    errors += [source.place(*item) for item in problems if not any(item[0][: len(path)] == path for path in unread)]
     if errors or spec is None:
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
     object.__setattr__(spec, "source", source)
@@ -379,21 +379,21 @@ def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath
 def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
     """Import `plugins:`, with paths made absolute in place. Return (importable modules, problems)."""
     names = data.get("plugins", [])
-    good: list[str] = []
-    wrong: list[tuple[KeyPath, str]] = []
+    modules: list[str] = []
+    problems: list[tuple[KeyPath, str]] = []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return [], []  # reported when it is structured
     data["plugins"] = [str(folder / expanded(name)) if name.endswith(".py") else name for name in names]
     for i, name in enumerate(data["plugins"]):
         try:
-            if name in good:
+            if name in modules:
                 raise PluginError(f"{name!r} is listed twice")
             check_module(name, plugins.import_module(name))
             plugins.installed("hook", [name])
-            good.append(name)
+            modules.append(name)
         except PluginError as exc:
-            wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
-    return good, wrong
+            problems.append((("plugins", i), str(exc).removeprefix("plugins: ")))
+    return modules, problems
 
 
 def _suggested_sizes(size: int, count: int, key: str) -> str:

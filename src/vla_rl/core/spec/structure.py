@@ -139,8 +139,8 @@ class Structurer:
                     problems.append(((key,), "required, but missing"))
             except Problems as exc:
                 problems += [((key, *path), text) for path, text in exc.items]
-        wrong = {key for key in keys if key not in values and (key in data or keys[key].default is attrs.NOTHING)}
-        problems += _failing_validators(cls, values, wrong)
+        invalid = {key for key in keys if key not in values and (key in data or keys[key].default is attrs.NOTHING)}
+        problems += _failing_validators(cls, values, invalid)
         if not problems:
             try:
                 return cls(**values)
@@ -241,15 +241,15 @@ def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
     raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {formatted(data)}")
 
 
-def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:
-    """Run the validators of all readable fields, on an instance without the `wrong` ones, and return the problems."""
+def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractSet[str]) -> list[tuple[Path, str]]:
+    """Run the validators of all readable fields, on an instance without the `invalid` ones, and return the problems."""
     instance: Any = object.__new__(cls)
     keys = keys_of(cls)
     problems: list[tuple[Path, str]] = []
     unexpected: Exception | None = None
     for key in keys:
         try:
-            if key not in wrong:
+            if key not in invalid:
                 value = _value(instance, keys[key], values.get(key, attrs.NOTHING))
                 object.__setattr__(instance, keys[key].name, value)
         except (AttributeError, ArithmeticError, LookupError):  # a default computed from a field that is wrong
@@ -271,7 +271,7 @@ def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet
             LookupError,
         ) as exc:  # of a wrong field, as a divisor of 0
             unexpected = unexpected or exc
-    if unexpected is not None and not wrong and not problems:
+    if unexpected is not None and not invalid and not problems:
         raise unexpected
     return problems
 

@@ -45,13 +45,13 @@ def interpreter_problems(python: Path) -> list[str]:
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
         return [f"{python} is not a Python interpreter that runs: {exc}"]
     ours = platform.python_version()
-    wrong = []
+    problems = []
     if answer["python"].split(".")[:2] != ours.split(".")[:2]:
-        wrong.append(f"{python} is Python {answer['python']}, and Ray needs that of this one, {ours}")
+        problems.append(f"{python} is Python {answer['python']}, and Ray needs that of this one, {ours}")
     for name in SAME:
         version = metadata.version(name)
         if name not in answer["has"]:
-            wrong.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
+            problems.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
         elif answer["has"][name] != version:
-            wrong.append(f"{python} has {name} {answer['has'][name]}, this interpreter {version}; install the same")
-    return wrong
+            problems.append(f"{python} has {name} {answer['has'][name]}, this interpreter {version}; install the same")
+    return problems

@@ -300,19 +300,21 @@ def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    wrong, local = "", spec.runtime.backend == "local"
+    obstacle, local = "", spec.runtime.backend == "local"
     if local and spec.asynchrony.max_lag:
-        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+        obstacle = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
     elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
-        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+        obstacle = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
     elif plan.offload:
-        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
-    if wrong and spec.asynchrony.max_lag:
-        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        obstacle = (
+            f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+        )
+    if obstacle and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {obstacle}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
-    elif wrong and spec.asynchrony.streaming_update:
+    elif obstacle and spec.asynchrony.streaming_update:
         text = (
-            f"learners cannot begin while the rest of a step is collected: {wrong}, or "
+            f"learners cannot begin while the rest of a step is collected: {obstacle}, or "
             "asynchrony.streaming_update: false"
         )
         yield ("asynchrony", "streaming_update"), text

@@ -197,9 +197,9 @@ class Trace:
                     if where is not None and track in lanes:
                         events[-1]["tid"] = LANE_THREADS + call.lane
             for track, start, end, parts in waits(segment):
-                most = max(parts, key=lambda role: parts[role])
+                main_cause = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
-                events.append(self._slice(track, "wait", f"waits for {most}", start, end, milliseconds))
+                events.append(self._slice(track, "wait", f"waits for {main_cause}", start, end, milliseconds))
         iterations = [
             {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps, "tickets": s.tickets}
             for s in self.segments

@@ -125,12 +125,12 @@ def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
 
 def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
     """Raise UserError if any change makes it another run."""
-    wrong = [change for change in changes if change.effect is ANOTHER_RUN]
-    if not wrong:
+    forbidden = [change for change in changes if change.effect is ANOTHER_RUN]
+    if not forbidden:
         return
     weights = f", from its weights with model.checkpoint={checkpoint / 'model'}" if checkpoint is not None else ""
     raise UserError(
-        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(wrong)])
+        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(forbidden)])
         + f"\n  go on with its own: give {run} in place of the spec"
         + f"\n  or start a new run in another --folder, without --resume{weights}"
     )

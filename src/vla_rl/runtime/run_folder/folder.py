@@ -349,8 +349,8 @@ def read_state(checkpoint: Path) -> State:
     """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
     damaged files.
     """
-    if wrong := damage(checkpoint):
-        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(wrong)}")
+    if problems := damage(checkpoint):
+        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(problems)}")
     return read_state_file(checkpoint / "trainer" / STATE)
 
 

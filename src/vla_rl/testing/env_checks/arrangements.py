@@ -75,11 +75,11 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
     player.roll_out({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
     once_more = player.roll_out(scripts)
     expected = "the same episode again after other ones"
-    fine = compare(player, first, once_more, expected, RESET_ALL)
+    repeats = compare(player, first, once_more, expected, RESET_ALL)
     if earliest and not late:
         as_at_first = player.roll_out({env_id: trace.script for env_id, trace in earliest.items()})
-        fine &= compare(player, earliest, as_at_first, expected, RESET_ALL)
-    if fine:
+        repeats &= compare(player, earliest, as_at_first, expected, RESET_ALL)
+    if repeats:
         reference.scripts, reference.traces = scripts, first
 
 
@@ -214,8 +214,8 @@ def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int],
     """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
     shortest = min(len(trace) for trace in first.values())
     width = min(player.chunk, max(1, shortest // 2))
-    most = max(len(trace.script) for trace in first.values())
-    return [width] * -(-most // width), min(max(1, shortest // width // 2), shortest - 1)
+    longest = max(len(trace.script) for trace in first.values())
+    return [width] * -(-longest // width), min(max(1, shortest // width // 2), shortest - 1)
 
 
 def compare(
@@ -231,14 +231,14 @@ def compare(
     cut_off: bool = False,
 ) -> bool:
     """`cut_off`: that one of the two is shorter is no difference."""
-    fine = True
+    equal = True
     for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto
         deviation = difference(first[env_id], trace, slack or player.slack, end)
         got = f"{deviation} (env {trace.env_id}, {trace.script})"
         at = "reset" if deviation.startswith("after the reset") else where
-        fine &= player.expect(not deviation, at, expected, got, remedy)
-    return fine
+        equal &= player.expect(not deviation, at, expected, got, remedy)
+    return equal
 
 
 def _before(trace: EnvTrace) -> int:
@@ -300,8 +300,8 @@ def _smallest_move(collected: Mapping[int, EnvTrace]) -> float:
     """Return by how much a chunk changes the state number that it changes least; 0 if it changes none."""
     states = [[trace.views[t].state for t in sorted(trace.views)] for trace in collected.values()]
     moves = [np.abs(b - a) for of_env in states for a, b in pairwise(of_env) if a is not None and b is not None]
-    most = np.max(moves, axis=0) if moves else np.zeros(0)
-    return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
+    largest = np.max(moves, axis=0) if moves else np.zeros(0)
+    return float(np.min(largest[largest > 0], initial=np.inf)) if (largest > 0).any() else 0.0
 
 
 def _shared(one: EnvTrace, two: EnvTrace) -> list[int]:

@@ -37,11 +37,11 @@ def first_actions(player: Player) -> None:
     """Play a few single actions from several states, and compare the first change with the later ones."""
     states = spread(player.splits["train"])
     traces: list[EnvTrace] = []
-    most = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
-    if most < 2:
+    max_actions = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
+    if max_actions < 2:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
         return
-    length = player.affordable(0.02, 2, most)
+    length = player.affordable(0.02, 2, max_actions)
     for index in range(-(-EPISODES // len(player.env_ids))):
         chosen = [states[(index * len(player.env_ids) + int(env_id)) % len(states)].id for env_id in player.env_ids]
         kinds = ("random", "extreme")

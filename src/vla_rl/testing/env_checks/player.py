@@ -175,9 +175,9 @@ class Player:
         self._note_success("reset", began)
         self._report_faults("reset")
         self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), passed, originals, strict=True))
-        fine = check_observation(self, self.info, obs, len(env_ids), "reset")
+        valid = check_observation(self, self.info, obs, len(env_ids), "reset")
         self._check_earlier_results("reset", _parts(obs))
-        if not fine:
+        if not valid:
             raise Unfit
         env_views = views(obs)
         for env_id, state, view in zip(originals[0], originals[1], env_views, strict=True):
@@ -205,10 +205,10 @@ class Player:
             raise Unfit
         self._note_success("chunk_step", began)
         self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), passed, originals, strict=True))
-        fine = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
+        valid = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
         self._check_earlier_results("chunk_step", _parts(result.obs) + list(flags.items()))
-        if not fine:
+        if not valid:
             raise Unfit
         env_views = views(result.obs)
         for env_id, view in enumerate(env_views):

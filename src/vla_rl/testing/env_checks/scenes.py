@@ -166,9 +166,10 @@ def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
     others = one[1:] + one[:1]
     by_seed = np.mean([_distances(a, b) for a, b in zip(one, two, strict=True)], axis=0)
     by_state = np.mean([_distances(a, b) for a, b in zip(one, others, strict=True)], axis=0)
-    most = int(np.argmin(by_seed - by_state))
+    worst = int(np.argmin(by_seed - by_state))
     got = (
-        f"first observations that differ by {by_seed[most]:.2g} between seeds, and by {by_state[most]:.2g} between ids"
+        f"first observations that differ by {by_seed[worst]:.2g} between seeds, "
+        f"and by {by_state[worst]:.2g} between ids"
     )
     remedy = "the id alone says where an episode starts; the seed keys what else is random"
     fixed = bool((by_seed < 0.5 * by_state).any())
@@ -177,8 +178,8 @@ def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
 
 def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
     """Return the states of the task that has most of them."""
-    most = Counter(state.task for state in states).most_common(1)[0]
-    return spread([state for state in states if most[1] < 2 or state.task == most[0]])
+    commonest = Counter(state.task for state in states).most_common(1)[0]
+    return spread([state for state in states if commonest[1] < 2 or state.task == commonest[0]])
 
 
 def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[EnvView]:

@@ -113,10 +113,10 @@ def _rewards_success(player: Player) -> None:
     if sightings.won and not sightings.rewarded and (won or len(sightings.ends) > 2):
         got = f"0 for every action of {sightings.chunks} chunks, successes included"
         player.expect(False, "chunk_step: rewards", "a reward where the task is solved", got, "reward success")
-    alone = [end for end in won if end.earlier == 0]
-    if alone and not sightings.rewarded_between and all(end.reward < 0 for end in alone):
-        least = min(end.reward for end in alone)
-        got = f"{least:g} where it is solved, as the only reward of the episode"
+    only_rewards = [end for end in won if end.earlier == 0]
+    if only_rewards and not sightings.rewarded_between and all(end.reward < 0 for end in only_rewards):
+        lowest = min(end.reward for end in only_rewards)
+        got = f"{lowest:g} where it is solved, as the only reward of the episode"
         player.expect(False, "chunk_step: rewards", "more for success than for failure", got, "mind the sign")
 
 

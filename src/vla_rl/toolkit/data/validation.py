@@ -145,22 +145,22 @@ def _order_flaws(where: str, rows: Mapping[str, Array]) -> Iterator[Flaw]:
             number = int(np.flatnonzero(~np.isfinite(row))[0])
             yield Flaw(where, f"finite numbers in {name!r}", f"{row[number]} (number {number})", "leave out such steps")
             return
-    least, most = rows["min"], rows["max"]
-    slack = 1e-6 + 1e-5 * np.maximum(np.abs(least), np.abs(most))
+    minimum, maximum = rows["min"], rows["max"]
+    slack = 1e-6 + 1e-5 * np.maximum(np.abs(minimum), np.abs(maximum))
     order = ("min", "q01", "q99", "max")
     pairs = [("min", "max"), ("q01", "q99"), *pairwise(order), ("min", "mean"), ("mean", "max")]
     for low, high in pairs:
-        wrong = np.flatnonzero(rows[low] > rows[high] + slack)
-        if len(wrong):
-            number = int(wrong[0])
+        columns = np.flatnonzero(rows[low] > rows[high] + slack)
+        if len(columns):
+            number = int(columns[0])
             got = f"{rows[low][number]:g} and {rows[high][number]:g} (number {number})"
             yield Flaw(where, f"{low} <= {high}", got, "work them out anew over all steps")
             return
     std = rows["std"]
-    wrong = np.flatnonzero((std < 0) | ((std == 0) & (most > least + slack)) | (std > most - least + slack))
-    if len(wrong):
-        number = int(wrong[0])
-        got = f"std {std[number]:g} with min {least[number]:g} and max {most[number]:g} (number {number})"
+    columns = np.flatnonzero((std < 0) | ((std == 0) & (maximum > minimum + slack)) | (std > maximum - minimum + slack))
+    if len(columns):
+        number = int(columns[0])
+        got = f"std {std[number]:g} with min {minimum[number]:g} and max {maximum[number]:g} (number {number})"
         yield Flaw(where, "a deviation above 0 and no larger than the range", got, "work them out anew over all steps")
 
 

@@ -206,7 +206,7 @@ class SubprocEnvs(SimEnv):
                 self._note_fault(min(requests), f"{process}: {got}")
                 self._end_process(process, requests)
                 continue
-            fine: dict[int, Any] = {}
+            valid: dict[int, Any] = {}
             mended = True
             for env_id, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
@@ -214,13 +214,13 @@ class SubprocEnvs(SimEnv):
                 elif kind == "answer" and method in ("reset", "step_chunk") and (mismatch := self._mismatch(answer)):
                     place = f"env {self._number(env_id)}"
                     refused.append(UserError(f"{place}: {mismatch}; correct `render` of the env, or `EnvInfo`"))
-                elif wrong := answer if kind == "broken" else flaw(answer):
-                    self._note_fault(env_id, f"env {self._number(env_id)}: {wrong}")
+                elif fault := answer if kind == "broken" else flaw(answer):
+                    self._note_fault(env_id, f"env {self._number(env_id)}: {fault}")
                     mended &= process.schedule_recreation(env_id)
                 else:
-                    fine[env_id] = answer
+                    valid[env_id] = answer
             if mended:
-                answers |= fine
+                answers |= valid
             else:
                 self._end_process(process, requests)
         if refused:  # raised after every env has answered, so that the next call finds none busy

@@ -93,8 +93,8 @@ def progress_line(status: Status) -> str:
 
 def warmup_line(metrics: Mapping[str, float]) -> str:
     """Return the result of behaviour cloning before RL on one line."""
-    rest = {"bc_warmup/expert_success": ", of an expert with success {:.0%}", "time/bc_warmup": ", {:.0f} s"}
-    tail = "".join(text.format(metrics[name]) for name, text in rest.items() if name in metrics)
+    texts = {"bc_warmup/expert_success": ", of an expert with success {:.0%}", "time/bc_warmup": ", {:.0f} s"}
+    tail = "".join(text.format(metrics[name]) for name, text in texts.items() if name in metrics)
     return f"warm-up: loss {metrics['bc_warmup/loss']:.3g} on {metrics.get('bc_warmup/samples', 0):,.0f} samples{tail}"
 
 

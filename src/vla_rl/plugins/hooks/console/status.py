@@ -16,9 +16,9 @@ def clock(seconds: float | None) -> str:
     """Return a time as text: 3725 -> "1:02:05"; None -> "-"."""
     if seconds is None:
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
 def percent(rate: Rate) -> str:
