@@ -178,7 +178,10 @@ def evaluate(
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
-        checkpoint, overrides = None, [f"model={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())]
+        checkpoint, overrides = (
+            None,
+            [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
+        )
     from vla_rl.cli.evaluate import main as measure
 
     measure(

@@ -426,7 +426,7 @@ def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
 
 
 def _served(policy: str | None) -> list[str]:
-    return [] if policy is None else [f"model={{type: remote, url: {json.dumps(policy)}}}"]
+    return [] if policy is None else [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}"]
 
 
 __all__ = [

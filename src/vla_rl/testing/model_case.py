@@ -1,7 +1,8 @@
-"""Shared parts of `check_model`: a policy, an observation for it, and findings."""
+"""Shared parts of `check_model` and `check_engine`: what acts, an observation for it, and findings."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,17 +12,16 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import ActingModel, VLAModel
+from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
 from vla_rl.testing.common.findings import Findings
 
 
 @frozen(eq=False)
-class ActingCase:
-    """A policy that acts, and the observation that it is asked about."""
+class ActingCase(ABC):
+    """A model or an engine, and the observation for which it acts."""
 
-    model: ActingModel
     f: Findings
     env: EnvInfo
     chunk: int
@@ -36,8 +36,12 @@ class ActingCase:
         rows = list(range(self.rows)) if rows is None else rows
         return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
 
+    @abstractmethod
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        """Choose chunks."""
+
     def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
-        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+        return self.act(self.obs, self.noise(seed=seed), greedy)
 
     def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
         """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
@@ -70,11 +74,24 @@ class ActingCase:
 
 
 @frozen(eq=False)
+class EngineCase(ActingCase):
+    """An engine."""
+
+    engine: PolicyEngine
+
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        return self.engine.act(obs, noise, greedy)
+
+
+@frozen(eq=False)
 class ModelCase(ActingCase):
     """A policy that is trained."""
 
     model: VLAModel
     values: ValueGranularity
+
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        return self.model.sample_chunk(obs, noise, greedy)
 
     @property
     def trained(self) -> dict[str, torch.nn.Parameter]:

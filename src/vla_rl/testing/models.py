@@ -1,4 +1,4 @@
-"""`check_model`: does a policy keep to the contract of `VLAModel`, or of `ActingModel` if it only acts?"""
+"""`check_model`: does a policy keep to the contract of `VLAModel`?"""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 import torch
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import ActingModel, VLAModel
-from vla_rl.core.manager import unwrapped
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.manager import offers
 from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.acting import check_acting, check_continuing
+from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, built
-from vla_rl.testing.model_case import ActingCase, ModelCase
+from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
 
 
 def check_model(
-    model: ActingModel | Plugin,
+    model: VLAModel | Plugin,
     config: Any = None,
     *,
     env: EnvInfo | None = None,
@@ -37,8 +37,7 @@ def check_model(
     atol: float = 1e-5,
     reload: Callable[[Path], Any] | None = None,
 ) -> None:
-    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings. A model that only acts is
-    checked for what it declares: `sample_chunk`, and `continue_chunk` if it offers that.
+    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
 
     Args:
         model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
@@ -56,10 +55,6 @@ def check_model(
     policy, name = building.result
     f = Findings(f"check_model of {name}")
     obs = synthetic.observation(env, rows)
-    if not isinstance(unwrapped(policy), VLAModel):
-        check_acting(ActingCase(model=policy, f=f, env=env, chunk=chunk, obs=obs, atol=atol))
-        f.close()
-        return
     case = ModelCase(model=policy, f=f, env=env, chunk=chunk, values=values, obs=obs, atol=atol)
     plugin = model if isinstance(model, Plugin) else None
     given = plugin.config() if plugin is not None and config is None else config
@@ -75,7 +70,7 @@ def check_model(
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
-            check_continuing(case)
+            check_continuing(case, case.model.continue_chunk if offers(case.model, "continue_chunk") else None)
             if plugin is not None:
                 with f.section("temperature"):
                     check_temperature(case, again.result)

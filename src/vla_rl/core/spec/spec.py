@@ -214,9 +214,9 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     Args:
         imitation: check the parts of `imitation:` too.
     """
-    named: list[tuple[KeyPath, str, Component]] = [
-        ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
-    ]
+    kinds = ("env", "algorithm", "placement") if has_own_policy(spec) else ("model", "env", "algorithm", "placement")
+    named: list[tuple[KeyPath, str, Component]] = [((kind,), kind, getattr(spec, kind)) for kind in kinds]
+    named.append((("rollout", "engine"), "engine", spec.rollout.engine))
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
         named.append((("imitation", "data"), "data", spec.imitation.data))
     if spec.world_model is not None:
@@ -356,14 +356,14 @@ def takes_data_statistics(spec: Spec) -> bool:
     return spec.imitation is not None and spec.imitation.statistics == "data"
 
 
-def acts_only(spec: Spec) -> bool:
-    """Return whether the spec's model only acts (`ActingModel`), so that nothing can train it."""
-    return plugins.load("model", spec.model.type, spec.plugins).acts_only
+def has_own_policy(spec: Spec) -> bool:
+    """Return whether the spec's engine acts with a policy of its own. The spec's `model` is then not built."""
+    return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy
 
 
 def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """Return problems of components that are valid alone but incompatible with each other."""
-    if takes_data_statistics(spec):
+    if takes_data_statistics(spec) or plugins.load("engine", spec.rollout.engine.type, modules).own_policy:
         return []
     takes, gives = (
         plugin.action_dim and plugin.action_dim(part.config)

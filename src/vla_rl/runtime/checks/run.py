@@ -20,7 +20,7 @@ from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, acts_only, missing, takes_data_statistics
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
@@ -52,8 +52,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     for path, kind, part in _components(spec, imitation):
         if path not in lacking:
             problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
-    if (training or imitation) and ("model",) not in lacking:
-        problems += _acting_model_problems(spec)
+    if training or imitation:
+        problems += _engine_problems(spec)
     if training:
         problems += _training_problems(spec)
     if ("algorithm",) not in lacking:
@@ -129,7 +129,9 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], 
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
         return
-    yield ("model",), "model", spec.model
+    yield ("rollout", "engine"), "engine", spec.rollout.engine
+    if not has_own_policy(spec):
+        yield ("model",), "model", spec.model
     if spec.env.python is None:
         yield ("env",), "env", spec.env
     if spec.world_model is not None:
@@ -162,11 +164,14 @@ def _plugin_problems(
     return []
 
 
-def _acting_model_problems(spec: Spec) -> Iterator[Item]:
-    """Refuse to train a model that only acts."""
-    if acts_only(spec):
-        text = f"model {spec.model.type!r} only acts, so nothing can train it; evaluate it (vla-rl eval), or serve it"
-        yield ("model",), text
+def _engine_problems(spec: Spec) -> Iterator[Item]:
+    """Refuse to train beside an engine that would not act with what is trained."""
+    if has_own_policy(spec):
+        text = (
+            f"{spec.rollout.engine.type!r} acts with a policy of its own, so nothing can train it; evaluate it (vla-rl "
+            f"eval), serve it, or leave it out to train model {spec.model.type!r}"
+        )
+        yield ("rollout", "engine"), text
 
 
 def _training_problems(spec: Spec) -> Iterator[Item]:

@@ -16,7 +16,6 @@ from attrs import frozen
 import vla_rl
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import ActingModel
 from vla_rl.core.manager import wrap
 from vla_rl.core.types import Context, Plugin
 
@@ -129,12 +128,9 @@ def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any
     so signatures are compared with the contract. -> (component, name of its class)."""
     base = KINDS[kind].base
     if isinstance(component, Plugin):
-        base = KINDS[kind].contract_of(component)
         component = component.build(_config(component, config), context)
     elif config is not None:
         raise TypeError("a config goes with a Plugin; this component is built already")
-    elif kind == "model" and isinstance(component, ActingModel):
-        base = ActingModel
     name = type(component).__name__
     if not isinstance(component, base):
         text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"

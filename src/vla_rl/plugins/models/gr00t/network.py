@@ -233,7 +233,8 @@ def initialise(network: Groot, seed: int) -> None:
     for name, part in network.named_modules():
         if isinstance(part, CategoryLinear):
             gain = 0.02 if name.endswith("action_decoder.layer2") else math.sqrt(2 / sum(part.W.shape[1:]))
-            part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
+            if not part.W.is_meta:
+                part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
             part.b.zero_()
         elif name.endswith(("to_out.0", "net.2")):  # scales what blocks add: all of them together as much as one
             part.weight.mul_((2 * len(network.action_head.model.transformer_blocks)) ** -0.5)

@@ -78,6 +78,7 @@ TINY = PiSizes(
 )
 
 
+PRESETS = {"tiny": TINY, "full": PiSizes()}
 PROMPTS = {"pi0": 48, "pi05": 200}
 """Most tokens of a prompt, where config.json does not say."""
 

@@ -14,6 +14,7 @@ from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.meta_device import on_host
 
 
 class Pi0Policy(FlowPolicy):
@@ -52,7 +53,7 @@ class Pi05Policy(FlowPolicy):
             ids, mask = self.prompts.rows(obs.instructions)
         else:
             shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(shown_state.contiguous()).tolist())
+            ids, mask = self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
         pixels, shown = self._pixels(obs), None
         if self.module.pads:
             pixels, shown = _padded_to_cameras(pixels)
