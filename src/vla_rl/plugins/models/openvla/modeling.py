@@ -15,6 +15,7 @@ from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.decoder import PreallocatedLayer, causal_mask, run_layers
+from vla_rl.toolkit.models.meta_device import on_host
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
 
@@ -150,7 +151,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         """Keep only the rows of the action tokens in the head (AcceRL, section 5.1): the others never change, and now
         need no gradient, optimiser state, device memory or traffic. `whole_head` restores them."""
         weight, rows = cast("Tensor", self.get_output_embeddings().weight), self._action_rows
-        before, behind = (part.detach().to("cpu", copy=True) for part in (weight[: rows.start], weight[rows.stop :]))
+        before, behind = (on_host(part.detach()).clone() for part in (weight[: rows.start], weight[rows.stop :]))
         head = nn.Linear(weight.shape[1], self.config.n_action_bins, bias=False, device="meta")
         head.weight = nn.Parameter(weight[rows].detach().clone(), requires_grad=weight.requires_grad)
         self.language_model.set_output_embeddings(head)

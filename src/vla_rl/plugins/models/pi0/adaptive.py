@@ -113,7 +113,7 @@ def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None
     for part in network.modules():
         if isinstance(part, AdaptiveNorm):
             part.dense.weight.zero_()
-            part.dense.bias.view(3, -1).copy_(torch.tensor([0.0, 0.0, 1.0])[:, None].to(part.dense.bias))
+            part.dense.bias.view(3, -1).copy_(torch.tensor([0.0, 0.0, 1.0])[:, None])
 
 
 class Pi05Module(Pi0Module):

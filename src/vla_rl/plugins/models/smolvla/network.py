@@ -60,7 +60,7 @@ class SmolVLAPrefix:
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
-def turned(x: Tensor, by: Pair) -> Tensor:
+def rotated(x: Tensor, by: Pair) -> Tensor:
     """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
@@ -85,11 +85,11 @@ class _Layer(LlamaDecoderLayer):
         return result
 
     def _queries(self, base: Tensor, by: Pair) -> Tensor:
-        return turned(self._heads(self.self_attn.q_proj(base)), by)
+        return rotated(self._heads(self.self_attn.q_proj(base)), by)
 
     def _pair(self, base: Tensor, by: Pair) -> Pair:
         keys, values = (self._heads(part(base)) for part in (self.self_attn.k_proj, self.self_attn.v_proj))
-        return turned(keys, by), values
+        return rotated(keys, by), values
 
     def _attend(self, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
         """Run the rest of the layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
@@ -125,7 +125,7 @@ class ExpertLayer(_Layer):
         base = normed(self.input_layernorm, x)
         queries = self._heads(self.self_attn.q_proj(base))
         pair = joined(pair, self._pair(base, by))
-        return self._attend(x, turned(queries, by), pair, mask)
+        return self._attend(x, rotated(queries, by), pair, mask)
 
 
 class CrossingLayer(_Layer):
@@ -217,8 +217,8 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     return network
 
 
-def turns(positions: Tensor, dim: int) -> Pair:
-    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `turned`."""
+def rotary_factors(positions: Tensor, dim: int) -> Pair:
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `rotated`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
@@ -268,13 +268,13 @@ class SmolVLAModule(FlowModule):
         hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
         return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def tell(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
-        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
+        valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._read(token, count - 1, across, seen.pairs)
+        state_hidden, pairs = self._read(token, count - 1, across, cache.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
@@ -285,16 +285,16 @@ class SmolVLAModule(FlowModule):
                 pairs[i] = layer(None, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
-        rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
+            summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
+        rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
-        both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
-        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(both))).to(self._dtype)
+        embedded = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
+        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(embedded))).to(self._dtype)
         expert = net.vlm_with_expert.lm_expert
         for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
             if self._crosses(i):
@@ -313,7 +313,7 @@ class SmolVLAModule(FlowModule):
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
-        by, pairs = turns(positions, self._dim), []
+        by, pairs = rotary_factors(positions, self._dim), []
         for i, layer in enumerate(text.layers):
             x, pair = layer(x, by, mask, None if before is None else before[i])
             pairs.append(pair)
@@ -322,8 +322,8 @@ class SmolVLAModule(FlowModule):
     def _crosses(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0
 
-    def _scores(self, seen: Tensor) -> Tensor:
-        return added_to_scores(seen, torch.float32)
+    def _scores(self, mask: Tensor) -> Tensor:
+        return added_to_scores(mask, torch.float32)
 
 
 def stays_float32(name: str) -> bool:
