@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,12 @@ class CompiledBlocks:
         Args:
             backend: a backend of `torch.compile`.
         """
-        self._backend = backend
+        import torch._dynamo  # takes a second to import
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        self._backend = torch._dynamo.lookup_backend(backend)
+        self.errors = TorchDynamoException, FailOnRecompileLimitHit
+        """Errors of the compiler, as opposed to those of the code that it compiles."""
         self.failure: str | None = None
         """Why the blocks are computed in eager mode; None: they are compiled."""
         self.graphs = 0
@@ -111,7 +115,7 @@ class CompiledBlocks:
     def backend(self, graph: Any, inputs: Any) -> Any:
         """Compile a graph and count it. A backend of `torch.compile`."""
         self.graphs += 1
-        return torch._dynamo.lookup_backend(self._backend)(graph, inputs)
+        return self._backend(graph, inputs)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -161,7 +165,7 @@ class _CompiledKind:
         start = perf_counter()
         try:
             result = self.call(block, *args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        except blocks.errors as error:
             blocks.fail(self.name, error)
             return _forward(block, *args, **kwargs)
         if blocks.graphs != graphs:

@@ -54,9 +54,10 @@ class GrootPolicy(FlowPolicy):
         if gripper == "libero":
             self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
-    def _prefix(self, obs: Observation, state: Tensor) -> GrootPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         with self._frozen_prefix():
             hidden = self.module.look(pixels, ids)
         return self.module.tell(hidden, mask, state)

@@ -6,7 +6,7 @@ so they run as one batch, on any device. The language model's output is taken be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -98,7 +98,7 @@ class QwenTowers(nn.ModuleDict):
         grid = x.shape[2]
         x = x.unflatten(2, (-1, merge)).unflatten(4, (-1, merge)).permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
         x = x + self._positions(grid)
-        turns = visual.rotary_pos_emb(x, _patch_positions(grid, merge).to(x.device))
+        turns = visual.rotary_pos_emb(x, _on_device(_patch_positions, x.device, grid, merge))
         deep = []
         for i, block in enumerate(visual.blocks):
             x = block(x, turns)
@@ -110,7 +110,7 @@ class QwenTowers(nn.ModuleDict):
     def _positions(self, grid: int) -> Tensor:
         """Return position embeddings interpolated from the learnt grid, [patches, D]."""
         table, merge = self._visual.pos_embed.weight, self.sizes.merge
-        nearest, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
+        nearest, share = _on_device(_interpolation, table.device, grid, merge, self.sizes.vision_positions)
         positions: Tensor = (table[nearest] * share[..., None]).sum(1).to(table.dtype)
         return positions
 
@@ -126,13 +126,21 @@ class QwenTowers(nn.ModuleDict):
         tokens, deep = self.see(frames)
         rows = (len(ids), -1, tokens.shape[2])
         x: Tensor = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
-        triples = _rope_positions(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
+        triples = _on_device(_rope_positions, ids.device, ids.shape[1], tuple(starts), self.sizes.side)
         turns = language.rotary_emb(x, triples[:, None])
         for i, layer in enumerate(language.layers):
             x = layer(x, position_embeddings=turns, attention_mask=None, use_cache=False)
             if i < len(deep):
                 x = x.index_add(1, at, deep[i].reshape(rows))
         return x
+
+
+@lru_cache
+def _on_device(table: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:
+    """Return a table of numbers on the device, where it is kept: copies from the host would stall it, and CUDA graphs
+    refuse them."""
+    result = table(*arguments)
+    return result.to(device) if isinstance(result, Tensor) else tuple(part.to(device) for part in result)
 
 
 @lru_cache

@@ -145,6 +145,22 @@ class FamilyPolicy(VLAModel):
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
 
 
+def given(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors that there are."""
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
+    """Return the chunk of what `decide` returned: "actions", "log_probs", "tokens", and if there are any "values" and
+    the "features" that were reused."""
+    return Chunk(
+        actions=decided["actions"],
+        log_probs=decided["log_probs"],
+        values=decided.get("values"),
+        extras=replay({"features": decided.get("features")}, tokens=decided["tokens"]),
+    )
+
+
 def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:
     """Return the extras of a chunk that scoring needs again."""
     features = seen["features"]

@@ -30,9 +30,10 @@ class Pi0Policy(FlowPolicy):
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
         with self._frozen_prefix():
             return self.module.see(pixels, ids, mask)
 
@@ -52,13 +53,14 @@ class Pi05Policy(FlowPolicy):
         self.prompts = prompts
         self.state_in_prompt = kind
 
-    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         if self._state_scaler is None:
-            ids, mask = self.prompts.rows(obs.instructions)
-        else:
-            shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
-        pixels, shown = self._pixels(obs), None
+            return self.prompts.rows(obs.instructions)
+        shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
+        return self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
+        shown = None
         if self.module.pads:
             pixels, shown = _padded_to_cameras(pixels)
         with self._frozen_prefix():

@@ -50,9 +50,10 @@ class SmolVLAPolicy(FlowPolicy):
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> SmolVLAPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> SmolVLAPrefix:
         with self._frozen_prefix():
             cache = self.module.look(pixels, ids, mask)
         return self.module.tell(cache, state)
