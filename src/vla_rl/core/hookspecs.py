@@ -62,8 +62,8 @@ class VLAModel(ABC):
     Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
     and the model cannot be compiled."""
     decide: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
-    """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors to
-    tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by
+    """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors
+    to tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by
     this name. It reads nothing on the host, and its shapes depend on those of the inputs alone. Default: there is none,
     and graphs are refused."""
     cameras_read: tuple[str, ...] | None = None
@@ -303,9 +303,9 @@ class Algorithm(ABC):
         normalisation.
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
-        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "compile/", "env/", "eval/", "eval_task/",
-        "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/",
-        "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
+        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "compile/", "env/", "eval/",
+        "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/",
+        "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 

@@ -42,14 +42,14 @@ def compilation_mode(spec: Spec, device: str, role: Role) -> Mode | None:
         )
     if role == "both" and learning is not None and acting is not None and (learning == "off") != (acting == "off"):
         raise UserError(
-            f"train.compile: {learning} and rollout.compile: {acting} contradict each other in a worker that learns and "
-            f"acts with one model; leave one of them out, or place the policy in workers of its own"
+            f"train.compile: {learning} and rollout.compile: {acting} contradict each other in a worker that learns "
+            f"and acts with one model; leave one of them out, or place the policy in workers of its own"
         )
     mode: Mode | None = {"learn": learning, "act": acting, "both": acting or learning}[role]
     if sharded and mode not in (None, "off"):
         raise UserError(
-            f"compile: {mode} needs train.sharding: replicated: the layers of a sharded model have no whole weights when "
-            f"they are compiled; set compile: off, or train.sharding: replicated"
+            f"compile: {mode} needs train.sharding: replicated: the layers of a sharded model have no whole weights "
+            f"when they are compiled; set compile: off, or train.sharding: replicated"
         )
     if mode is None and (sharded or not on_cuda):
         return "off"

@@ -21,10 +21,10 @@ from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs

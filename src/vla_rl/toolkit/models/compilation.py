@@ -1,11 +1,11 @@
 """Regional compilation: a model's repeated layers (blocks) are compiled, once for each kind of them.
 
-A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes, and all that
-is between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
-code sits under `Module.__call__`, so hooks (FSDP gathers weights in them) and adapters inside the block stay as they
-are. Gradient checkpointing of the block is compiled with it.
+A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes. What is
+between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
+code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
+compiled with it.
 
-A compiler that fails never stops a run: the blocks are then computed in eager mode, and `CompiledBlocks.notes` says why.
+A compiler that fails never stops a run: the blocks then run in eager mode, and `CompiledBlocks.notes` says why.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class CompilationReport:
     seconds: float = 0.0
     """Seconds of the calls that compiled something."""
     recompilations: int = 0
-    """Graphs of a kind of blocks beyond its first one with, and its first one without gradient."""
+    """Graphs of a kind of blocks beyond its first one in each mode: without gradients, with them, and with them in its
+    inputs too."""
     notes: tuple[str, ...] = ()
     """Remarks for results.json and the console: the compiler failed, or compiles too often."""
 
@@ -69,10 +70,10 @@ class CompiledBlocks:
         Args:
             backend: a backend of `torch.compile`.
         """
-        import torch._dynamo  # takes a second to import
+        from torch import _dynamo as dynamo  # takes a second to import
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-        self._backend = torch._dynamo.lookup_backend(backend)
+        self._backend = dynamo.lookup_backend(backend)
         self.errors = TorchDynamoException, FailOnRecompileLimitHit
         """Errors of the compiler, as opposed to those of the code that it compiles."""
         self.failure: str | None = None
@@ -82,7 +83,8 @@ class CompiledBlocks:
         self.recompilations = 0
         self.notes: list[str] = []
         self._reported = CompilationReport()
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)
+        config = dynamo.config
+        config.recompile_limit = max(config.recompile_limit, GRAPH_LIMIT)
         self.blocks = [part for part in module.modules() if type(part) in classes]
         kinds: dict[Any, _CompiledKind] = {}
         for block in self.blocks:
@@ -107,7 +109,8 @@ class CompiledBlocks:
         """Compute all blocks in eager mode from now on, because of an error of the compiler."""
         if self.failure is not None:
             return
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = getattr(error, "inner_exception", None) or error
+        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         self.failure = f"{name} could not be compiled and runs in eager mode: {reason}"
         self._note(self.failure)
         logger.debug("the compiler's error", exc_info=error)
@@ -126,8 +129,8 @@ class CompiledBlocks:
         self.recompilations += 1
         if count == MAX_RECOMPILATIONS + 1:
             self._note(
-                f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of {_changes(before, now)}; "
-                f"keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
+                f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of "
+                f"{_changes(before, now)}; keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
             )
 
 
@@ -149,10 +152,10 @@ class _CompiledKind:
         code = _forward.__code__.replace(co_name=f"forward_of_{self.name}")
         function = FunctionType(code, _forward.__globals__)
         self.call = torch.compile(function, backend=blocks.backend, fullgraph=True)
-        self._counts: dict[bool, int] = {}
-        """Whether gradients are recorded -> number of graphs."""
-        self._shapes: dict[bool, Shapes] = {}
-        """Whether gradients are recorded -> shapes of the last call that compiled a graph."""
+        self._counts: dict[Any, int] = {}
+        """Mode -> number of graphs. A mode is whether gradients are recorded, and whether an input has one."""
+        self._shapes: dict[Any, Shapes] = {}
+        """Mode -> shapes of the last call that compiled a graph."""
 
     def __deepcopy__(self, memo: Any) -> _CompiledKind:
         return self
@@ -170,11 +173,13 @@ class _CompiledKind:
             return _forward(block, *args, **kwargs)
         if blocks.graphs != graphs:
             blocks.seconds += perf_counter() - start
-            self._count(_shapes(args, kwargs))
+            self._count(args, kwargs)
         return result
 
-    def _count(self, shapes: Shapes) -> None:
-        mode = torch.is_grad_enabled()
+    def _count(self, args: Any, kwargs: Any) -> None:
+        tensors = _tensors(args, kwargs)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values())
         count = self._counts.get(mode, 0)
         if count:
             self.blocks.add_recompilation(self.name, count, self._shapes[mode], shapes)
@@ -197,13 +202,13 @@ def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
     return type(block).forward(block, *args, **kwargs)
 
 
-def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of all tensors among the arguments, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors among the arguments, by name."""
+    tensors: dict[str, Tensor] = {}
 
     def add(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            shapes[name] = tuple(value.shape)
+            tensors[name] = value
         elif isinstance(value, tuple | list):
             for i, part in enumerate(value):
                 add(f"{name}[{i}]", part)
@@ -212,7 +217,7 @@ def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
         add(f"argument {i}", value)
     for name, value in kwargs.items():
         add(name, value)
-    return shapes
+    return tensors
 
 
 def _changes(before: Shapes, now: Shapes) -> str:

@@ -25,8 +25,12 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes that are captured when they are first needed; larger batches are padded to a multiple of the largest."""
 WARM_UP = 3
 """Runs before the capture, in which kernels are compiled and chosen, as PyTorch asks for."""
-HOST_READS = frozenset({"_local_scalar_dense", "nonzero", "item", "is_nonzero", "equal", "unique", "_unique2"})
-"""Operators whose result depends on values, so that the host waits for the device."""
+HOST_READS = frozenset(
+    {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount"}
+)
+"""Operators whose result, or its shape, depends on values, so that the host waits for the device."""
+INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+"""Operators that are host reads with a mask among the indices."""
 
 
 class Recorder(Protocol):
@@ -77,7 +81,9 @@ class EagerRecorder:
 
 class _HostReads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in HOST_READS:
+        name = func.overloadpacket.__name__
+        masked = name in INDEXING and any(part is not None and part.dtype == torch.bool for part in args[1])
+        if name in HOST_READS or masked:
             raise RuntimeError(f"{func} reads values of a tensor on the host, which a CUDA graph cannot do")
         return func(*args, **(kwargs or {}))
 
