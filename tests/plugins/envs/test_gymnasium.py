@@ -215,7 +215,7 @@ def test_metaworld_from_a_spec_alone() -> None:
     check_env(env, num_envs=1, chunk=2, seconds=10)
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(6))
 def test_the_specs_of_the_page_are_right(block: int) -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulators" / "gymnasium.md").read_text()
     (section,) = re.findall(r"```yaml\n(env:.*?)```", page, flags=re.DOTALL)[block : block + 1]
