@@ -18,6 +18,7 @@ from vla_rl.core.run.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context
+from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.weight_sync import WeightPublisher
 from vla_rl.runtime.driver.assembler import assemble
@@ -183,7 +184,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
-    policy = PolicyWorker(model, name="linear", seed=0, lag=2)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0, lag=2)
     start = [(name, tensor.clone()) for name, tensor in model.weights()]
 
     def at(version):
@@ -315,7 +316,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     counts = without_scoring(monkeypatch)
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
-    policy = PolicyWorker(model, name="linear", seed=0)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0)
     obs = synthetic.observation(info, 3)
 
     def act(rows):

@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.types import Array
 
 ALIGNED = 64
@@ -75,26 +75,28 @@ class WeightPublisher:
 Weights = list[tuple[str, torch.Tensor]]
 
 
-def receive(model: VLAModel, published: PublishedWeights) -> Weights:
-    """Copy a version to the model's device without changing the model. Raises PluginError naming the parameter where
-    names, shapes or types differ.
+def receive(model: VLAModel | None, published: PublishedWeights) -> Weights:
+    """Copy a version to the model's device without changing the model. Without a model in this process, return it in
+    host memory. Raises PluginError naming the parameter where names, shapes or types differ.
     """
     memory = torch.from_numpy(published.memory)
     received = [(sent.name, sent.read(memory)) for sent in published.tensors]
+    if model is None:
+        return received
     current = dict(model.weights())
     _compare(current, dict(received), published.version)
     return [(name, tensor.to(current[name].device)) for name, tensor in received]
 
 
-def swap_in(model: VLAModel, received: Weights, published: PublishedWeights) -> None:
-    """Load what was received. Raises PluginError naming the parameter where a version has checksums and the model then
-    does not hold the weights that were sent.
+def swap_in(engine: PolicyEngine, received: Weights, published: PublishedWeights) -> None:
+    """Load what was received. Raises PluginError naming the parameter where a version has checksums and the engine's
+    model then does not hold the weights that were sent.
     """
-    model.load_weights(received)
-    if all(sent.checksum is None for sent in published.tensors):
+    engine.load(received)
+    if engine.model is None or all(sent.checksum is None for sent in published.tensors):
         return
     memory = torch.from_numpy(published.memory)
-    held = dict(model.weights())
+    held = dict(engine.model.weights())
     for sent in published.tensors:
         if sent.checksum is not None and _checksum(held[sent.name]) != sent.checksum:
             differing = int((held[sent.name].cpu() != sent.read(memory)).sum())

@@ -46,7 +46,7 @@ class Generators:
     def in_use(self) -> Iterator[None]:
         numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stub leaves it out
         python = random.getstate()
-        kept = np.random.get_state(legacy=False)
+        numpy_state = np.random.get_state(legacy=False)
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
         random.setstate(self._python)
         try:
@@ -55,21 +55,21 @@ class Generators:
             self._python = random.getstate()
             random.setstate(python)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
-            if kept["has_gauss"]:  # a cached second normal number, which the exchange lost
-                np.random.set_state(kept)
+            if numpy_state["has_gauss"]:  # a cached second normal number, which the exchange lost
+                np.random.set_state(numpy_state)
 
 
 def make(config: GymnasiumConfig) -> Environment:
     """Return the environment in its wrappers. Raise UserError for what does not exist or cannot be used."""
     import_all(config)
-    registered(config.id)
+    check_registered(config.id)
     from_render = renders(config)
     kwargs = ({"render_mode": "rgb_array"} if from_render else {}) | config.kwargs
     with Generators(0).in_use(), _readable(config.id):
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
             env = _wrapped(env, wrapper)
-    for layer in layers(env):
+    for layer in wrapper_layers(env):
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
                 raise UserError(f"{config.id} is wrapped in {kind.__name__}, which {reason}; leave it out")
@@ -88,16 +88,16 @@ def import_all(config: GymnasiumConfig) -> None:
         _import(module, "imports")
 
 
-def registered(name: str) -> None:
+def check_registered(name: str) -> None:
     """Raise UserError for an id that is not registered, or that stands for a vector environment."""
     with _readable(name):
         try:
             spec = gymnasium.spec(name)
         except gymnasium.error.UnregisteredEnv as exc:
-            known = sorted(gymnasium.registry)
+            known_ids = sorted(gymnasium.registry)
             raise UserError(
-                f"no gymnasium environment {name!r}{did_you_mean(name, known)}\n"
-                f"  registered: {', '.join(known)}\n"
+                f"no gymnasium environment {name!r}{did_you_mean(name, known_ids)}\n"
+                f"  registered: {', '.join(known_ids)}\n"
                 "  those of another package are registered when it is imported: name its module in imports"
             ) from exc
     if spec.entry_point is None:
@@ -106,13 +106,13 @@ def registered(name: str) -> None:
 
 def step_limit(env: Environment, config: GymnasiumConfig) -> int:
     """Return the most steps of an episode. Raise UserError for an environment without a limit."""
-    limits = [layer._max_episode_steps for layer in layers(env) if isinstance(layer, wrappers.TimeLimit)]
+    limits = [layer._max_episode_steps for layer in wrapper_layers(env) if isinstance(layer, wrappers.TimeLimit)]
     if not limits:
         raise UserError(f"{config.id} is registered without a step limit; give max_steps")
     return min(limits)
 
 
-def layers(env: Environment) -> Iterator[Environment]:
+def wrapper_layers(env: Environment) -> Iterator[Environment]:
     """Yield the environment and everything that it wraps, outermost first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
@@ -120,7 +120,7 @@ def layers(env: Environment) -> Iterator[Environment]:
         yield env
 
 
-def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
+def wrapper_class(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     """Return the class of a wrapper. Raise UserError for a name that is not one."""
     if ":" in wrapper.name:
         module, _, name = wrapper.name.partition(":")
@@ -128,11 +128,11 @@ def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
         if kind is None:
             raise UserError(f"wrappers: module {module!r} has no {name!r}")
     else:
-        known = [name for name in wrappers.__all__ if name[0].isupper()]
-        if wrapper.name not in known:
+        known_wrappers = [name for name in wrappers.__all__ if name[0].isupper()]
+        if wrapper.name not in known_wrappers:
             raise UserError(
-                f"no wrapper {wrapper.name!r}{did_you_mean(wrapper.name, known)}\n"
-                f"  those of gymnasium: {', '.join(known)}\n  name one of another module as module:Class"
+                f"no wrapper {wrapper.name!r}{did_you_mean(wrapper.name, known_wrappers)}\n"
+                f"  those of gymnasium: {', '.join(known_wrappers)}\n  name one of another module as module:Class"
             )
         kind = getattr(wrappers, wrapper.name)
     if not isinstance(kind, type) or not issubclass(kind, gymnasium.Wrapper):
@@ -141,7 +141,7 @@ def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
 
 
 def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
-    kind = kind_of(wrapper)
+    kind = wrapper_class(wrapper)
     with _readable(f"wrapper {wrapper.name}"):
         return kind(env, **wrapper.kwargs)
 
