@@ -104,6 +104,8 @@ class RoleBuilder:
             model,
             name=self.spec.model.type,
             seed=self.spec.seed,
+            worker=self.assignment.index,
+            device=self.assignment.slot.device,
             lag=0 if acts_only(self.spec) else shape.pinned_lag,
             finals=needs.recomputed_values or (needs.values and shape.replays),
             embed=self.algorithm.features,
