@@ -59,7 +59,7 @@ def test_placement(name: str) -> None:
     check_placement(*ready("placement", name))
 
 
-@pytest.mark.parametrize("name", [name for name in own("model") if not load("model", name).acts_only])
+@pytest.mark.parametrize("name", own("model"))
 def test_model(name: str) -> None:
     plugin, config = ready("model", name)
     check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))

@@ -19,6 +19,7 @@ from vla_rl.core.run.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context
+from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.weight_transfer.connect import open_sender
 from vla_rl.runtime.driver.assembler import assemble
@@ -182,7 +183,7 @@ def test_a_lag_is_measured_and_survives_a_restart(train):
 
 def sender_to(policy):
     """The learner's end of a transfer through the object store, whose arrays the caller passes on."""
-    transfer = stored(layout_of(policy.trained_model.weights()))
+    transfer = stored(layout_of(policy.engine.model.weights()))
     policy.connect_learner(transfer)
     return open_sender(transfer, torch.device("cpu"), None)
 
@@ -191,7 +192,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
-    policy = PolicyWorker(model, name="linear", seed=0, lag=2)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0, lag=2)
     sender = sender_to(policy)
     start = [(name, tensor.clone()) for name, tensor in model.weights()]
 
@@ -324,7 +325,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     counts = without_scoring(monkeypatch)
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
-    policy = PolicyWorker(model, name="linear", seed=0)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0)
     sender = sender_to(policy)
     obs = synthetic.observation(info, 3)
 

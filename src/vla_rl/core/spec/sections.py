@@ -9,6 +9,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core import catalogue
+
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
 """Upper limits of a spec for envs, simultaneous episodes, environment steps, training steps, and policy lag in
 versions. They exceed any real run, so that typing errors are refused."""
@@ -62,6 +64,10 @@ class PlacementSpec(Component):
     one GPU, nccl where each role has GPUs of its own, else host."""
 
 
+def _default_engine() -> Component:
+    return Component(type="torch", config=catalogue.load("engine", "torch").config())
+
+
 @frozen(kw_only=True)
 class TaskSampling:
     """Task distribution of rollouts."""
@@ -112,6 +118,9 @@ class RolloutSpec:
     """Step limit of an episode in environment steps; none: the task's own."""
     temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
     """Temperature of action sampling, in rollout and training alike."""
+    engine: Component = field(factory=_default_engine, metadata={"kind": "engine"})
+    """Code that runs the policy in rollouts, evaluations and `vla-rl serve`: the model itself (torch), a policy on a
+    server (remote, which only acts), or another engine."""
     reward: Literal["raw", "relative"] = "raw"
     """The simulator's reward (raw), or its change since the previous step (relative), so that a success counts once."""
     reward_coef: float = field(default=1.0)

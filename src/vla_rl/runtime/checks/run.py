@@ -20,7 +20,7 @@ from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, acts_only, missing, takes_data_statistics
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
@@ -53,8 +53,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     for path, kind, part in _components(spec, imitation):
         if path not in lacking:
             problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
-    if (training or imitation) and ("model",) not in lacking:
-        problems += _acting_model_problems(spec)
+    if training or imitation:
+        problems += _engine_problems(spec)
     if training:
         problems += _training_problems(spec)
     if ("algorithm",) not in lacking:
@@ -138,7 +138,9 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], 
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
         return
-    yield ("model",), "model", spec.model
+    yield ("rollout", "engine"), "engine", spec.rollout.engine
+    if not has_own_policy(spec):
+        yield ("model",), "model", spec.model
     if spec.env.python is None:
         yield ("env",), "env", spec.env
     if spec.world_model is not None:
@@ -171,11 +173,14 @@ def _plugin_problems(
     return []
 
 
-def _acting_model_problems(spec: Spec) -> Iterator[Item]:
-    """Refuse to train a model that only acts."""
-    if acts_only(spec):
-        text = f"model {spec.model.type!r} only acts, so nothing can train it; evaluate it (vla-rl eval), or serve it"
-        yield ("model",), text
+def _engine_problems(spec: Spec) -> Iterator[Item]:
+    """Refuse to train beside an engine that would not act with what is trained."""
+    if has_own_policy(spec):
+        text = (
+            f"{spec.rollout.engine.type!r} acts with a policy of its own, so nothing can train it; evaluate it (vla-rl "
+            f"eval), serve it, or leave it out to train model {spec.model.type!r}"
+        )
+        yield ("rollout", "engine"), text
 
 
 def _training_problems(spec: Spec) -> Iterator[Item]:
@@ -272,10 +277,12 @@ def _this_machine(spec: Spec) -> Cluster:
     """
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
+    local_machine = machine()
     if spec.runtime.backend == "local":
-        return here
-    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+        return local_machine
+    return Cluster(
+        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
+    )
 
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
@@ -293,12 +300,12 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    asked = "lanes" if plan.concurrent_lanes else "batching"
+    key = "lanes" if plan.concurrent_lanes else "batching"
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
         text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
-        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+        yield ("placement", key), f"{text}; leave it out, or use runtime.backend: ray"
     elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
             f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
@@ -324,19 +331,21 @@ def _has_nccl() -> bool:
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    wrong, local = "", spec.runtime.backend == "local"
+    obstacle, local = "", spec.runtime.backend == "local"
     if local and spec.asynchrony.max_lag:
-        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+        obstacle = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
     elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
-        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+        obstacle = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
     elif plan.offload:
-        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
-    if wrong and spec.asynchrony.max_lag:
-        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        obstacle = (
+            f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+        )
+    if obstacle and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {obstacle}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
-    elif wrong and spec.asynchrony.streaming_update:
+    elif obstacle and spec.asynchrony.streaming_update:
         text = (
-            f"learners cannot begin while the rest of a step is collected: {wrong}, or "
+            f"learners cannot begin while the rest of a step is collected: {obstacle}, or "
             "asynchrony.streaming_update: false"
         )
         yield ("asynchrony", "streaming_update"), text
@@ -410,8 +419,10 @@ def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.capacity is not None and replay.capacity < needed:
         yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
     elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
-        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
-        text = f"there is nothing to draw from: {demand}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        effect = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = (
+            f"there is nothing to draw from: {demand}, and {effect}; give capacity: {2 * needed}, or sampling: oldest"
+        )
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:

@@ -28,6 +28,7 @@ drains; and `between_requests`, while the learner, which has begun and holds no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.catalogue import hook_modules
-from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Array, EnvInfo
@@ -131,15 +132,18 @@ class WorkerHost(HostInterface):
         return self._demonstrations.data_statistics()
 
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
-        model = self._builder.model(info, scaling)
+        @cache
+        def make_model() -> VLAModel:
+            return self._builder.model(info, scaling)
+
         if "policy" in self.assignment.slot.roles:
             self.roles["policy"] = self._builder.policy(
-                model,
+                self._builder.engine(info, make_model),
                 on_version=self._rollouts.queues["action"].reach,
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:
-            self.roles["learner"] = self._builder.learner(model, info, self._demonstrations)
+            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations)
 
     def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
@@ -226,8 +230,9 @@ class WorkerHost(HostInterface):
         )
 
     def model_size(self) -> dict[str, float]:
-        role = self.roles.get("learner") or self.roles["policy"]
-        parameters = list(role.model.module.parameters())
+        learner: Learner | None = self.roles.get("learner")
+        model = self.roles["policy"].engine.model if learner is None else learner.model
+        parameters = [] if model is None else list(model.module.parameters())
         count = sum(p.numel() for p in parameters)
         return {
             "parameters": count,
@@ -253,6 +258,8 @@ class WorkerHost(HostInterface):
         return self._calls.recorder.drain()
 
     def close(self) -> list[str]:
+        if "policy" in self.roles:
+            self.roles["policy"].close()
         if "sim" not in self.roles:
             return []
         with self._calls.locks.all_lanes():

@@ -73,15 +73,15 @@ def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> Non
 
 def check(config: Any, context: Context) -> None:
     """Raise UserError for an environment id or a wrapper that does not exist."""
-    from vla_rl.plugins.envs.gymnasium.simulator import import_all, kind_of, registered
+    from vla_rl.plugins.envs.gymnasium.simulator import check_registered, import_all, wrapper_class
 
     with at("imports"):
         import_all(config)
     with at("id"):
-        registered(config.id)
+        check_registered(config.id)
     for i, wrapper in enumerate(config.wrappers):
         with at("wrappers", i, "name"):
-            kind_of(wrapper)
+            wrapper_class(wrapper)
 
 
 def preflight(config: Any) -> None:

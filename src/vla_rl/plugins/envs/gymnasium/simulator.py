@@ -57,7 +57,7 @@ class Generators:
     def in_use(self) -> Iterator[None]:
         numpy = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stub leaves it out
         python = random.getstate()
-        kept = np.random.get_state(legacy=False)
+        numpy_state = np.random.get_state(legacy=False)
         np.random.set_bit_generator(self._numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
         random.setstate(self._python)
         try:
@@ -66,21 +66,21 @@ class Generators:
             self._python = random.getstate()
             random.setstate(python)
             np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # NumPy's stub leaves it out
-            if kept["has_gauss"]:  # a cached second normal number, which the exchange lost
-                np.random.set_state(kept)
+            if numpy_state["has_gauss"]:  # a cached second normal number, which the exchange lost
+                np.random.set_state(numpy_state)
 
 
 def make(config: GymnasiumConfig) -> Environment:
     """Return the environment in its wrappers. Raise UserError for what does not exist or cannot be used."""
     import_all(config)
-    registered(config.id)
+    check_registered(config.id)
     renders = config.camera.source == "render"
     kwargs = ({"render_mode": "rgb_array"} if renders else {}) | config.kwargs
     with Generators(0).in_use(), _readable(config.id):
         env = gymnasium.make(config.id, max_episode_steps=config.max_steps, disable_env_checker=True, **kwargs)
         for wrapper in config.wrappers:
             env = _wrapped(env, wrapper)
-    for layer in layers(env):
+    for layer in wrapper_layers(env):
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
                 raise UserError(f"{config.id} is wrapped in {kind.__name__}, which {reason}; leave it out")
@@ -99,26 +99,26 @@ def import_all(config: GymnasiumConfig) -> None:
         _import(module, "imports")
 
 
-def registered(name: str) -> None:
+def check_registered(name: str) -> None:
     """Raise UserError for an id that is not registered, or that stands for a vector environment."""
     with _readable(name):
         try:
             spec = gymnasium.spec(name)
         except gymnasium.error.UnregisteredEnv as exc:
-            known = sorted(gymnasium.registry)
+            known_ids = sorted(gymnasium.registry)
             raise UserError(
-                f"no gymnasium environment {name!r}{did_you_mean(name, known)}\n"
-                f"  registered: {', '.join(known)}\n"
+                f"no gymnasium environment {name!r}{did_you_mean(name, known_ids)}\n"
+                f"  registered: {', '.join(known_ids)}\n"
                 "  those of another package are registered when it is imported: name its module in imports"
             ) from exc
     if spec.entry_point is None:
         raise UserError(f"{name} is registered as a batch of environments; envs need single ones")
 
 
-def facts(env: Environment, config: GymnasiumConfig) -> Facts:
+def read_facts(env: Environment, config: GymnasiumConfig) -> Facts:
     """Return what the spaces and wrappers say, without a step. Raise UserError where they do not suit."""
     low, high = _bounds(env.action_space, config)
-    limits = [layer._max_episode_steps for layer in layers(env) if isinstance(layer, wrappers.TimeLimit)]
+    limits = [layer._max_episode_steps for layer in wrapper_layers(env) if isinstance(layer, wrappers.TimeLimit)]
     if not limits:
         raise UserError(f"{config.id} is registered without a step limit; give max_steps")
     if config.camera.source != "render":
@@ -134,7 +134,7 @@ def facts(env: Environment, config: GymnasiumConfig) -> Facts:
     return Facts(state_dim=state_dim, low=low, high=high, max_steps=min(limits))
 
 
-def layers(env: Environment) -> Iterator[Environment]:
+def wrapper_layers(env: Environment) -> Iterator[Environment]:
     """Yield the environment and everything that it wraps, outermost first."""
     yield env
     while isinstance(env, gymnasium.Wrapper):
@@ -142,7 +142,7 @@ def layers(env: Environment) -> Iterator[Environment]:
         yield env
 
 
-def part(observation: Any, name: str) -> Array:
+def observation_entry(observation: Any, name: str) -> Array:
     """Return an entry of a dict observation, or the whole observation if it is no dict."""
     return np.asarray(observation[name] if isinstance(observation, dict) else observation)
 
@@ -150,11 +150,11 @@ def part(observation: Any, name: str) -> Array:
 NO_PICTURE = "not a picture: uint8 [height, width, 3]"
 
 
-def picture(image: Any, what: str) -> Array:
+def checked_picture(image: Any, what: str) -> Array:
     """Return the image if it is a uint8 RGB array. Raise UserError otherwise."""
     if not isinstance(image, np.ndarray) or not _is_picture(image.dtype, image.shape):
-        found = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise UserError(f"{what} gave {found}, {NO_PICTURE}")
+        description = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise UserError(f"{what} gave {description}, {NO_PICTURE}")
     return image
 
 
@@ -204,7 +204,7 @@ def _chosen(space: Any, name: str, setting: str, env_id: str) -> Any:
     return space
 
 
-def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
+def wrapper_class(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
     """Return the class of a wrapper. Raise UserError for a name that is not one."""
     if ":" in wrapper.name:
         module, _, name = wrapper.name.partition(":")
@@ -212,11 +212,11 @@ def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
         if kind is None:
             raise UserError(f"wrappers: module {module!r} has no {name!r}")
     else:
-        known = [name for name in wrappers.__all__ if name[0].isupper()]
-        if wrapper.name not in known:
+        known_wrappers = [name for name in wrappers.__all__ if name[0].isupper()]
+        if wrapper.name not in known_wrappers:
             raise UserError(
-                f"no wrapper {wrapper.name!r}{did_you_mean(wrapper.name, known)}\n"
-                f"  those of gymnasium: {', '.join(known)}\n  name one of another module as module:Class"
+                f"no wrapper {wrapper.name!r}{did_you_mean(wrapper.name, known_wrappers)}\n"
+                f"  those of gymnasium: {', '.join(known_wrappers)}\n  name one of another module as module:Class"
             )
         kind = getattr(wrappers, wrapper.name)
     if not isinstance(kind, type) or not issubclass(kind, gymnasium.Wrapper):
@@ -225,7 +225,7 @@ def kind_of(wrapper: Wrapper) -> type[gymnasium.Wrapper[Any, Any, Any, Any]]:
 
 
 def _wrapped(env: Environment, wrapper: Wrapper) -> Environment:
-    kind = kind_of(wrapper)
+    kind = wrapper_class(wrapper)
     with _readable(f"wrapper {wrapper.name}"):
         return kind(env, **wrapper.kwargs)
 

@@ -16,7 +16,14 @@ from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.settings import STATES
-from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, facts, make, part, picture
+from vla_rl.plugins.envs.gymnasium.simulator import (
+    Environment,
+    Generators,
+    checked_picture,
+    make,
+    observation_entry,
+    read_facts,
+)
 from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -29,11 +36,13 @@ def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
     env = make(config)
     try:
-        known = facts(env, config)
+        env_facts = read_facts(env, config)
     finally:
         env.close()
     task = TaskInfo(
-        name=config.id.replace("/", "-").replace(":", "-"), instruction=config.instruction, max_steps=known.max_steps
+        name=config.id.replace("/", "-").replace(":", "-"),
+        instruction=config.instruction,
+        max_steps=env_facts.max_steps,
     )
     states = {
         split: [ResetState(id=first + i, task=task.name) for i in range(count)]
@@ -42,14 +51,14 @@ def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
     meaning = "that it ended by itself (terminated)" if config.success == "terminated" else f"info[{config.success!r}]"
     info = EnvInfo(
         cameras={config.camera.name: config.camera.shape},
-        state_dim=known.state_dim,
-        action_low=known.low,
-        action_high=known.high,
+        state_dim=env_facts.state_dim,
+        action_low=env_facts.low,
+        action_high=env_facts.high,
         tasks=(task,),
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
     )
-    return SubprocEnvs(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
+    return SubprocEnvs(info, states, MakeGymnasiumEnv(config, env_facts.low, env_facts.high), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
@@ -129,13 +138,13 @@ class GymnasiumEnv(SingleEnv):
 
     def render(self) -> View:
         camera, state = self._config.camera, None
-        image = self._render() if camera.source == "render" else part(self._observation, camera.source)
-        image = np.rot90(picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)
+        image = self._render() if camera.source == "render" else observation_entry(self._observation, camera.source)
+        image = np.rot90(checked_picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)
         if image.shape[:2] != camera.shape:
             resized = Image.fromarray(np.ascontiguousarray(image)).resize(camera.shape[::-1], Image.Resampling.BILINEAR)
             image = np.asarray(resized)
         if self._config.state is not None:
-            state = part(self._observation, self._config.state).astype(np.float32)
+            state = observation_entry(self._observation, self._config.state).astype(np.float32)
         return View({camera.name: np.array(image)}, state)
 
     def close(self) -> None:
