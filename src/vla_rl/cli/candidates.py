@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from vla_rl.core.catalogue import installed, load
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
-from vla_rl.core.spec.spec import Component, Spec
+from vla_rl.core.spec.spec import PlacementSpec, Spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.runtime.planning.forecast import Forecast, Overlap, forecast_spec, has_dedicated_learners, overlap
 from vla_rl.runtime.planning.plan import plan_for
@@ -29,7 +29,7 @@ class Candidate:
     name: str
     own: bool
     """The spec's."""
-    placement: Component
+    placement: PlacementSpec
     plan: Plan | None = None
     forecast: Forecast | None = None
     reason: str = ""
@@ -48,7 +48,7 @@ def _candidate(
     profile: Profile,
     name: str,
     from_spec: bool,
-    placement: Component,
+    placement: PlacementSpec,
     note: Callable[[], None],
 ) -> Candidate:
     candidate_spec = evolve(spec, placement=placement)
@@ -84,7 +84,7 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
-def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
+def _placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
     placements = [spec.placement]
     yield _name(spec.placement), True, spec.placement
     for name in sorted(installed("placement", spec.plugins)):
@@ -95,12 +95,12 @@ def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
         staged = any(f.name == STAGES for f in attrs.fields(type(config)))
         for stages in TRIED_STAGES if staged else (None,):
             changed = config if stages is None else evolve(config, **{STAGES: stages})
-            placement = Component(type=name, config=changed)
+            placement = evolve(spec.placement, type=name, config=changed)
             if placement not in placements:
                 placements.append(placement)
                 yield _name(placement), False, placement
 
 
-def _name(placement: Component) -> str:
+def _name(placement: PlacementSpec) -> str:
     stages = getattr(placement.config, STAGES, None)
     return placement.type if stages is None else f"{placement.type}, {stages} stage{'s' * (stages > 1)}"

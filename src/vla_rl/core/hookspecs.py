@@ -181,8 +181,9 @@ class PolicyEngine(ABC):
     @hookspec(firstresult=True)
     def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
         """Act with these weights from the next call on. Names are those of the model's `weights`; an engine whose own
-        parameters have other names maps them itself. Called for every published version, between two requests. Every
-        engine without a policy of its own has it."""
+        parameters have other names maps them itself. Called for every published version, between two requests. Pairs
+        can be gone through once, and tensors are valid until the call returns. Every engine without a policy of its own
+        has it."""
         raise NotOffered(f"{type(self).__name__} takes no weights")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional

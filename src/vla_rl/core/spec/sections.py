@@ -49,6 +49,21 @@ class EnvSpec(Component):
     simulator), if their packages conflict with the model's; none: this one. Ray only."""
 
 
+WeightStrategy = Literal["shared", "ipc", "nccl", "host"]
+"""Way by which weights reach policies, as `PlacementSpec.weight_transfer` describes it."""
+
+
+@frozen(kw_only=True)
+class PlacementSpec(Component):
+    """The placement of the roles."""
+
+    weight_transfer: Literal["auto", "shared", "ipc", "nccl", "host"] = "auto"
+    """Strategy by which new weights reach policies: they share the learner's (shared, one worker); through CUDA IPC
+    (ipc, processes of one GPU); by a collective broadcast from device to device (nccl; between CPUs gloo takes its
+    place); through host memory (host, works everywhere). auto: shared where policy and learner are one worker, ipc on
+    one GPU, nccl where each role has GPUs of its own, else host."""
+
+
 def _default_engine() -> Component:
     return Component(type="torch", config=catalogue.load("engine", "torch").config())
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import FunctionType
 
 from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
+from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import RateSchedule
 from vla_rl.core.spec.source import Item
@@ -29,6 +30,17 @@ def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]
     if imitation and spec.imitation is not None:
         warnings += _schedule_warnings("imitation", spec.imitation)
     return warnings
+
+
+def transfer_warnings(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield a strategy of the weight transfer where nothing is transferred."""
+    requested = spec.placement.weight_transfer
+    if requested in ("auto", "shared"):
+        return
+    learners = plan.hosting("learner")
+    if spec.runtime.backend == "local" or all(index in learners for index in plan.hosting("policy")):
+        text = f"{requested} has no effect: every policy is in a learner's worker and shares its weights; leave it out"
+        yield ("placement", "weight_transfer"), text
 
 
 def _modules_warnings(spec: Spec) -> Iterator[Item]:

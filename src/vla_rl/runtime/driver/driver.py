@@ -110,9 +110,10 @@ class Driver:
 
     def _choose_plan(self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None) -> Plan:
         """Return the plan, or the one for the spec's placement."""
-        chosen = plan or plan_for(self.spec, self.backend.cluster(), measure)
+        cluster = self.backend.cluster()
+        chosen = plan or plan_for(self.spec, cluster, measure)
         if self.spec.runtime.backend != "local":
-            check_plan(self.spec, chosen)
+            check_plan(self.spec, chosen, cluster)
         return chosen
 
     def _start(self, imitation: bool, scaling: Scaling, world_model_folder: Path | None) -> None:

@@ -128,6 +128,8 @@ class RoleBuilder:
             engine,
             name=policy_name(self.spec),
             seed=self.spec.seed,
+            worker=self.assignment.index,
+            device=self.assignment.slot.device,
             lag=lag,
             finals=needs.recomputed_values or (needs.values and shape.replays),
             embed=self.algorithm.features,

@@ -37,6 +37,9 @@ class ParallelStrategy(Protocol):
     def full_weights(self) -> AbstractContextManager[None]:
         """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
 
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor that may be sharded as a full tensor on the device; all ranks together."""
+
     def full_tensor(self, tensor: Any) -> Any:
         """Return a tensor that may be sharded as a full tensor in host memory; all ranks together. Other values are
         returned unchanged.
@@ -80,6 +83,9 @@ class DataParallel:
 
     def full_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
 
     def full_tensor(self, tensor: Any) -> Any:
         return on_host(tensor)
