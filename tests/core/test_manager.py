@@ -153,7 +153,9 @@ def test_whose_method_a_function_goes_around_is_said(world):
         check_module("hooks", module(reset=hookimpl(lambda: (yield))))
     with pytest.raises(PluginError, match=r"hook 'reset' of model \(" + ".*" + both):
         check_module("hooks", module(reset=hookimpl(wraps="model")(lambda: (yield))))
-    with pytest.raises(PluginError, match=r"no kind of plugin is called 'wrold'; there are: model, engine, env, .*, world"):
+    with pytest.raises(
+        PluginError, match=r"no kind of plugin is called 'wrold'; there are: model, engine, env, .*, world"
+    ):
         check_module("hooks", module(reset=hookimpl(wraps="wrold")(lambda: (yield))))
 
 
