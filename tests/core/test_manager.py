@@ -108,7 +108,7 @@ class Dream(World):
 
 
 class Still(SimEnv):
-    """Its `reset` has other arguments than the world's."""
+    """Env whose `reset` has other arguments than the hook."""
 
     reset_states = chunk_step = lambda self: None
 

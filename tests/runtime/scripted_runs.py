@@ -114,7 +114,7 @@ def heavy_of(runtime, rollout):
 
 
 def assert_no_heavy_rows(runtime):
-    """Of tickets that are over; there is one of number 0."""
+    """Assert that policies hold no samples of finished tickets; one of them has number 0."""
     for policy in runtime.fleet.policies:
         with pytest.raises(KeyError):
             runtime.fleet.get(policy.call(PolicyInterface.take, np.zeros(1, np.int64)))

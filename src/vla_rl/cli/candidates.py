@@ -43,22 +43,28 @@ def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
 
 
 def _candidate(
-    spec: Spec, cluster: Cluster, profile: Profile, name: str, own: bool, placement: Component, note: Callable[[], None]
+    spec: Spec,
+    cluster: Cluster,
+    profile: Profile,
+    name: str,
+    from_spec: bool,
+    placement: Component,
+    note: Callable[[], None],
 ) -> Candidate:
-    there = evolve(spec, placement=placement)
+    candidate_spec = evolve(spec, placement=placement)
     note()
     try:
-        plan = plan_for(there, cluster, lambda spec, cluster: profile)
+        plan = plan_for(candidate_spec, cluster, lambda spec, cluster: profile)
         if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
             key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
             raise DoesNotFit(
                 f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
                 f"it out, or choose disaggregated"
             )
-        forecast = forecast_spec(plan, there, profile)
+        forecast = forecast_spec(plan, candidate_spec, profile)
     except (DoesNotFit, UserError) as exc:
-        return Candidate(name=name, own=own, placement=placement, reason=str(exc))
-    return Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast)
+        return Candidate(name=name, own=from_spec, placement=placement, reason=str(exc))
+    return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast)
 
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
@@ -79,7 +85,7 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
-    seen = [spec.placement]
+    placements = [spec.placement]
     yield _name(spec.placement), True, spec.placement
     for name in sorted(installed("placement", spec.plugins)):
         try:
@@ -90,8 +96,8 @@ def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
         for stages in TRIED_STAGES if staged else (None,):
             changed = config if stages is None else evolve(config, **{STAGES: stages})
             placement = Component(type=name, config=changed)
-            if placement not in seen:
-                seen.append(placement)
+            if placement not in placements:
+                placements.append(placement)
                 yield _name(placement), False, placement
 
 

@@ -48,15 +48,15 @@ class ActingCase(ABC):
         a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
         bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
         gap = np.abs(a - b)
-        fine = bool((gap <= bound).all())
-        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+        holds = bool((gap <= bound).all())
+        self.f.expect(holds, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
 
     def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
         """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""
         kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
         got = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
-        wanted = f"float32 {list(shape)}"
-        if not self.f.expect(got == wanted, where, wanted, got, "convert or reshape it"):
+        expected = f"float32 {list(shape)}"
+        if not self.f.expect(got == expected, where, expected, got, "convert or reshape it"):
             return False
         finite = bool(np.isfinite(to_numpy(array)).all())
         return self.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
@@ -137,5 +137,5 @@ class ModelCase(ActingCase):
     def gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradient of each trained parameter; zeros for a parameter without one."""
         parameters = list(self.trained.values())
-        found = torch.autograd.grad(total, parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]

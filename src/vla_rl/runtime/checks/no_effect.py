@@ -81,8 +81,8 @@ def _steps_warnings(spec: Spec) -> Iterator[Item]:
 
 def _limit(spec: Spec) -> int | None:
     """Return the most environment steps of a ticket; None: only the simulator knows."""
-    own = getattr(spec.env.config, "max_steps", None)
-    return spec.rollout.steps or spec.rollout.max_steps or (own if isinstance(own, int) else None)
+    env_limit = getattr(spec.env.config, "max_steps", None)
+    return spec.rollout.steps or spec.rollout.max_steps or (env_limit if isinstance(env_limit, int) else None)
 
 
 def _rollout_warnings(spec: Spec) -> Iterator[Item]:
@@ -93,16 +93,16 @@ def _rollout_warnings(spec: Spec) -> Iterator[Item]:
 
 
 def _samples_warnings(spec: Spec) -> Iterator[Item]:
-    limit, wanted = _limit(spec), spec.train.global_batch
-    if limit is None or wanted is None:
+    limit, global_batch = _limit(spec), spec.train.global_batch
+    if limit is None or global_batch is None:
         return
     shape = RunShape.of(spec)
     tickets = (shape.groups_per_step + shape.imagined_groups) * shape.group_size
     chunks = -(-limit // shape.chunk)
     samples = tickets * chunks * shape.uses
-    if wanted > samples:
+    if global_batch > samples:
         text = (
-            f"an optimiser step takes {wanted} samples, and a training step has {samples} at most ({tickets} "
+            f"an optimiser step takes {global_batch} samples, and a training step has {samples} at most ({tickets} "
             f"trajectories of {chunks} chunks): it is one optimiser step an epoch, as without global_batch"
         )
         yield ("train", "global_batch"), text

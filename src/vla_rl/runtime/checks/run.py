@@ -268,10 +268,12 @@ def _this_machine(spec: Spec) -> Cluster:
     """
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
+    local_machine = machine()
     if spec.runtime.backend == "local":
-        return here
-    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+        return local_machine
+    return Cluster(
+        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
+    )
 
 
 def check_plan(spec: Spec, plan: Plan) -> None:
@@ -288,12 +290,12 @@ def check_plan(spec: Spec, plan: Plan) -> None:
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    asked = "lanes" if plan.concurrent_lanes else "batching"
+    key = "lanes" if plan.concurrent_lanes else "batching"
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
         text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
-        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+        yield ("placement", key), f"{text}; leave it out, or use runtime.backend: ray"
     elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
             f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
@@ -303,19 +305,21 @@ def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    wrong, local = "", spec.runtime.backend == "local"
+    obstacle, local = "", spec.runtime.backend == "local"
     if local and spec.asynchrony.max_lag:
-        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+        obstacle = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
     elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
-        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+        obstacle = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
     elif plan.offload:
-        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
-    if wrong and spec.asynchrony.max_lag:
-        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        obstacle = (
+            f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+        )
+    if obstacle and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {obstacle}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
-    elif wrong and spec.asynchrony.streaming_update:
+    elif obstacle and spec.asynchrony.streaming_update:
         text = (
-            f"learners cannot begin while the rest of a step is collected: {wrong}, or "
+            f"learners cannot begin while the rest of a step is collected: {obstacle}, or "
             "asynchrony.streaming_update: false"
         )
         yield ("asynchrony", "streaming_update"), text
@@ -389,8 +393,10 @@ def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.capacity is not None and replay.capacity < needed:
         yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
     elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
-        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
-        text = f"there is nothing to draw from: {demand}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        effect = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = (
+            f"there is nothing to draw from: {demand}, and {effect}; give capacity: {2 * needed}, or sampling: oldest"
+        )
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:

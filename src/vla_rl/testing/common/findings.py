@@ -84,7 +84,7 @@ class Findings:
     @contextmanager
     def section(self, what: str) -> Generator[None]:
         """Turn an exception inside the section into a finding; the check continues after it."""
-        known, before, skipped = len(self._found), perf_counter(), ""
+        num_before, before, skipped = len(self._found), perf_counter(), ""
         self._section = what
         self._notices = []
         self._on_section(what)
@@ -93,12 +93,12 @@ class Findings:
         except LeftOut as exc:
             skipped = str(exc)
         except Unfit:
-            skipped = "" if len(self._found) > known else "not done: see the findings above"
+            skipped = "" if len(self._found) > num_before else "not done: see the findings above"
         except Exception as exc:
             at = f"{type(exc).__name__}: {str(exc).strip()}{_place(exc)}"
             self.raised(f"{what}: expected no exception", at, "fix what raises it")
-        found = tuple(self._found)[known:]
-        self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
+        new_findings = tuple(self._found)[num_before:]
+        self.sections.append(Section(what, new_findings, perf_counter() - before, skipped, tuple(self._notices)))
 
     def close(self) -> None:
         if self._found:

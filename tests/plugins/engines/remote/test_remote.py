@@ -111,7 +111,7 @@ def are_equal(here, there, count):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
-    """Of a policy here, and through a websocket."""
+    """Compare the episodes of a policy in this process with those through a websocket."""
 
     def of(model):
         rollout = {"chunk": 4, "episodes": 8, "group_size": 4}
@@ -132,7 +132,7 @@ def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
 
 @pytest.mark.sim
 def test_episodes_on_libero_equal_those_of_the_policy_here(tmp_path):
-    """Of a small trained policy on the real simulator."""
+    """Compare the episodes of a small trained policy on the real simulator."""
     pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
     changes = {
         "env": {

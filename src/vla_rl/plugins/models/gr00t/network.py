@@ -133,14 +133,16 @@ class GrootModule(FlowModule):
     def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         """Return the prefix: `look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], passed
         through the part of the head that precedes denoising."""
-        head, seen = self.groot.action_head, mask[:, None, None]
-        mixed = head.mixed(hidden, seen)
+        head, attention_mask = self.groot.action_head, mask[:, None, None]
+        mixed = head.mixed(hidden, attention_mask)
         state_tokens = head.state_encoder(state[:, None], self.row)
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
             summary = torch.cat([mean_over(mixed, mask), state_tokens[:, 0]], dim=1)
-        sources = self.sources(mixed, seen, len(head.model.transformer_blocks[::2]))
-        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], state_tokens, summary)
+        sources = self.sources(mixed, attention_mask, len(head.model.transformer_blocks[::2]))
+        return GrootPrefix(
+            head.model.pairs(sources), [source_mask for _, source_mask in sources], state_tokens, summary
+        )
 
     def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
@@ -231,7 +233,8 @@ def initialise(network: Groot, seed: int) -> None:
     for name, part in network.named_modules():
         if isinstance(part, CategoryLinear):
             gain = 0.02 if name.endswith("action_decoder.layer2") else math.sqrt(2 / sum(part.W.shape[1:]))
-            part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
+            if not part.W.is_meta:
+                part.W.copy_(torch.randn(part.W.shape, generator=rng) * gain)
             part.b.zero_()
         elif name.endswith(("to_out.0", "net.2")):  # scales what blocks add: all of them together as much as one
             part.weight.mul_((2 * len(network.action_head.model.transformer_blocks)) ** -0.5)

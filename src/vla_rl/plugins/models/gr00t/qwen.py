@@ -131,8 +131,8 @@ class QwenTowers(nn.ModuleDict):
 def _patch_positions(grid: int, merge: int) -> Tensor:
     """Return row and column of each patch, [patches, 2], in an order in which the patches of one token are adjacent."""
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
-    both = torch.stack([rows, columns], dim=-1)
-    blocks = both.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
+    positions = torch.stack([rows, columns], dim=-1)
+    blocks = positions.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
     result: Tensor = blocks.transpose(1, 2).reshape(-1, 2)
     return result
 

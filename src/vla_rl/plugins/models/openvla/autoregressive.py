@@ -12,13 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import DynamicCache
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
 from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
+from vla_rl.toolkit.models.decoder import PreallocatedLayer
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import choose, entropy
 
@@ -50,21 +50,24 @@ class ARModule(PolicyModule):
         """
         network = public_network(self.vla)
         llama = network.language_model
-        cache = DynamicCache(config=llama.config)
+        caches = [PreallocatedLayer(count - 1) for _ in llama.model.layers]
         llama.eval()  # a Llama that trains with gradient checkpointing drops the cache
         try:
-            hidden = self.vla(pixels, ids, attention_mask=mask, causal=True, cache=cache, features=features)
+            hidden = self.vla(pixels, ids, attention_mask=mask, causal=True, caches=caches, features=features)
             if mask is not None:
                 mask = insert_columns(mask, hidden.shape[1] - ids.shape[1])
-            values = self._values(hidden, hidden.shape[1] - 1, mask)
+            prefix = hidden.shape[1]
+            values = self._values(hidden, prefix - 1, mask)
             if mask is not None:
                 mask = F.pad(mask, (0, count), value=True)
             chosen: list[Tensor] = []
             for i in range(count):
                 if i > 0:
-                    seen = None if mask is None else mask[:, : cache.get_seq_length() + 1]
+                    seen = None if mask is None else mask[:, : prefix + i]
                     last = (chosen[-1] + self.first).unsqueeze(1)
-                    hidden = self.vla(None, last, attention_mask=seen, causal=True, cache=cache)
+                    hidden = self.vla(
+                        None, last, attention_mask=seen, causal=True, caches=caches, past=prefix + i - 1
+                    )
                 chosen.append(pick(self.logits(hidden[:, -1]), i))
         finally:
             llama.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.toolkit.models.adapters import before_training
+from vla_rl.toolkit.models.meta_device import autocast, autocasts
 from vla_rl.toolkit.models.networks import as_tensor
 
 
@@ -113,9 +115,9 @@ class FamilyPolicy(VLAModel):
         for part in self._dropouts:
             part.train(on)
 
-    def _numerics(self) -> torch.autocast:
+    def _numerics(self) -> AbstractContextManager[None]:
         kind = self._device.type  # train.precision: bf16 enables autocast around it
-        return torch.autocast(kind, torch.bfloat16, enabled=self._autocast or torch.is_autocast_enabled(kind))
+        return autocast(kind, enabled=self._autocast or autocasts(kind))
 
     def _see(self, obs: Observation, replay: Mapping[str, ArrayOrTensor] | None = None) -> dict[str, Tensor | None]:
         """Return pixels for the module, or vision features where those computed while acting are reused (`replay`:

@@ -14,6 +14,7 @@ from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
+from vla_rl.toolkit.models.meta_device import on_host
 
 
 class Pi0Policy(FlowPolicy):
@@ -52,10 +53,10 @@ class Pi05Policy(FlowPolicy):
             ids, mask = self.prompts.rows(obs.instructions)
         else:
             shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(shown_state.contiguous()).tolist())
+            ids, mask = self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
         pixels, shown = self._pixels(obs), None
         if self.module.pads:
-            pixels, shown = _with_masked(pixels)
+            pixels, shown = _padded_to_cameras(pixels)
         with self._frozen_prefix():
             return self.module.see(pixels, ids, mask, shown)
 
@@ -63,10 +64,10 @@ class Pi05Policy(FlowPolicy):
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
 
 
-def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
+def _padded_to_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
     False for masked ones. Padding tokens attend to masked images as well."""
     rows, count = pixels.shape[:2]
-    shown = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
-    black = pixels.new_full((rows, shown.shape[1] - count, *pixels.shape[2:]), -1.0)
-    return torch.cat([pixels, black], dim=1), shown
+    is_camera = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
+    black = pixels.new_full((rows, is_camera.shape[1] - count, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), is_camera

@@ -124,15 +124,15 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     return network
 
 
-def turns(positions: Tensor, dim: int) -> Pair:
-    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `turned`."""
+def rotary_factors(positions: Tensor, dim: int) -> Pair:
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `rotated`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
 
 
-def turned(x: Tensor, by: Pair) -> Tensor:
+def rotated(x: Tensor, by: Pair) -> Tensor:
     """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
     wide = x.float()
     return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
@@ -197,13 +197,13 @@ class SmolVLAModule(FlowModule):
         hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
         return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def tell(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
-        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
+        valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._read(token, count - 1, across, seen.pairs)
+        state_hidden, pairs = self._read(token, count - 1, across, cache.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
@@ -214,25 +214,25 @@ class SmolVLAModule(FlowModule):
                 pairs[i] = self._projected(layer, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
-        rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
+            summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
+        rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
-        both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
-        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(both))).to(self._dtype)
+        embedded = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
+        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(embedded))).to(self._dtype)
         expert = net.vlm_with_expert.lm_expert
         for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
             base = normed(layer.input_layernorm, hidden)
             queries = self._heads(layer.self_attn.q_proj(base))
             if self._crosses(i):
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[1]), pair, prefix.across)
+                hidden = attend(layer, hidden, rotated(queries, prefix.turns[1]), pair, prefix.across)
             else:
                 both_sides = self._joined(pair, self._pair(layer, base, prefix.turns[0]))
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[0]), both_sides, prefix.own)
+                hidden = attend(layer, hidden, rotated(queries, prefix.turns[0]), both_sides, prefix.own)
         return normed(expert.norm, hidden).float()
 
     def velocity(self, hidden: Tensor) -> Tensor:
@@ -245,17 +245,17 @@ class SmolVLAModule(FlowModule):
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
-        by, pairs = turns(positions, self._dim), []
+        by, pairs = rotary_factors(positions, self._dim), []
         for i, layer in enumerate(text.layers):
             base = normed(layer.input_layernorm, x)
             pair = self._pair(layer, base, by)
             pairs.append(pair if before is None else self._joined(before[i], pair))
-            x = attend(layer, x, turned(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
+            x = attend(layer, x, rotated(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
         return normed(text.norm, x), pairs
 
     def _pair(self, layer: Any, base: Tensor, by: Pair) -> Pair:
         keys, values = (self._heads(part(base)) for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
-        return turned(keys, by), values
+        return rotated(keys, by), values
 
     def _projected(self, layer: Any, pair: Pair) -> Pair:
         keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
@@ -274,8 +274,8 @@ class SmolVLAModule(FlowModule):
     def _crosses(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0
 
-    def _scores(self, seen: Tensor) -> Tensor:
-        return added_to_scores(seen, torch.float32)
+    def _scores(self, mask: Tensor) -> Tensor:
+        return added_to_scores(mask, torch.float32)
 
 
 def stays_float32(name: str) -> bool:

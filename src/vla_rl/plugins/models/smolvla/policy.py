@@ -46,8 +46,8 @@ class SmolVLAPolicy(FlowPolicy):
         ids, mask = self.prompts.rows(obs.instructions)
         pixels = self._pixels(obs)
         with self._frozen_prefix():
-            seen = self.module.look(pixels, ids, mask)
-        return self.module.tell(seen, state)
+            cache = self.module.look(pixels, ids, mask)
+        return self.module.tell(cache, state)
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""
