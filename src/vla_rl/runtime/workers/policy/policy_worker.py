@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -68,6 +68,17 @@ class PolicyWorker(PolicyInterface):
         return self.weights.version
 
     # ----------------------------------------------------------------------------------------------- inference
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Context of a rollout or an evaluation, in which the engine is awake."""
+        with self.between_requests:
+            self.engine.wake_up()
+        try:
+            yield
+        finally:
+            with self.between_requests:
+                self.engine.sleep()
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         started = perf_counter()
