@@ -263,7 +263,7 @@ def open_policy(
     def make_model() -> VLAModel:
         return build_model(spec, info, device, state.scaling, algorithm, wrappers, "act")
 
-    engine = build_engine(spec, info, device, make_model, wrappers)
+    engine = build_engine(spec, info, device, make_model, wrappers, "act")
     if has_own_policy(spec):
         return Policy(engine=engine, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
     load_trained(engine, checkpoint / "trainer")

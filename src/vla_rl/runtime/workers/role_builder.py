@@ -28,6 +28,7 @@ from vla_rl.runtime.workers.models import Role, build_engine, build_model, polic
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
+from vla_rl.toolkit.models.adapters import merge_mode
 
 ROLES_OF_MODEL: Mapping[tuple[bool, bool], Role] = {(True, False): "act", (False, True): "learn", (True, True): "both"}
 """(the worker has a policy, it has a learner) -> `Context.role`."""
@@ -93,13 +94,13 @@ class RoleBuilder:
         return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
 
     def model(self, info: EnvInfo, scaling: Any) -> VLAModel:
-        slot = self.assignment.slot
-        role = ROLES_OF_MODEL["policy" in slot.roles, "learner" in slot.roles]
-        return build_model(self.spec, info, slot.device, scaling, self.algorithm, self.wrappers, role)
+        device = self.assignment.slot.device
+        return build_model(self.spec, info, device, scaling, self.algorithm, self.wrappers, self._role_of_model)
 
     def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
         """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
-        engine = build_engine(self.spec, info, self.assignment.slot.device, make_model, self.wrappers)
+        device = self.assignment.slot.device
+        engine = build_engine(self.spec, info, device, make_model, self.wrappers, self._role_of_model)
         engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
         return engine
 
@@ -145,7 +146,13 @@ class RoleBuilder:
             acting="policy" in slot.roles,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
+            compare_acting=merge_mode(self.spec.model.config) != "off",
         )
+
+    @property
+    def _role_of_model(self) -> Role:
+        roles = self.assignment.slot.roles
+        return ROLES_OF_MODEL["policy" in roles, "learner" in roles]
 
     @property
     def _bootstrap(self) -> bool:
