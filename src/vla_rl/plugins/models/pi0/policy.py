@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.meta_device import on_host
 
 
 class Pi0Policy(FlowPolicy):
@@ -52,8 +51,10 @@ class Pi05Policy(FlowPolicy):
         if self._state_scaler is None:
             ids, mask = self.prompts.rows(obs.instructions)
         else:
-            shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
+            # From the recorded state and not from `state`, for which the host would wait.
+            width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
+            shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
+            ids, mask = self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
         pixels, shown = self._pixels(obs), None
         if self.module.pads:
             pixels, shown = _padded_to_cameras(pixels)
