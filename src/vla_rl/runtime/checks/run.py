@@ -257,6 +257,27 @@ def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Itera
         yield ("placement",), str(exc)
 
 
+def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
+    """Predict the memory of GPUs for a spec that `check_spec` has accepted. Return a line about it, which is empty
+    without GPUs. Raises SpecError where the run would not fit.
+
+    Args:
+        cluster: as in `check_spec`.
+    """
+    from vla_rl.runtime.checks.device_memory import predicted_memory
+    from vla_rl.runtime.planning.plan import plan_for
+
+    if spec.runtime.address is not None and cluster is None:
+        return ""
+    machine = cluster or _this_machine(spec)
+    try:
+        return predicted_memory(spec, plan_for(spec, machine), machine)
+    except MeasureFirst:
+        return ""
+    except UserError as exc:
+        raise SpecError(located([(("train", "micro_batch"), str(exc))], spec.source)) from exc
+
+
 def _this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
@@ -266,7 +287,8 @@ def _this_machine(spec: Spec) -> Cluster:
     here = machine()
     if spec.runtime.backend == "local":
         return here
-    return Cluster(cpus=float(os.cpu_count() or here.cpus), gpus=here.gpus, memory=here.memory)
+    cpus = float(os.cpu_count() or here.cpus)
+    return Cluster(cpus=cpus, gpus=here.gpus, memory=here.memory, gpu_memory=here.gpu_memory)
 
 
 def check_plan(spec: Spec, plan: Plan) -> None:

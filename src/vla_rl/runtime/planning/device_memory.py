@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.core.plan import Plan
+from vla_rl.core.plan import DoesNotFit, Plan
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.placement.assignments import Assignment
@@ -151,24 +151,39 @@ def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[Par
 # ------------------------------------------------------------------------------------------------------- refusal
 
 
+def check_capacity(devices: Sequence[DeviceMemory], capacity: int | None) -> None:
+    """Raise DoesNotFit where a GPU needs more bytes than it has."""
+    need, phases = devices[0].peak
+    if capacity is not None and need > capacity:
+        phase = " and ".join(dict.fromkeys(phases.values()))
+        parts = sorted(
+            (part for worker in devices[0].workers for part in worker.phases[phases[worker.worker]]),
+            key=lambda part: -part.size,
+        )
+        largest = ", ".join(f"{_gib(part.size)} of {part.name}" for part in parts[:2])
+        raise DoesNotFit(
+            f"a GPU needs {_gib(need)} GiB in its {phase} ({largest}), and it has {_gib(capacity)} GiB; "
+            "`vla-rl check` names the keys that help"
+        )
+
+
 def check_device_memory(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
     info: EnvInfo,
-    capacity: int,
-    memory: ModelMemory | None = None,
+    capacity: int | None,
+    memory: ModelMemory,
 ) -> list[DeviceMemory]:
     """Return what each GPU needs. Raises UserError where that is more than the GPU has: what takes it, and which keys
     would help.
 
     Args:
-        capacity: bytes of a GPU.
-        memory: of the model, where it has been counted; None: it is counted here.
+        capacity: bytes of a GPU; None: unknown, and nothing is refused.
+        memory: memory of the spec's model.
     """
-    memory = memory or measure_model(spec, info)
     devices = device_memory(plan, assignments, memory, spec)
-    if not devices or devices[0].peak[0] <= capacity:
+    if capacity is None or not devices or devices[0].peak[0] <= capacity:
         return devices
     raise UserError("\n".join(_refusal(spec, plan, assignments, info, capacity, memory, devices[0])))
 

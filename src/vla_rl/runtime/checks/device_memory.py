@@ -1,0 +1,87 @@
+"""Checks of the memory on GPUs: predicted from the spec and the plan before anything is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.placement.assignments import Assignment, assign
+from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, check_device_memory
+from vla_rl.runtime.planning.model_memory import ModelMemory, measure_model
+
+logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class Prediction:
+    """Model's memory, if it can be known before a simulator is built."""
+
+    memory: ModelMemory | None = None
+    info: EnvInfo | None = None
+    reason: str = ""
+    """Why nothing is known."""
+
+
+NOT_PREDICTED = Prediction()
+
+
+def predict(spec: Spec) -> Prediction:
+    """Count the memory of the spec's model for the simulator that its plugin describes."""
+    if acts_only(spec):
+        return Prediction(reason=f"model {spec.model.type!r} only acts")
+    describe = load("env", spec.env.type, spec.plugins).env_info
+    if describe is None:
+        return Prediction(reason=f"env {spec.env.type!r} is not described before it is built; a run checks it then")
+    try:
+        info = describe(spec.env.config)
+        return Prediction(memory=measure_model(spec, info), info=info)
+    except Exception as exc:  # of any plugin: what a run needs shows when it starts
+        logger.debug("memory of model %r", spec.model.type, exc_info=True)
+        return Prediction(reason=f"{type(exc).__name__}: {exc}")
+
+
+def on_gpus(plan: Plan) -> bool:
+    """Return whether a policy or a learner of the plan is on a GPU."""
+    return any(plan.slots[i].device.startswith("cuda") for role in ("policy", "learner") for i in plan.hosting(role))
+
+
+def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
+    """Return a line about the memory of the fullest GPU; empty without GPUs. Raises UserError where a GPU needs more
+    than it has."""
+    if not on_gpus(plan):
+        return ""
+    prediction = predict(spec)
+    if prediction.memory is None or prediction.info is None:
+        return f"memory of GPUs: not predicted ({prediction.reason})"
+    assignments = assign(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
+    capacity = cluster.gpu_memory
+    devices = check_device_memory(spec, plan, assignments, prediction.info, capacity, prediction.memory)
+    return f"memory of GPUs: {_summary(devices[0], capacity)}" if devices else ""
+
+
+def _summary(device: DeviceMemory, capacity: int | None) -> str:
+    size, phases = device.peak
+    known = "" if capacity is None else f" of {capacity / GIB:.1f}"
+    return f"{size / GIB:.1f}{known} GiB on the fullest, in its {' and '.join(dict.fromkeys(phases.values()))}"
+
+
+def check_before_building(
+    spec: Spec, plan: Plan, assignments: Sequence[Assignment], info: EnvInfo, capacity: int | None
+) -> None:
+    """Raise UserError where a model would not fit on a GPU. The driver calls this once the simulators are there and
+    before models are built. A model that cannot be predicted is not refused.
+    """
+    if capacity is None or acts_only(spec) or not on_gpus(plan):
+        return
+    try:
+        memory = measure_model(spec, info)
+    except Exception:  # of any plugin: what is wrong shows when the model is built
+        logger.debug("memory of model %r", spec.model.type, exc_info=True)
+        return
+    check_device_memory(spec, plan, assignments, info, capacity, memory)
