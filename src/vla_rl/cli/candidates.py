@@ -13,7 +13,7 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import Component, Spec
 from vla_rl.core.spec.structure import Problems
-from vla_rl.runtime.checks.device_memory import NOT_PREDICTED, Prediction
+from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.device_memory import DeviceMemory, check_capacity, device_memory
 from vla_rl.runtime.planning.forecast import Forecast, Overlap, forecast_spec, has_dedicated_learners, overlap

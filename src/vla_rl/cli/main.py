@@ -141,7 +141,8 @@ def check(
     if show:
         typer.echo(dump(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
-    from vla_rl.runtime.checks.run import check_gpu_memory, check_spec
+    from vla_rl.runtime.checks.run import check_spec
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
     clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
     check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)

@@ -18,8 +18,8 @@ from vla_rl.cli.inputs import GIB
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.checks.device_memory import NOT_PREDICTED, Prediction, predict
 from vla_rl.runtime.comm.status_line import shown
+from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction, predict
 from vla_rl.runtime.planning.device_memory import DeviceMemory
 from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.memory import waiting_bytes

@@ -109,7 +109,8 @@ def check(
     """Check a spec (`vla-rl check`). Return it with all defaults. Raises UserError for everything that a run would
     refuse on this machine, or on one with so many GPUs, CPUs, and GiB of the host and of each GPU."""
     from vla_rl.cli.inputs import other_machine
-    from vla_rl.runtime.checks.run import check_gpu_memory, check_spec
+    from vla_rl.runtime.checks.run import check_spec
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
     loaded, _ = read_spec(spec, overrides)
     clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)

@@ -246,7 +246,7 @@ def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Itera
     if spec.runtime.address is not None and cluster is None:
         return
     try:
-        plan = plan_for(spec, cluster or _this_machine(spec))
+        plan = plan_for(spec, cluster or this_machine(spec))
         yield from _lane_problems(spec, plan)
         yield from [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)] if training else ()
     except MeasureFirst:
@@ -257,28 +257,7 @@ def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Itera
         yield ("placement",), str(exc)
 
 
-def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
-    """Predict the memory of GPUs for a spec that `check_spec` has accepted. Return a line about it, which is empty
-    without GPUs. Raises SpecError where the run would not fit.
-
-    Args:
-        cluster: as in `check_spec`.
-    """
-    from vla_rl.runtime.checks.device_memory import predicted_memory
-    from vla_rl.runtime.planning.plan import plan_for
-
-    if spec.runtime.address is not None and cluster is None:
-        return ""
-    machine = cluster or _this_machine(spec)
-    try:
-        return predicted_memory(spec, plan_for(spec, machine), machine)
-    except MeasureFirst:
-        return ""
-    except UserError as exc:
-        raise SpecError(located([(("train", "micro_batch"), str(exc))], spec.source)) from exc
-
-
-def _this_machine(spec: Spec) -> Cluster:
+def this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
     """

@@ -11,9 +11,9 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, ResetState
-from vla_rl.runtime.checks.device_memory import check_before_building
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface
+from vla_rl.runtime.gpu_memory.checks import check_before_building
 
 
 @frozen(kw_only=True)

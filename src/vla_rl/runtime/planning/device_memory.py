@@ -11,9 +11,7 @@ from attrs import evolve, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import DoesNotFit, Plan
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.planning.model_memory import ModelMemory, measure_model
 from vla_rl.toolkit.models.adapters import LoRAConfig
 
 GIB = 2**30
@@ -23,11 +21,59 @@ Typical of current GPUs; it depends on the driver."""
 GATHERED_BLOCKS = 2
 """Blocks that FSDP holds gathered at once: the one that computes, and the next."""
 ACT, LEARN = "rollout", "learner step"
+Measure = Callable[[Spec], "ModelMemory"]
+"""Function that counts the memory of a spec's model (`runtime/gpu_memory/model_memory.py`)."""
 
 
 @frozen(kw_only=True)
-class Part:
-    """Part of a worker's device memory."""
+class Line:
+    """Bytes that grow with a number of samples: `fixed + each * count`."""
+
+    fixed: float
+    each: float
+
+    def at(self, count: int) -> float:
+        return self.fixed + self.each * count
+
+    @classmethod
+    def through(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
+        """Return the line through two points."""
+        (first, low), (last, high) = first_point, last_point
+        each = (high - low) / (last - first)
+        return cls(fixed=low - each * first, each=each)
+
+
+@frozen(kw_only=True)
+class ModelMemory:
+    """Bytes of a model on one device."""
+
+    frozen_weights: float
+    trained_weights: float
+    other: float
+    """Buffers, and modules that are kept as they were before training."""
+    gradients: float
+    optimizer_state: float
+    optimizer_work: float
+    """Working memory of an optimiser step."""
+    acting: Line
+    """Most that an inference needs beside the weights, by rows."""
+    activations: float
+    """What the forward pass of a micro-batch keeps for its backward pass."""
+    learning: float
+    """Most that a pass of a micro-batch needs beside weights and gradients; with the activations."""
+    largest_block: float
+    """Weights of the largest block that FSDP gathers at a time."""
+    outside_blocks: float
+    """Weights outside of blocks, which stay gathered during a pass."""
+
+    @property
+    def weights(self) -> float:
+        return self.frozen_weights + self.trained_weights + self.other
+
+
+@frozen(kw_only=True)
+class MemoryPart:
+    """Item of a worker's device memory."""
 
     name: str
     size: float
@@ -42,7 +88,7 @@ class WorkerMemory:
     roles: tuple[str, ...]
     device: Hashable
     """Device that workers may share."""
-    phases: dict[str, tuple[Part, ...]]
+    phases: dict[str, tuple[MemoryPart, ...]]
     """Phase -> parts of the memory at its peak."""
 
     def bytes_in(self, phase: str) -> float:
@@ -95,21 +141,21 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     acts, learns = bool(assignment.served), assignment.rank >= 0
     world = assignment.world if spec.train.sharding == "full" and assignment.world > 1 else 1
     weights = (
-        Part(name="frozen weights", size=(memory.frozen_weights + memory.other) / world),
-        Part(name="trained weights", size=memory.trained_weights / world),
+        MemoryPart(name="frozen weights", size=(memory.frozen_weights + memory.other) / world),
+        MemoryPart(name="trained weights", size=memory.trained_weights / world),
     )
-    gathered = Part(name="gathered weights", size=memory.weights if world > 1 else 0.0)
+    gathered = MemoryPart(name="gathered weights", size=memory.weights if world > 1 else 0.0)
     kept = (
-        Part(name="gradients", size=memory.gradients / world),
-        Part(name="optimiser state", size=memory.optimizer_state / world),
+        MemoryPart(name="gradients", size=memory.gradients / world),
+        MemoryPart(name="optimiser state", size=memory.optimizer_state / world),
     )
     rows = assignment.batching.max_batch or sum(lane.num_envs for lane in assignment.served)
-    act: list[Part] = []
-    learn: list[Part] = []
+    act: list[MemoryPart] = []
+    learn: list[MemoryPart] = []
     if acts and not learns:
         whole = (
-            Part(name="frozen weights", size=memory.frozen_weights + memory.other + memory.trained_weights),
-            Part(name=f"inference of {rows} rows", size=memory.acting.at(rows)),
+            MemoryPart(name="frozen weights", size=memory.frozen_weights + memory.other + memory.trained_weights),
+            MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows)),
         )
         act += whole
         learn += [] if "policy" in plan.offload else whole[:1]
@@ -119,8 +165,8 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
             act += weights
         act += [] if "learner" in plan.offload else kept
         if acts:
-            act += [gathered, Part(name=f"inference of {rows} rows", size=memory.acting.at(rows))]
-    context = Part(name="CUDA context", size=CONTEXT)
+            act += [gathered, MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows))]
+    context = MemoryPart(name="CUDA context", size=CONTEXT)
     return WorkerMemory(
         worker=assignment.index,
         roles=slot.roles,
@@ -129,7 +175,7 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     )
 
 
-def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[Part]:
+def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
     """Return what a learner step needs beside weights, gradients and the optimiser's state: for a pass of so many
     samples, or for the optimiser's step if that is more.
     """
@@ -140,11 +186,11 @@ def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[Par
     step = max(memory.optimizer_work / world, reduced)
     need = memory.learning + gathered
     if step > need:
-        return [Part(name="optimiser step", size=step)]
+        return [MemoryPart(name="optimiser step", size=step)]
     return [
-        Part(name=f"activations of {samples} samples", size=memory.activations),
-        Part(name="working memory of a pass", size=max(0.0, memory.learning - memory.activations)),
-        *([Part(name="gathered weights", size=gathered)] if gathered else []),
+        MemoryPart(name=f"activations of {samples} samples", size=memory.activations),
+        MemoryPart(name="working memory of a pass", size=max(0.0, memory.learning - memory.activations)),
+        *([MemoryPart(name="gathered weights", size=gathered)] if gathered else []),
     ]
 
 
@@ -171,9 +217,9 @@ def check_device_memory(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
-    info: EnvInfo,
     capacity: int | None,
     memory: ModelMemory,
+    measure: Measure,
 ) -> list[DeviceMemory]:
     """Return what each GPU needs. Raises UserError where that is more than the GPU has: what takes it, and which keys
     would help.
@@ -181,20 +227,21 @@ def check_device_memory(
     Args:
         capacity: bytes of a GPU; None: unknown, and nothing is refused.
         memory: memory of the spec's model.
+        measure: counts the memory of the model of a spec with other keys.
     """
     devices = device_memory(plan, assignments, memory, spec)
     if capacity is None or not devices or devices[0].peak[0] <= capacity:
         return devices
-    raise UserError("\n".join(_refusal(spec, plan, assignments, info, capacity, memory, devices[0])))
+    raise UserError("\n".join(_refusal(spec, plan, assignments, capacity, memory, measure, devices[0])))
 
 
 def _refusal(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
-    info: EnvInfo,
     capacity: int,
     memory: ModelMemory,
+    measure: Measure,
     device: DeviceMemory,
 ) -> list[str]:
     need, phases = device.peak
@@ -209,7 +256,7 @@ def _refusal(
         ]
     remedies = [
         f"    {key}: {_gib(size)} GiB{'' if size <= capacity else ', still too much'}"
-        for key, size in _remedies(spec, plan, assignments, info, capacity, memory)
+        for key, size in _remedies(spec, plan, assignments, capacity, memory, measure)
         if size < need - GIB / 20
     ]
     lines += ["  what would help:", *remedies] if remedies else ["  no key helps: use GPUs with more memory"]
@@ -220,9 +267,9 @@ def _remedies(
     spec: Spec,
     plan: Plan,
     assignments: Sequence[Assignment],
-    info: EnvInfo,
     capacity: int,
     memory: ModelMemory,
+    measure: Measure,
 ) -> list[tuple[str, float]]:
     """Return changes of the spec, and what a GPU needs with each."""
 
@@ -237,9 +284,9 @@ def _remedies(
         count = int(train.micro_batch * (capacity - spare) / memory.learning) if capacity > spare else 1
         count = 2 ** int(math.log2(min(max(count, 1), train.micro_batch - 1)))
         smaller = evolve(spec, train=evolve(train, micro_batch=count))
-        found.append((f"train.micro_batch: {count}", need(smaller, measure_model(smaller, info))))
+        found.append((f"train.micro_batch: {count}", need(smaller, measure(smaller))))
     for key, changed in _changed_models(spec):
-        found.append((key, need(changed, measure_model(changed, info))))
+        found.append((key, need(changed, measure(changed))))
     learners = len(plan.hosting("learner"))
     if train.sharding != "full" and learners > 1:
         found.append(("train.sharding: full", need(evolve(spec, train=evolve(train, sharding="full")), memory)))

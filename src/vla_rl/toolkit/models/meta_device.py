@@ -1,7 +1,7 @@
 """Networks on the meta device, which has shapes and no memory: they run there as they would on a CUDA device.
 
 The meta device knows neither autocast nor fused attention. Both decide how many bytes a network needs, so that
-`CudaRules` does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights.
+`CudaSemantics` does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FLASH_HEAD = 256
 """Largest head dimension of flash attention."""
 
 
-class CudaRules(TorchFunctionMode):
+class CudaSemantics(TorchFunctionMode):
     """Mode in which tensors of the meta device are computed by CUDA's rules."""
 
     def __init__(self) -> None:
@@ -96,7 +96,8 @@ class CudaRules(TorchFunctionMode):
     @contextmanager
     def autocast(self, precision: torch.dtype | None) -> Iterator[None]:
         """Context of autocast in this precision; None: off."""
-        self.precision, outer = precision, self.precision
+        outer = self.precision
+        self.precision = precision
         self._last = precision or self._last
         try:
             yield
@@ -108,7 +109,8 @@ class CudaRules(TorchFunctionMode):
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """Context in which autocast is as it last was in a forward pass."""
-        self.precision, outer = self._last, self.precision
+        outer = self.precision
+        self.precision = self._last
         try:
             yield
         finally:
@@ -126,7 +128,7 @@ class CudaRules(TorchFunctionMode):
         return self.casts[id(value)][1]
 
 
-_RULES: ContextVar[CudaRules | None] = ContextVar("rules of the meta device", default=None)
+_RULES: ContextVar[CudaSemantics | None] = ContextVar("rules of the meta device", default=None)
 
 
 def _is_meta_float(value: Any) -> bool:
@@ -139,7 +141,7 @@ def _widen(value: Any) -> Any:
 
 
 def autocast(device: str, dtype: torch.dtype = torch.bfloat16, *, enabled: bool = True) -> AbstractContextManager[Any]:
-    """Return `torch.autocast` for a type of device; on the meta device its imitation, inside `CudaRules`."""
+    """Return `torch.autocast` for a type of device; on the meta device its imitation, inside `CudaSemantics`."""
     if device != META:
         return torch.autocast(device, dtype, enabled)
     rules = _RULES.get()

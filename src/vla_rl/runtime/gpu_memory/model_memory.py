@@ -11,7 +11,6 @@ import gc
 from typing import Any
 
 import torch
-from attrs import frozen
 
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Algorithm, VLAModel
@@ -19,60 +18,15 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Chunk, EnvInfo, Observation
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.planning.device_memory import Line, ModelMemory
 from vla_rl.runtime.workers.models import build_model, trainable
 from vla_rl.toolkit.models.live_memory import LiveMemory
-from vla_rl.toolkit.models.meta_device import META, CudaRules
+from vla_rl.toolkit.models.meta_device import META, CudaSemantics
 
 ROWS = 8
 """Observations of the larger inference that is counted; memory is a line through it and the one of a single row."""
 MOMENTS = 2
 """Copies of the trained weights that AdamW keeps."""
-
-
-@frozen(kw_only=True)
-class Line:
-    """Bytes that grow with a number of samples: `fixed + each * count`."""
-
-    fixed: float
-    each: float
-
-    def at(self, count: int) -> float:
-        return self.fixed + self.each * count
-
-    @classmethod
-    def through(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
-        """Return the line through two points."""
-        (first, low), (last, high) = first_point, last_point
-        each = (high - low) / (last - first)
-        return cls(fixed=low - each * first, each=each)
-
-
-@frozen(kw_only=True)
-class ModelMemory:
-    """Bytes of a model on one device."""
-
-    frozen_weights: float
-    trained_weights: float
-    other: float
-    """Buffers, and modules that are kept as they were before training."""
-    gradients: float
-    optimizer_state: float
-    optimizer_work: float
-    """Working memory of an optimiser step."""
-    acting: Line
-    """Most that an inference needs beside the weights, by rows."""
-    activations: float
-    """What the forward pass of a micro-batch keeps for its backward pass."""
-    learning: float
-    """Most that a pass of a micro-batch needs beside weights and gradients; with the activations."""
-    largest_block: float
-    """Weights of the largest block that FSDP gathers at a time."""
-    outside_blocks: float
-    """Weights outside of blocks, which stay gathered during a pass."""
-
-    @property
-    def weights(self) -> float:
-        return self.frozen_weights + self.trained_weights + self.other
 
 
 def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMemory:
@@ -88,7 +42,7 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
     from vla_rl.runtime.workers.learner.parallel.fsdp import collect_called_blocks
 
     algorithm = build_algorithm(spec)
-    with CudaRules(), LiveMemory() as memory:
+    with CudaSemantics(), LiveMemory() as memory:
         built = build_model(spec, info, META, None, algorithm, hook_modules(spec.plugins))
         gc.collect()
         model, base = trainable(built), memory.now

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from vla_rl.core.catalogue import load
-from vla_rl.core.plan import Cluster, Plan
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.plan import Cluster, MeasureFirst, Plan
+from vla_rl.core.spec.source import located
 from vla_rl.core.spec.spec import Spec, acts_only
 from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.checks.run import this_machine
+from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import Assignment, assign
-from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, check_device_memory
-from vla_rl.runtime.planning.model_memory import ModelMemory, measure_model
+from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
+from vla_rl.runtime.planning.plan import plan_for
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +63,12 @@ def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
     prediction = predict(spec)
     if prediction.memory is None or prediction.info is None:
         return f"memory of GPUs: not predicted ({prediction.reason})"
+    info = prediction.info
     assignments = assign(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
     capacity = cluster.gpu_memory
-    devices = check_device_memory(spec, plan, assignments, prediction.info, capacity, prediction.memory)
+    devices = check_device_memory(
+        spec, plan, assignments, capacity, prediction.memory, lambda changed: measure_model(changed, info)
+    )
     return f"memory of GPUs: {_summary(devices[0], capacity)}" if devices else ""
 
 
@@ -69,6 +76,24 @@ def _summary(device: DeviceMemory, capacity: int | None) -> str:
     size, phases = device.peak
     known = "" if capacity is None else f" of {capacity / GIB:.1f}"
     return f"{size / GIB:.1f}{known} GiB on the fullest, in its {' and '.join(dict.fromkeys(phases.values()))}"
+
+
+def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
+    """Predict the memory of GPUs for a spec that `check_spec` has accepted. Return a line about it, which is empty
+    without GPUs. Raises SpecError where the run would not fit.
+
+    Args:
+        cluster: as in `check_spec`.
+    """
+    if spec.runtime.address is not None and cluster is None:
+        return ""
+    machine = cluster or this_machine(spec)
+    try:
+        return predicted_memory(spec, plan_for(spec, machine), machine)
+    except MeasureFirst:
+        return ""
+    except UserError as exc:
+        raise SpecError(located([(("train", "micro_batch"), str(exc))], spec.source)) from exc
 
 
 def check_before_building(
@@ -84,4 +109,4 @@ def check_before_building(
     except Exception:  # of any plugin: what is wrong shows when the model is built
         logger.debug("memory of model %r", spec.model.type, exc_info=True)
         return
-    check_device_memory(spec, plan, assignments, info, capacity, memory)
+    check_device_memory(spec, plan, assignments, capacity, memory, lambda changed: measure_model(changed, info))
