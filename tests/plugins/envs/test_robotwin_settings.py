@@ -40,7 +40,7 @@ def test_seeds_that_do_not_work_are_replaced(api: str, build_robotwin: Any, tmp_
     )
     first = FIRST["train"]
     assert len(env.reset_states("train")) == 6
-    assert env.info.notes[2] == "train seeds from train.json"
+    assert env.info.notes[3] == "train seeds from train.json"
     assert shows(reset(env, first), 200_002)
     assert shows(reset(env, first + 1), 200_005) and shows(reset(env, first + 2), 200_010)
     assert shows(reset(env, first + 3), 27) and shows(reset(env, first + 4), 200_000)

@@ -24,10 +24,11 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     robotwin = find_installation(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
+    cameras = camera_sizes(config.cameras, robotwin.settings)
     left, right = robotwin.joint_bounds()
     bounds = [*left, GRIPPER, *right, GRIPPER]
     info = EnvInfo(
-        cameras=camera_sizes(config.cameras, robotwin.settings),
+        cameras=cameras,
         state_dim=STATE_DIM,
         action_low=tuple(low for low, _ in bounds),
         action_high=tuple(high for _, high in bounds),

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from functools import wraps
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +34,7 @@ def prepare(package: str, render: str) -> None:
         render: `raster` replaces ray tracing, which no setting of RoboTwin turns off.
     """
     if UNUSED_PACKAGE not in sys.modules and find_spec(UNUSED_PACKAGE) is None:
-        sys.modules[UNUSED_PACKAGE] = ModuleType(UNUSED_PACKAGE)
+        sys.modules[UNUSED_PACKAGE] = module_from_spec(ModuleSpec(UNUSED_PACKAGE, None))
     if render == "raster":
         rasterise()
     with (
