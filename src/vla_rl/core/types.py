@@ -120,6 +120,9 @@ class Plugin:
     named `preset`."""
     env_memory: int = 0
     """Simulators: host memory of one env in bytes, if it is not negligible."""
+    env_info: Callable[[Any], EnvInfo] | None = None
+    """Simulators: function of the config that returns the description without building anything. Optional; with it
+    `vla-rl check` and `plan` predict the memory of GPUs."""
     preflight: Callable[[Any], None] | None = None
     """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
     (drivers, assets)."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from attrs import evolve, field, frozen
@@ -28,6 +28,7 @@ from vla_rl.core.spec.sections import (
     EvalSpec,
     ImaginationSpec,
     ImitationSpec,
+    PlacementSpec,
     RolloutSpec,
     RuntimeSpec,
     TrainSpec,
@@ -45,6 +46,7 @@ __all__ = [
     "EvalSpec",
     "ImaginationSpec",
     "ImitationSpec",
+    "PlacementSpec",
     "RolloutSpec",
     "RuntimeSpec",
     "Spec",
@@ -64,7 +66,12 @@ LONGEST_NAME = 200
 def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
     """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise PluginError or
     Problems."""
-    return _Reader(modules).component({"type": type, **config}, kind, Component)  # type: ignore[no-any-return]
+    section = PlacementSpec if kind == "placement" else Component
+    return _Reader(modules).component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
+
+
+def _default_placement() -> PlacementSpec:
+    return cast(PlacementSpec, component("placement", "collocated"))
 
 
 def _default_hooks() -> tuple[Component, ...]:
@@ -106,7 +113,7 @@ class Spec:
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
-    placement: Component = field(factory=lambda: component("placement", "collocated"), metadata={"kind": "placement"})
+    placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)

@@ -25,8 +25,9 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
-from vla_rl.runtime.checks.no_effect import without_effect
+from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
@@ -60,12 +61,20 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     if ("algorithm",) not in lacking:
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
-    problems += [*_interpreter_problems(spec), *_plan_problems(spec, training, cluster)]
+    problems += _interpreter_problems(spec)
+    cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
+    plan = None
+    if cluster is not None:
+        plan, plan_problems = _planned(spec, training, cluster)
+        problems += plan_problems
     if problems:
         raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
-    for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
+    warnings = without_effect(spec, training=training, imitation=imitation)
+    if plan is not None:
+        warnings += transfer_warnings(spec, plan)
+    for text in located(warnings, spec.source):
         logger.warning("warning: %s", text)
 
 
@@ -245,26 +254,25 @@ def _interpreter_problems(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
-    """Check the plan. For a cluster that is not this machine only a run can tell, unless its size is given."""
+def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:
+    """Return the plan, where it can be made without measuring, and its problems."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
-    if spec.runtime.address is not None and cluster is None:
-        return
     try:
-        plan = plan_for(spec, cluster or _this_machine(spec))
-        yield from _lane_problems(spec, plan)
-        yield from _merge_problems(spec, plan)
-        yield from [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)] if training else ()
+        plan = plan_for(spec, cluster)
+        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
+        if training:
+            problems += [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)]
     except MeasureFirst:
-        return
+        return None, []
     except NoCuda as exc:
-        yield ("runtime", "require"), str(exc)
+        return None, [(("runtime", "require"), str(exc))]
     except (DoesNotFit, PluginError) as exc:
-        yield ("placement",), str(exc)
+        return None, [(("placement",), str(exc))]
+    return plan, problems
 
 
-def _this_machine(spec: Spec) -> Cluster:
+def this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
     """
@@ -273,17 +281,19 @@ def _this_machine(spec: Spec) -> Cluster:
     local_machine = machine()
     if spec.runtime.backend == "local":
         return local_machine
+    cpus = float(os.cpu_count() or local_machine.cpus)
     return Cluster(
-        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
+        cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory
     )
 
 
-def check_plan(spec: Spec, plan: Plan) -> None:
-    """Raise SpecError where lanes cannot be what the plan says, or rollouts cannot run while learners train. The driver
-    calls this.
+def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
+    """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
+    learners train. The driver calls this.
     """
     problems = [
         *_lane_problems(spec, plan),
+        *_transfer_problems(spec, plan, cluster),
         *_merge_problems(spec, plan),
         *_asynchrony_problems(spec, plan),
         *world_model_placement_problems(spec, plan),
@@ -305,6 +315,22 @@ def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
             f"split it; leave lanes out, or give the simulators more workers (placement.sim_workers)"
         )
         yield ("placement", "lanes"), text
+
+
+def _transfer_problems(spec: Spec, plan: Plan, cluster: Cluster) -> Iterator[Item]:
+    if spec.runtime.backend == "local":
+        return
+    here = spec.runtime.address is None
+    try:
+        planned_strategy(spec.placement.weight_transfer, plan, cluster, _has_nccl() if here else None)
+    except TransferNotPossible as exc:
+        yield ("placement", "weight_transfer"), str(exc)
+
+
+def _has_nccl() -> bool:
+    import torch
+
+    return torch.distributed.is_nccl_available()
 
 
 def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

@@ -63,7 +63,7 @@ class PolicyUpdate:
         seconds_before = 0.0
         trained = self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
-        norms: list[float] = []
+        norms: list[torch.Tensor] = []
         with trained.released():
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if any(optimizer_step.accumulated for optimizer_step in steps):
@@ -77,12 +77,14 @@ class PolicyUpdate:
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
+            trained.check_finite()
             self.restart()
-        maxima = {name: float(value) for name, value in metrics.maxima.items()}
+        metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
+        on_host = metrics.on_host()
         return {
-            "sums": {name: float(value) for name, value in metrics.sums.items()},
-            "maxima": {**maxima, "policy/grad_norm": max(norms, default=0.0)},
-            "statistics": {name: statistic.cpu() for name, statistic in metrics.statistics.items()},
+            "sums": {name: float(value) for name, value in on_host.sums.items()},
+            "maxima": {name: float(value) for name, value in on_host.maxima.items()},
+            "statistics": on_host.statistics,
             "seconds": seconds_before + perf_counter() - before,
         }
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
-from vla_rl.core.errors import PluginError
+from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
-from vla_rl.runtime.comm.weight_sync import PublishedWeights, receive, swap_in
+from vla_rl.runtime.comm.weight_transfer.connect import open_receiver
+from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
+from vla_rl.runtime.messages.weights import WeightTransfer, verify
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, taken
 from vla_rl.runtime.workers.policy.weight_versions import WeightVersions
 
@@ -35,6 +39,8 @@ class PolicyWorker(PolicyInterface):
         *,
         name: str,
         seed: int,
+        worker: int = 0,
+        device: str = "cpu",
         lag: int = 0,
         finals: bool = False,
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
@@ -45,6 +51,8 @@ class PolicyWorker(PolicyInterface):
 
         Args:
             name: description of the policy in messages, such as "model 'openvla'".
+            worker: index of the worker.
+            device: device that weights arrive on.
             lag: number of versions before the newest that tickets may ask for; they are kept in host memory.
             finals: learners recompute values, so final observations are kept for them.
             embed: `Algorithm.features`.
@@ -58,6 +66,12 @@ class PolicyWorker(PolicyInterface):
         self.on_version = on_version
         self.between_requests = between_requests
         self.weights = WeightVersions(engine, lag)
+        self._worker = worker
+        self._device = torch.device(device)
+        self._receiver: WeightReceiver | None = None
+        """End of the transfer from a learner in another worker."""
+        self._partly_loaded = ""
+        """Error that broke off the loading of a version; the model must not act then."""
         self.samples = SampleStore(keeps_finals=finals)
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
@@ -82,6 +96,8 @@ class PolicyWorker(PolicyInterface):
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         started = perf_counter()
+        if self._partly_loaded:
+            raise WorkerDied(self._partly_loaded)
         if mode.keep:
             for request in requests:
                 for ticket, remaining in request.again:
@@ -186,11 +202,29 @@ class PolicyWorker(PolicyInterface):
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    def load(self, version: int, published: PublishedWeights) -> None:
-        received = receive(self.engine.model, published)
+    def connect_learner(self, transfer: WeightTransfer) -> None:
+        if self.engine.model is not None:
+            transfer.layout.compare(self.engine.model.weights())
+        self._receiver = open_receiver(transfer, self._worker, self._device)
+
+    def load(self, version: int, memory: Array | None) -> None:
+        receiver = self._receiver
+        assert receiver is not None, "connect_learner comes first"
+        receiver.wait(memory)
         with self.between_requests:
-            swap_in(self.engine, received, published)
+            try:
+                pairs = receiver.pairs()
+                self.engine.load(pairs)
+                deque(pairs, maxlen=0)  # what the engine left out is under way too
+            except BaseException as exc:
+                self._partly_loaded = f"version {version} of the weights was loaded in part: {exc}"
+                raise
             self._advance(version)
+
+    def verify(self, version: int, checksums: Mapping[str, int]) -> None:
+        with self.between_requests:
+            if self.engine.model is not None:
+                verify(self.engine.model.weights(), checksums, version)
 
     def adopt(self, version: int) -> None:
         with self.between_requests:
