@@ -51,20 +51,28 @@ def name_of(checkpoint: Path | None, what: object) -> str:
     return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
 
 
-def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
-    """Build a cluster of so many GPUs, CPUs and GiB of memory. Defaults: this machine; GPUs are assumed."""
+def cluster_of(
+    devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
+) -> Cluster:
+    """Build a cluster of so many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
+    assumed."""
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
-    gpus = here.gpus if devices is None else devices
-    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
+    local_machine = machine()
+    gpus = local_machine.gpus if devices is None else devices
+    assumed = (
+        Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else local_machine
+    )
     return Cluster(
         cpus=assumed.cpus if cpus is None else cpus,
         gpus=gpus,
         memory=assumed.memory if memory is None else int(memory * GIB),
+        gpu_memory=assumed.gpu_memory if gpu_memory is None else int(gpu_memory * GIB),
     )
 
 
-def other_machine(devices: int | None, cpus: float | None, memory: float | None) -> Cluster | None:
+def other_machine(
+    devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
+) -> Cluster | None:
     """The machine that is meant; None: this one, as none of it is given."""
-    return None if devices is cpus is memory is None else cluster_of(devices, cpus, memory)
+    return None if devices is cpus is memory is gpu_memory is None else cluster_of(devices, cpus, memory, gpu_memory)

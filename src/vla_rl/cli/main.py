@@ -46,6 +46,9 @@ Cpus = Annotated[float | None, typer.Option(min=1, max=10_000_000, help="CPUs; d
 Memory = Annotated[
     float | None, typer.Option(min=1, max=1e9, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
 ]
+GpuMemory = Annotated[
+    float | None, typer.Option(min=0.1, max=1e6, help="Memory of each GPU in GiB; default: this machine's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -69,7 +72,7 @@ def reported(command: F) -> F:
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
             if not isinstance(error, UserError | DoesNotFit):
-                error = _about_a_path(exc, command, kwargs) or exc
+                error = _path_error(exc, command, kwargs) or exc
             if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
                 raise
             for line in (str(error), *getattr(error, "__notes__", ())):
@@ -127,6 +130,7 @@ def check(
     devices: Devices = None,
     cpus: Cpus = None,
     memory: Memory = None,
+    gpu_memory: GpuMemory = None,
     debug: Debug = False,
 ) -> None:
     """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with so many GPUs.
@@ -138,14 +142,18 @@ def check(
         typer.echo(dump(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
-    clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
+    clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)
+    gpus = "" if clones else check_gpu_memory(loaded, cluster)
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} envs) with "
             f"{loaded.algorithm.type}, {loaded.train.steps} steps, {loaded.placement.type} on {loaded.runtime.backend}"
         )
+        if gpus:
+            typer.echo(gpus)
 
 
 @app.command(name="eval")
@@ -178,7 +186,10 @@ def evaluate(
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
-        checkpoint, overrides = None, [f"model={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())]
+        checkpoint, overrides = (
+            None,
+            [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
+        )
     from vla_rl.cli.evaluate import main as measure
 
     measure(
@@ -304,18 +315,20 @@ def plan(
     devices: Devices = None,
     cpus: Cpus = None,
     memory: Memory = None,
+    gpu_memory: GpuMemory = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
     loaded, run_folder = _load(spec, overrides)
+    from vla_rl.cli.inputs import cluster_of
     from vla_rl.cli.plan import main as forecast
     from vla_rl.core.errors import UserError
 
     files = profile or ([run_folder / "trace.json"] if run_folder else [])
     if not files:
         raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
-    forecast(loaded, files, devices, cpus, memory, json)
+    forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory), json)
 
 
 @app.command()
@@ -387,8 +400,8 @@ def new_plugin(
     """Make a third-party project: pyproject, a plugin that works, and its passing test."""
     from vla_rl.cli.new_plugin import new_plugin as make
 
-    made = make(kind, name, folder or Path(name))
-    typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
+    project = make(kind, name, folder or Path(name))
+    typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
 @app.command()
@@ -478,18 +491,18 @@ def _take_sigterm_as_ctrl_c() -> None:
         signal.signal(signal.SIGTERM, stop)
 
 
-def _about_a_path(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
     """Return the error of a path that was given, or of the output's place; None if the exception is another error."""
     from vla_rl.core.paths import path_error
 
-    given: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     hints = get_type_hints(command, include_extras=True)
     for name, value in arguments.items():
         (about,) = hints[name].__metadata__
         called = f"--{name.replace('_', '-')}" if isinstance(about, OptionInfo) else about.metavar or name.upper()
         files = [file for file in (value if isinstance(value, list) else [value]) if isinstance(file, Path)]
-        given |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
-    error = path_error(exc, given)
+        paths |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
+    error = path_error(exc, paths)
     if error is not None and isinstance(exc, OSError) and exc.filename is None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.close()  # if it is stdout that takes nothing, Python would complain once more at its end

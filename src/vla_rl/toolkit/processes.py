@@ -87,8 +87,8 @@ def unguarded_call() -> str:
         body = ast.parse(Path(file).read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
         return ""
-    here = [node for node in body if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno)]
-    if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in here):
+    enclosing = [node for node in body if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno)]
+    if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in enclosing):
         return ""
     return f"{file}:{frame.f_lineno}"
 

@@ -295,9 +295,9 @@ def test_the_double_refuses_what_robotwin_would_not_take(robotwin: Any, monkeypa
         task.setup_demo(now_ep_num=0, seed=0, colour="red")
     with pytest.raises(AttributeError):
         task.setup_demo(now_ep_num=0, seed=0, render_freq=0)
-    from vla_rl.plugins.envs.robotwin.installation import find
+    from vla_rl.plugins.envs.robotwin.installation import find_installation
 
-    arguments = find(RobotwinConfig(**config)).arguments(TASK)
+    arguments = find_installation(RobotwinConfig(**config)).arguments(TASK)
     with pytest.raises(FileNotFoundError, match="assets/objects"):
         task.setup_demo(now_ep_num=0, seed=0, is_test=True, **arguments)
     monkeypatch.chdir(config["checkout"])

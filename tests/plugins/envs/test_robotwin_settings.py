@@ -48,7 +48,8 @@ def test_seeds_that_do_not_work_are_replaced(api: str, build_robotwin: Any, tmp_
 
 
 def test_seeds_of_a_file_are_not_checked_with_the_vector_api(build_robotwin: Any, tmp_path: Path) -> None:
-    """They are said to work; yet one whose things fall over is not taken for the next, which may be another state's."""
+    """The file says that its seeds work. A seed whose objects fall over is not replaced by the next seed, which may
+    belong to another state."""
     file = write(tmp_path, "train.json", [24, 23, 25])
     env = build_robotwin("vector", seeds=Seeds(train=file, eval_states=1))
     assert shows(reset(env, FIRST["train"]), 24), "the expert was asked"

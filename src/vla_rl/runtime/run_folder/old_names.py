@@ -113,6 +113,10 @@ def current_spec(data: Mapping[str, Any]) -> dict[str, Any]:
             value = mapping.get(key)
             if isinstance(value, str | bool) and value in values:
                 mapping[key] = values[value]
+    for env in _mappings_at(spec, "env"):
+        if env.get("type") == "gymnasium" and isinstance(env.get("camera"), Mapping):
+            camera = dict(env.pop("camera"))
+            env["cameras"] = {camera.pop("name", "main"): camera}
     return spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from attrs import evolve
 
 from vla_rl.core.manager import hookimpl
 from vla_rl.core.types import Chunk, Scores
+from vla_rl.toolkit.models.meta_device import autocast
 
 
 class Autocast:
@@ -50,8 +52,8 @@ class Autocast:
             loss = yield
         return loss.float()
 
-    def _narrow(self) -> torch.autocast:
-        return torch.autocast(self.device, torch.bfloat16)
+    def _narrow(self) -> AbstractContextManager[None]:
+        return autocast(self.device)
 
 
 def _wide(tensor: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
 from vla_rl.toolkit.models.flow_network import freeze_unused
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
+from vla_rl.toolkit.models.meta_device import META
 from vla_rl.toolkit.models.networks import allocate, check_shapes, fill, same_name
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -53,8 +55,9 @@ def build_network(
     if weights is not None and (weights.folder / ARCHITECTURE).is_file():
         with torch.device("meta"):
             check_shapes(empty(), weights, public_name)
-    network = empty()
     device = torch.device(context.device)
+    with torch.device(device) if device.type == META else nullcontext():
+        network = empty()
     dtype = precision(config, device)
     if weights is not None:
         fill(network, weights, device, dtype, public_name=public_name, stays_float32=stays_float32)

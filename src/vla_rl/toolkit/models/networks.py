@@ -14,8 +14,11 @@ from torch import Tensor, nn
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.models.checkpoints import WeightFiles, check_names
+from vla_rl.toolkit.models.meta_device import META
 
 GIB = 1024**3
+DRAWN_ON_DEVICE = 1_000_000_000
+"""Weights from which on random ones are drawn on the network's device: a processor core takes a minute for billions."""
 Built = TypeVar("Built", bound=nn.Module)
 Normal = Callable[[Tensor, float], None]
 """Function that fills a tensor with normal numbers of this standard deviation."""
@@ -37,16 +40,21 @@ def as_tensor(array: Any, device: torch.device) -> Tensor:
 @torch.no_grad()
 def initialise(network: nn.Module, seed: int, last: str, other: Callable[[str, nn.Module, Normal], None]) -> None:
     """Set random weights that depend on the seed alone, without PyTorch's global generator. For small networks: Xavier
-    for linear layers, and a last layer whose output starts near 0.
+    for linear layers, and a last layer whose output starts near 0. Large networks (`DRAWN_ON_DEVICE`) draw on their
+    device, so that their weights depend on its type too.
 
     Args:
         last: suffix of that layer's name.
         other: sets the weights of modules that are neither linear nor a convolution; biases are always 0.
     """
-    rng = torch.Generator().manual_seed(seed)
+    own = next(network.parameters()).device
+    large = sum(p.numel() for p in network.parameters()) >= DRAWN_ON_DEVICE
+    device = own if large and own.type != META else torch.device("cpu")
+    rng = torch.Generator(device).manual_seed(seed)
 
     def normal(tensor: Tensor, std: float) -> None:
-        tensor.copy_(torch.randn(tensor.shape, generator=rng) * std)
+        if not tensor.is_meta:
+            tensor.copy_(torch.randn(tensor.shape, generator=rng, device=device) * std)
 
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
@@ -105,7 +113,8 @@ def fill(
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
     """Load weights into a network that is on the meta device or has untouched memory. There is never a second copy of
-    the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit.
+    the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit. For
+    the meta device nothing is read.
 
     Args:
         change: (name, tensor of the file) -> tensor to use.
@@ -114,6 +123,9 @@ def fill(
     """
     names = {public_name(name): name for name in network.state_dict()}
     check_shapes(network, weights, public_name)
+    if device.type == META:
+        allocate(network, device, dtype, weights.folder, stays_float32)
+        return
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, weights.folder)
 
     def put(public: str, tensor: Tensor) -> None:
@@ -141,7 +153,7 @@ def allocate(
     network: nn.Module,
     device: torch.device,
     dtype: torch.dtype,
-    source: str,
+    source: Path | str,
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
     """Allocate the memory of a network as in `fill`, all zeros. Raise CheckpointError if there is too little."""
@@ -160,6 +172,8 @@ def replace(network: nn.Module, name: str, data: Tensor) -> None:
 
 def check_memory(parameters: int, dtype: torch.dtype, device: torch.device, source: Path | str) -> None:
     """Raise CheckpointError, before anything is read, if the weights alone exceed the device's free memory."""
+    if device.type == META:
+        return
     need, free = parameters * dtype.itemsize, free_memory(device)
     if need <= free:
         return

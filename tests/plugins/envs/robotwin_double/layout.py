@@ -87,7 +87,7 @@ EMBODIMENTS = {
     "franka-panda": {"file_path": "./assets/embodiments/franka-panda/"},
 }
 STEP_LIMITS = {"beat_block_hammer": 400, "place_empty_cup": 500}
-"""Of the two tasks that the double has."""
+"""Step limits of the two tasks that the double has."""
 TASKS = tuple(STEP_LIMITS)
 BRANCH_IMPORTS = {
     "from robotwin.assets import validate_root": "from envs._GLOBAL_CONFIGS import CONFIGS_PATH",

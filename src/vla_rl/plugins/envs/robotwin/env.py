@@ -8,7 +8,7 @@ from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM, camera_sizes
 from vla_rl.plugins.envs.robotwin.classic import MakeRobotwinEnv
-from vla_rl.plugins.envs.robotwin.installation import Installation, find
+from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
@@ -23,7 +23,7 @@ BOUNDS = 2 * (6 * (ARM,) + (GRIPPER,))
 def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     """Return the simulator. Raise UserError when there is no RoboTwin, no assets, or when the settings ask for
     something that it does not have."""
-    robotwin = find(config)
+    robotwin = find_installation(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
     info = EnvInfo(

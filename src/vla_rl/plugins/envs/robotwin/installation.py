@@ -120,10 +120,10 @@ class Installation:
     def full_description(self, task: str) -> str:
         """Return the task's description in one sentence, the same for all episodes."""
         if self.root is None:
-            found = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
+            description = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
         else:
-            found = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
-        return str(found["full_description"]).replace("<", "").replace(">", "").strip()
+            description = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
+        return str(description["full_description"]).replace("<", "").replace(">", "").strip()
 
     def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
         """Return one of the task's wordings with an episode's objects filled in; where none fits, the task's
@@ -137,44 +137,44 @@ class Installation:
         wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
         module = importlib.import_module(wheel if self.root is None else checkout)
         generate: Callable[..., Any] = module.generate_episode_descriptions
-        own = {"seed": key} if "seed" in signature(generate).parameters else {}
+        seed_argument = {"seed": key} if "seed" in signature(generate).parameters else {}
         with kept_randomness():
             random.seed(key)  # some versions draw from the global generator, which other threads may use as well
-            found = generate(task, [dict(things)], max_descriptions=1, **own)
-        texts = found[0][self.config.instruction_type] if found else []
+            descriptions = generate(task, [dict(things)], max_descriptions=1, **seed_argument)
+        texts = descriptions[0][self.config.instruction_type] if descriptions else []
         return str(texts[0]) if texts else self.full_description(task)
 
 
-def find(config: RobotwinConfig) -> Installation:
+def find_installation(config: RobotwinConfig) -> Installation:
     """Return the RoboTwin installation that the settings mean. Raise UserError when there is none, or not the requested
     one."""
-    found = offers(config.checkout)
-    if not found:
+    available = available_apis(config.checkout)
+    if not available:
         where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"
         raise UserError(f"there is no RoboTwin {where}\n  {WHERE}")
-    api = next(iter(found)) if config.api == "auto" else config.api
-    if api not in found:
+    api = next(iter(available)) if config.api == "auto" else config.api
+    if api not in available:
         raise UserError(
-            f"api: {api} is not offered by this RoboTwin, which has {', '.join(found)}\n"
+            f"api: {api} is not offered by this RoboTwin, which has {', '.join(available)}\n"
             "  vector: the runtime wheel, or a checkout of the branch RLinf_support; classic: a checkout"
         )
-    package, root = found[api]
+    package, root = available[api]
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
     settings = _settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
 
-def offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
+def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
     """Return the available APIs, best first: API -> (package of the tasks, root of the checkout)."""
     package = checkout / "robotwin" if checkout is not None else _package("robotwin")
     tasks = checkout / "envs" if checkout is not None else _package("envs")
-    found: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
+    apis: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
     if package is not None and (package / "envs" / "vector_env.py").is_file():
         wheel = (package / "config.py").is_file()
-        found["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
+        apis["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
     if tasks is not None and (tasks / "_base_task.py").is_file():
-        found["classic"] = ("envs", tasks.parent)
-    return found
+        apis["classic"] = ("envs", tasks.parent)
+    return apis
 
 
 def _package(name: str) -> Path | None:
@@ -198,8 +198,8 @@ def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:
 
 def _robotwin_yaml(root: Path | None, name: str) -> dict[str, Any]:
     if root is None:
-        found: dict[str, Any] = importlib.import_module("robotwin.config").load_task_config(name)
-        return found
+        settings: dict[str, Any] = importlib.import_module("robotwin.config").load_task_config(name)
+        return settings
     folders = [root / "env_cfg" / "task_config", root / "task_config"]  # main, and older branches
     for folder in folders:
         if (folder / f"{name}.yml").is_file():
@@ -217,9 +217,9 @@ def _settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
             advice = "give demo_clean, demo_randomized, a .yml file, or the settings themselves"
             raise UserError(f"task_config: {exc}\n  {advice}") from exc
     try:
-        found = yaml.safe_load(Path(config.task_config).read_text(encoding="utf-8"))
+        settings = yaml.safe_load(Path(config.task_config).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
         raise UserError(f"task_config: {config.task_config} cannot be read: {exc}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UserError(f"task_config: {config.task_config} holds no mapping")
-    return found
+    return settings

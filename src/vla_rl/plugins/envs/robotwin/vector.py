@@ -91,9 +91,9 @@ class VectorRobotwin(SimEnv):
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found = self._faults
+        faults = self._faults
         self._faults = {}
-        return found
+        return faults
 
     def close(self) -> None:
         with quiet():
@@ -164,7 +164,7 @@ class VectorRobotwin(SimEnv):
                 break
             self._usable[task, seed] = False  # `reset` silently took another seed, perhaps of another state
         else:
-            raise self._book.unusable(
+            raise self._book.no_seed_works(
                 state_id, list(seeds), "things do not come to rest, or the expert does not solve it"
             )
         # `VectorEnv` fills instructions with the objects of the seed that it was created with, not of this one.
@@ -199,12 +199,12 @@ class VectorRobotwin(SimEnv):
             raise UserError(f"RoboTwin cannot set up task {task}:\n{traceback.format_exc()}") from exc
         scene.close_env()
 
-    def _view(self, seen: Mapping[str, Any]) -> View:
-        state = np.asarray(seen["state"], np.float32)
+    def _view(self, obs: Mapping[str, Any]) -> View:
+        state = np.asarray(obs["state"], np.float32)
         if state.shape != (STATE_DIM,):
             raise UserError(f"the robot has a state of {state.shape[0]} numbers; actions here are for {STATE_DIM}")
-        images = {name: np.ascontiguousarray(seen[IMAGES[name]]) for name in self.info.cameras}
-        return View(images, state, str(seen["instruction"]))
+        images = {name: np.ascontiguousarray(obs[IMAGES[name]]) for name in self.info.cameras}
+        return View(images, state, str(obs["instruction"]))
 
     def _observation(self, env_ids: Iterable[int]) -> Observation:
         views = [self._views[env_id] for env_id in env_ids]

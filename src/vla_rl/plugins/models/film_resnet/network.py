@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from vla_rl.plugins.models.film_resnet.config import GROUP, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import small_mlp
+from vla_rl.toolkit.models.meta_device import autocast
 from vla_rl.toolkit.models.networks import Normal
 
 
@@ -107,7 +108,7 @@ class FilmValueHead(nn.Module):
         self.layers = small_mlp([dim, *config.hidden, outputs or 1], seed)
 
     def forward(self, features: Tensor) -> Tensor:
-        with torch.autocast(features.device.type, enabled=False):
+        with autocast(features.device.type, enabled=False):
             x = (features.detach() if self.detach else features).float()
             for layer in self.layers[:-1]:
                 x = F.relu(layer(x))
@@ -145,9 +146,9 @@ class FilmResnet(nn.Module):
             act: compute logits.
         """
         instruction = bags @ self.words.weight
-        seen = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
-        felt = [] if state is None else [waves(state, self.state_waves)]
-        x = torch.cat([*seen, *felt, instruction], dim=1)
+        image_features = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
+        state_features = [] if state is None else [waves(state, self.state_waves)]
+        x = torch.cat([*image_features, *state_features, instruction], dim=1)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values

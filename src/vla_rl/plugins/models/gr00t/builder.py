@@ -44,6 +44,7 @@ TINY = {
         QwenSizes(**{**SMALL, "patch_size": 8, "vision_positions": 16, "deepstack": (0,), "rope": (4, 2, 2)}),
     ),
 }
+PRESETS = {**TINY, "full": (N1_5, GrootSizes()), "full_n1_7": (N1_7, QwenSizes())}
 
 
 def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
@@ -54,7 +55,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     fit = (_preset if config.checkpoint is None else _fit)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
-    scales = _as_groot(fit.checkpoint.statistics, generation, clips)
+    scales = _with_groot_rules(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
     image_options: dict[str, Any] = {
@@ -69,7 +70,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
-def _as_groot(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
+def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
     """Return the statistics with GR00T's rules: a feature that never changes is scaled to 0; N1.7 clips actions, and
     also the state if the demonstrations' statistics scale it."""
     action, state = evolve(scales.action, flat=True), scales.state and evolve(scales.state, flat=True)
@@ -95,11 +96,13 @@ def _images(fit: flow_fit.FlowIOAdapter, env: EnvInfo, device: torch.device, dty
 
 
 def _preset(config: GrootConfig, context: Context, env: EnvInfo) -> flow_fit.FlowIOAdapter:
-    """Return a preset: random weights, and no padding except of small states."""
+    """Return a preset: random weights; the tiny ones have no padding except of small states."""
     assert config.preset is not None
-    generation, sizes = TINY[config.preset]
+    generation, sizes = PRESETS[config.preset]
     sees = flow_fit.uses_state(config.use_state, env)
-    shape = FlowShape(horizon=context.chunk, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
+    shape = FlowShape(horizon=context.chunk)
+    if config.preset in TINY:
+        shape = evolve(shape, action_dim=env.action_dim, state_dim=max(env.state_dim, 1))
     scales = flow_fit.measured(context, quantiles=True) or flow_fit.preset_statistics(context, env, sees)
     if scales.state is not None and not scales.state.values:  # the identity, expressed as a range
         ends = ((-1.0,) * env.state_dim, (1.0,) * env.state_dim)

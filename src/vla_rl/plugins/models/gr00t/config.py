@@ -9,7 +9,7 @@ from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, for_checkpoints
 
 GRIPPERS = ("as_is", "libero")
-PRESETS = ("tiny", "tiny_n1_7")
+PRESETS = ("tiny", "tiny_n1_7", "full", "full_n1_7")
 
 
 @frozen(kw_only=True)
@@ -18,7 +18,7 @@ class GrootConfig(FlowConfig):
 
     preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
     """Random weights instead of a checkpoint: `tiny` (N1.5) or `tiny_n1_7`, both with images of 64 px, for tests and
-    CPUs."""
+    CPUs; `full` (N1.5) or `full_n1_7`, the public sizes, to measure machines."""
     embodiment: str | None = field(default=None, validator=for_checkpoints)
     """Embodiment tag, which selects the statistics of actions and state (metadata.json; N1.7: statistics.json) and the
     embodiment-specific layers. Null: the only one in the file."""

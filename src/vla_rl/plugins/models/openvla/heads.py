@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models.heads import small_mlp, start
+from vla_rl.toolkit.models.meta_device import autocast
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class OpenVLAValueHead(nn.Module):
             mask: bool [B, S], False at padding; None without padding.
             steps: int64 [B], step counts of the episodes; None: unknown.
         """
-        with torch.autocast(hidden.device.type, enabled=False):
+        with autocast(hidden.device.type, enabled=False):
             hidden = hidden.detach() if self.detach else hidden
             x = self._read(hidden, at, mask)
             if self.clock is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -118,12 +118,12 @@ class DecodingPrompts(KnownPrompts):
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         lengths = self._lengths(tokens)
         tail = [self._pad] * self._placeholders + self._stop
-        width = int(lengths.max()) + len(tail)
+        width = max(map(len, tokens)) + len(tail)
         rows = [[*ids, *tail] for ids in tokens]
         self._ids = torch.tensor([row + [self._pad] * (width - len(row)) for row in rows], device=self._device)
         columns = torch.arange(width, device=self._device)
         self._is_placeholder = (columns >= lengths) & (columns < lengths + self._placeholders)
-        self._mask = columns < lengths + len(tail) if len(lengths.unique()) > 1 else None
+        self._mask = columns < lengths + len(tail) if _differ(tokens) else None
         self._start = lengths[:, 0] - 1
 
     def _lengths(self, tokens: Sequence[list[int]]) -> Tensor:
@@ -153,10 +153,22 @@ class CausalPrompts(DecodingPrompts):
 
     def _lay_out(self, tokens: Sequence[list[int]]) -> None:
         lengths = self._lengths(tokens)
-        width = int(lengths.max())
+        width = max(map(len, tokens))
         rows = [[ids[0], *[self._pad] * (width - len(ids)), *ids[1:]] for ids in tokens]
         self._ids = torch.tensor(rows, device=self._device)
         columns = torch.arange(width, device=self._device)
         self._is_placeholder = torch.zeros_like(self._ids, dtype=torch.bool)
-        self._mask = (columns == 0) | (columns > width - lengths) if len(lengths.unique()) > 1 else None
+        self._mask = (columns == 0) | (columns > width - lengths) if _differ(tokens) else None
         self._start = torch.full_like(lengths[:, 0], width - 1)
+
+    def rows(self, instructions: Sequence[str]) -> PromptBatch:
+        """Return the sequences. They have no mask where none of them is padded, so that attention takes its faster
+        kernel; this is known here, without a look at the mask on the device."""
+        batch = super().rows(instructions)
+        shortest = min((len(self._tokens[self._index[text]]) for text in instructions), default=0)
+        return evolve(batch, mask=None) if shortest == self._ids.shape[1] else batch
+
+
+def _differ(tokens: Sequence[list[int]]) -> bool:
+    """Return whether prompts differ in length, so that some are padded."""
+    return len(set(map(len, tokens))) > 1

@@ -66,14 +66,13 @@ class AdaptiveExpert(nn.Module):
         self.rotary_emb = plain.rotary_emb
 
     def forward(self, hidden: Tensor, condition: Tensor, prefix: PiPrefix) -> Tensor:
-        rotation = self.rotary_emb(hidden, position_ids=prefix.positions)
-        for layer in self.layers:
+        for layer, cache in zip(self.layers, prefix.caches, strict=True):
             hidden = layer(
                 hidden,
                 condition,
                 attention_mask=prefix.mask,
-                past_key_values=prefix.cache,
-                position_embeddings=rotation,
+                past_key_values=cache,
+                position_embeddings=prefix.rotation,
             )
         result: Tensor = self.norm(hidden, condition)[0]
         return result
@@ -114,7 +113,7 @@ def initialise_adaptive(network: PI0ForConditionalGeneration, seed: int) -> None
     for part in network.modules():
         if isinstance(part, AdaptiveNorm):
             part.dense.weight.zero_()
-            part.dense.bias.view(3, -1).copy_(torch.tensor([0.0, 0.0, 1.0])[:, None].to(part.dense.bias))
+            part.dense.bias.view(3, -1).copy_(torch.tensor([0.0, 0.0, 1.0])[:, None])
 
 
 class Pi05Module(Pi0Module):

@@ -8,7 +8,7 @@ import torch
 
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.pi0.adaptive import Pi05Module, empty_adaptive, initialise_adaptive
-from vla_rl.plugins.models.pi0.architecture import PROMPTS, TINY, network_config
+from vla_rl.plugins.models.pi0.architecture import PRESETS, PROMPTS, TINY, network_config
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, open_checkpoint
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
@@ -66,7 +66,11 @@ def _sees_state(config: Pi0Config | Pi05Config, kind: str, env: EnvInfo) -> bool
 
 
 def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> tuple[FlowIOAdapter, str]:
-    """Return a preset (random weights, no padding except of small states), and how the prompt contains the state."""
+    """Return a preset (random weights; the tiny one has no padding except of small states), and how the prompt contains
+    the state."""
+    assert config.preset is not None
+    sizes = PRESETS[config.preset]
+    widths = {"action_dim": env.action_dim, "state_dim": max(env.state_dim, 1)} if sizes is TINY else {}
     model, kind = name_of(config), "none"
     if isinstance(config, Pi05Config):
         kind = config.state_in_prompt or ("exact" if env.state_dim else "none")
@@ -75,13 +79,8 @@ def _preset(config: Pi0Config | Pi05Config, context: Context, env: EnvInfo) -> t
     checkpoint = preset_checkpoint(
         context,
         env,
-        sizes=TINY,
-        shape=FlowShape(
-            horizon=context.chunk,
-            action_dim=env.action_dim,
-            state_dim=max(env.state_dim, 1),
-            tokenizer_max_length=PROMPTS[model],
-        ),
+        sizes=sizes,
+        shape=FlowShape(horizon=context.chunk, tokenizer_max_length=PROMPTS[model], **widths),
         slots=SLOTS,
         prompt=prompt,
         vocab=TINY.vocab,

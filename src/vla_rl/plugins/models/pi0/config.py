@@ -5,14 +5,20 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs.validators import in_, optional
 
+from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig, for_checkpoints
 
+PRESETS = ("tiny", "full")
 STATE_KINDS = ("exact", "padded", "none")
 
 
 @frozen(kw_only=True)
 class PiConfig(FlowConfig):
     """Keys that pi0 and pi0.5 share."""
+
+    preset: str | None = field(default=None, validator=[optional(in_(PRESETS)), one_source])
+    """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs) or `full` (the public size, 3.5B), to
+    measure machines."""
 
     asset_id: str | None = field(default=None, validator=for_checkpoints)
     """Asset whose norm_stats.json under assets/ scales actions and state, in openpi's layout. Null: the only one."""

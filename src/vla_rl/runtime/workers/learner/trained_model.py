@@ -78,6 +78,13 @@ class TrainedModel:
         yield
         self._let_act()
 
+    def gathered_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the published weights as full tensors, one at a time, so that no rank holds all of them; all ranks
+        together.
+        """
+        for name, tensor in self.model.weights():
+            yield name, self.strategy.unsharded(tensor)
+
     @contextmanager
     def full_weights(self) -> Iterator[None]:
         """Context in which the module holds full weights, to be saved or sent; all ranks together."""
