@@ -63,9 +63,9 @@ slow = pytest.mark.slow
         pytest.param({**OFT, "autocast": True, "lora": LORA}, 8, 33, marks=slow),
         pytest.param({**OFT, "autocast": True, "lora": LORA}, 16, 51, marks=slow),
         ({**OFT, "autocast": True, "lora": LORA}, 32, 86),
-        pytest.param({**OFT, "autocast": True, "lora": LORA, "gradient_checkpointing": True}, 32, 21, marks=slow),
-        ({**OFT, "autocast": True, "lora": LORA, "gradient_checkpointing": True}, 96, 34),
-        pytest.param({**OFT, "gradient_checkpointing": True}, 16, 69, marks=slow),
+        pytest.param({**OFT, "autocast": True, "lora": LORA, "recompute": "full"}, 32, 21, marks=slow),
+        ({**OFT, "autocast": True, "lora": LORA, "recompute": "full"}, 96, 34),
+        pytest.param({**OFT, "recompute": "full"}, 16, 69, marks=slow),
         pytest.param(PI0, 64, 12.6, marks=slow),
         pytest.param({**PI0, "type": "pi05"}, 64, 14.7, marks=slow),
     ],
@@ -110,7 +110,7 @@ def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
     assert "a GPU needs 158.0 GiB, and it has 139.8 GiB" in text
     assert "140.4 GiB  activations of 64 samples" in text
     assert "train.micro_batch: 32: 87.1 GiB" in text
-    assert "model.gradient_checkpointing: true: 28." in text
+    assert "model.recompute: full: 28." in text
 
 
 @pytest.mark.gpu

@@ -310,10 +310,6 @@ def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
     changes: list[tuple[str, Callable[[Any], Any]]] = []
     if getattr(config, "recompute", None) in ("off", "selective"):
         changes.append(("model.recompute: full", lambda config: evolve(config, recompute="full")))
-    if getattr(config, "gradient_checkpointing", None) is False:
-        changes.append(
-            ("model.gradient_checkpointing: true", lambda config: evolve(config, gradient_checkpointing=True))
-        )
     if hasattr(config, "lora") and config.lora is None:
         changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
     if getattr(config, "dtype", None) == "float32":
