@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 from learner import ACTION_DIM, CHUNK, TEMPERATURE, Learner, noise
+from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,6 +37,7 @@ from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 ROWS = 4
 BEFORE = {"oft_step": 1121, "oft_decision": 494, "pi0_decision": 918, "ar_action": 1234}
@@ -122,6 +125,11 @@ def decision(policy: Any, env: Any) -> Callable[[], Any]:
 CASES = {"oft_step": oft_step, "oft_decision": oft_decision, "pi0_decision": pi0_decision, "ar_action": ar_action}
 
 
+def show(counts: Counter[str], top: int) -> None:
+    for name, times in counts.most_common(top):
+        print(f"{times:8} {name}")
+
+
 def eager(case: str) -> Counter[str]:
     """Count the operators of a case after a first call, which fills caches."""
     work = CASES[case]()[1]
@@ -131,9 +139,29 @@ def eager(case: str) -> Counter[str]:
     return count.counts
 
 
+def compiled(case: str) -> Counter[str]:
+    """Count the launches of a case whose blocks are compiled."""
+    generated: Counter[str] = Counter()
+    with generated_kernels(generated), inductor_config.patch({"cpp.threads": 1, "fx_graph_cache": False}):
+        policy, work = CASES[case]()
+        blocks = CompiledBlocks(policy.module, policy.blocks)
+        for _ in range(3):
+            work()
+        if blocks.failure is not None:
+            sys.exit(blocks.failure)
+        graphs = blocks.graphs
+        generated.clear()
+        with OperatorCount() as count:
+            work()
+    if blocks.graphs != graphs or not generated:
+        sys.exit(f"{case}: the counted call was not the compiled one")
+    return count.counts + generated
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="cases")
+    parser.add_argument("--eager", action="store_true", help="count eager operators alone, which needs no compiler")
     parser.add_argument("--top", type=int, default=0, help="print the most frequent operators of each case")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
@@ -142,9 +170,18 @@ def main() -> None:
     for case in options.only:
         counts = eager(case)
         figures[f"{case}_eager"] = counts.total()
-        print(f"{case:14} eager {counts.total():6}")
-        for name, times in counts.most_common(options.top):
-            print(f"{times:8} {name}")
+        print(f"{case:14} eager    {counts.total():6} {counts.total() / BEFORE[case]:7.2f} of before")
+        show(counts, options.top)
+        if options.eager:
+            continue
+        counts = compiled(case)
+        figures[f"{case}_compiled"] = counts.total()
+        share = counts.total() / BEFORE[case]
+        external = counts.total() - counts["generated"]
+        print(
+            f"{'':14} compiled {counts.total():6} {share:7.2f} of before, bar {BARS[case]} ({external} not generated)"
+        )
+        show(counts, options.top)
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -12,7 +12,7 @@ Shapes: N envs (simulator instances), B samples, C actions in a chunk, A action 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,15 @@ class VLAModel(ABC):
     """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
     tokens_per_action: int
     """M, log-probs per action: its action tokens, or 1."""
+    blocks: tuple[type[torch.nn.Module], ...] = ()
+    """Classes of the repeated layers of `module`, each of which is compiled once (`train.compile`, `rollout.compile`).
+    Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
+    and the model cannot be compiled."""
+    decide: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
+    """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors
+    to tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by
+    this name. It reads nothing on the host, and its shapes depend on those of the inputs alone. Default: there is none,
+    and graphs are refused."""
     cameras_read: tuple[str, ...] | None = None
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
@@ -140,7 +149,7 @@ class PolicyEngine(ABC):
     rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
     `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
     plugin declares `Plugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can train
-    that one. Entry-point group `vla_rl.engines`."""
+    that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
 
     model: VLAModel | None = None
     """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and
@@ -176,6 +185,16 @@ class PolicyEngine(ABC):
         can be gone through once, and tensors are valid until the call returns. Every engine without a policy of its own
         has it."""
         raise NotOffered(f"{type(self).__name__} takes no weights")
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def wake_up(self) -> None:
+        """Prepare to act, before a rollout or an evaluation of a policy worker (elsewhere: vLLM's wake_up). Optional. A
+        learner in the same process has changed the model's weights since."""
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def sleep(self) -> None:
+        """Give back what learning needs, after a rollout or an evaluation of a policy worker, also of one that failed.
+        Optional. A learner in the same process uses the model from now on."""
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
@@ -295,9 +314,9 @@ class Algorithm(ABC):
         normalisation.
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
-        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "env/", "eval/", "eval_task/",
-        "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/",
-        "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
+        "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl", and all that start with "compile/",
+        "env/", "eval/", "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/",
+        "rollout/", "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 

@@ -25,6 +25,7 @@ from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
+from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.runtime.workers.models import build_engine, build_model, load_trained, policy_name
 
 Key = tuple[int, int, int]
@@ -261,9 +262,11 @@ def open_policy(
     wrappers = hook_modules(spec.plugins)
 
     def make_model() -> VLAModel:
-        return build_model(spec, info, device, state.scaling, algorithm, wrappers, "act")
+        model = build_model(spec, info, device, state.scaling, algorithm, wrappers, "act")
+        compile_model(spec, model, device, "act")
+        return model
 
-    engine = build_engine(spec, info, device, make_model, wrappers)
+    engine = build_engine(spec, info, device, make_model, wrappers, "act")
     if has_own_policy(spec):
         return Policy(engine=engine, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
     load_trained(engine, checkpoint / "trainer")

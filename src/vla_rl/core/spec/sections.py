@@ -118,6 +118,10 @@ class RolloutSpec:
     """Step limit of an episode in environment steps; none: the task's own."""
     temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
     """Temperature of action sampling, in rollout and training alike."""
+    compile: Literal["off", "blocks", "graphs"] | None = None
+    """Compilation of the model where it acts: not at all (off), its repeated layers (blocks), or these and a CUDA graph
+    of a whole decision for batches padded to 1, 2, 4, 8, ... rows (graphs; CUDA only). Null: blocks on CUDA, if the
+    model names its layers, else off. In a worker that also learns, null takes what `train.compile` says."""
     engine: Component = field(factory=_default_engine, metadata={"kind": "engine"})
     """Code that runs the policy in rollouts, evaluations and `vla-rl serve`: the model itself (torch), a policy on a
     server (remote, which only acts), or another engine."""
@@ -325,6 +329,10 @@ class TrainSpec(RateSchedule):
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of the network's computation, acting and learning alike (bf16: mixed precision by autocast). Weights,
     gradients and optimiser keep their own."""
+    compile: Literal["off", "blocks"] | None = None
+    """Compilation of the model where it learns: not at all (off), or its repeated layers (blocks), once for each kind
+    of them. Null: blocks on CUDA, if the model names its layers and `sharding` is replicated, else off. In a worker
+    that also acts there is one model: null takes what `rollout.compile` says, and different settings are refused."""
     keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
     """Newest checkpoints that are kept; older ones are removed."""
 

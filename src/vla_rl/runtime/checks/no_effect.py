@@ -12,13 +12,13 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import RateSchedule
 from vla_rl.core.spec.source import Item
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
 
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
     """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
-    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec)]
+    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec), *_compile_warnings(spec)]
     if training and spec.train.steps:
         warnings += [
             *_schedule_warnings("train", spec.train),
@@ -52,6 +52,12 @@ def _modules_warnings(spec: Spec) -> Iterator[Item]:
                 f"function with @hookimpl"
             )
             yield ("plugins", i), text
+
+
+def _compile_warnings(spec: Spec) -> Iterator[Item]:
+    if spec.rollout.compile is not None and has_own_policy(spec):
+        text = f"has no effect: engine {spec.rollout.engine.type!r} acts with a policy of its own"
+        yield ("rollout", "compile"), text
 
 
 def _runtime_warnings(spec: Spec) -> Iterator[Item]:

@@ -26,6 +26,7 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import WorkerDevice
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.toolkit.data.recording import Recording
+from vla_rl.toolkit.models.compilation import CompilationReport
 
 Demonstrations = tuple[Observation, Array]
 """Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""
@@ -190,6 +191,11 @@ class HostInterface(ABC):
     @abstractmethod
     def model_size(self) -> dict[str, float]:
         """Return "parameters", "trainable" (how many of them are) and "weight_bytes" (of one parameter, on average)."""
+
+    @remote(track="none", group="concurrent")
+    @abstractmethod
+    def compilation(self) -> CompilationReport | None:
+        """Return what the compiler did since the last time; None: the model is not compiled."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod

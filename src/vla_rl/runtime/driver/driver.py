@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from attrs import evolve
+
 from vla_rl.core.events import Evaluation
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
@@ -27,6 +29,7 @@ from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, Poli
 from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer, bc_warmup, start_behaviour_cloning
 from vla_rl.runtime.driver.collector import Collector
+from vla_rl.runtime.driver.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.evaluation_rollout import Evaluator
 from vla_rl.runtime.driver.faults import FaultLog
@@ -42,7 +45,7 @@ from vla_rl.runtime.driver.trainer import Trainer
 from vla_rl.runtime.driver.update import StepUpdate, UpdateStrategy
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
-from vla_rl.runtime.placement.hardware import describe
+from vla_rl.runtime.placement.hardware import describe, smallest_gpu_memory
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 
@@ -125,12 +128,19 @@ class Driver:
         self.fleet = Fleet(self.backend, assignments, self.plan.offload)
         self.backend.start(spec, assignments)
         started = start_workers(
-            self.fleet, spec, imitation=imitation, scaling=scaling, recording_folder=world_model_folder
+            self.fleet,
+            spec,
+            self.plan,
+            imitation=imitation,
+            scaling=scaling,
+            recording_folder=world_model_folder,
+            gpu_memory=smallest_gpu_memory() if spec.runtime.address is None else None,
         )
         self.info = started.info
         self.scaling = started.scaling
         self.recorded_samples = started.recorded_samples
         self.memory = SampleMemory(self.fleet, spec, self.plan, self.info)
+        self._compiling = CompilationMonitor(self.fleet, spec)
 
         restarts = Restarts(self.fleet, spec.runtime.restarts, self.fault_log.announce, imagines)
         router = SampleRouter(self.fleet, spec, self.algorithm.needs)
@@ -214,7 +224,12 @@ class Driver:
             self.publish()
         else:
             self.fleet.skip(self.version)
-        return metrics | {"time/publish": perf_counter() - start} | self.fleet.phases.metrics()
+        metrics |= {"time/publish": perf_counter() - start} | self.fleet.phases.metrics()
+        compilation = self._compiling.report()
+        if compilation is None:
+            return metrics
+        self.info = evolve(self.info, notes=(*self.info.notes, *compilation.notes))
+        return metrics | compilation.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 

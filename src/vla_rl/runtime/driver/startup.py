@@ -8,11 +8,13 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.gpu_memory.checks import check_before_building
 from vla_rl.runtime.messages.weights import WeightTransfer
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, WorkerLocation, choose_strategy
 
@@ -33,7 +35,14 @@ class StartedRun:
 
 
 def start_workers(
-    fleet: Fleet, spec: Spec, *, imitation: bool, scaling: Scaling, recording_folder: Path | None
+    fleet: Fleet,
+    spec: Spec,
+    plan: Plan,
+    *,
+    imitation: bool,
+    scaling: Scaling,
+    recording_folder: Path | None,
+    gpu_memory: int | None,
 ) -> StartedRun:
     """Start all roles of the workers, which the backend has created.
 
@@ -42,6 +51,7 @@ def start_workers(
         scaling: statistics that the model normalises by, if they are known; else those of that data, if the spec wants
             them.
         recording_folder: run folder in which episodes are recorded for a world model; None: there is none.
+        gpu_memory: bytes of a GPU; None: unknown. Raises UserError where models would not fit.
     """
     info = fleet.start_simulators(recording_folder)
     recorded_samples = 0
@@ -49,6 +59,7 @@ def start_workers(
         recorded_samples = _open_data(fleet, info)
         if spec.imitation.statistics == "data" and scaling is None:
             scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
+    check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
     fleet.get_all([worker.call(HostInterface.start_model, info, scaling) for worker in hosts])
     fleet.connect_policies([sim.worker for sim in fleet.sims])

@@ -65,6 +65,7 @@ from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
+from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.waiting import works_now
 
 
@@ -80,6 +81,7 @@ class WorkerHost(HostInterface):
         self.stop_requested: Callable[[], bool] = lambda: False
         self.roles: dict[str, Any] = {}
         self._demonstrations: Demonstrations | None = None
+        self._compiled_blocks: CompiledBlocks | None = None
         self._heartbeats = Heartbeats(on_heartbeat)
         algorithm = build_algorithm(self.spec, assignment.slot.device)
 
@@ -134,7 +136,9 @@ class WorkerHost(HostInterface):
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
         @cache
         def make_model() -> VLAModel:
-            return self._builder.model(info, scaling)
+            model = self._builder.model(info, scaling)
+            self._compiled_blocks = self._builder.compiled_blocks(model)
+            return model
 
         if "policy" in self.assignment.slot.roles:
             self.roles["policy"] = self._builder.policy(
@@ -239,6 +243,9 @@ class WorkerHost(HostInterface):
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
+
+    def compilation(self) -> CompilationReport | None:
+        return None if self._compiled_blocks is None else self._compiled_blocks.report()
 
     # ------------------------------------------------------------------------------------------------- monitor
 

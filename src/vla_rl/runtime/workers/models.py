@@ -59,12 +59,13 @@ def build_model(
 
 
 def build_engine(
-    spec: Spec, info: EnvInfo, device: str, make_model: Callable[[], VLAModel], wrappers: Named
+    spec: Spec, info: EnvInfo, device: str, make_model: Callable[[], VLAModel], wrappers: Named, role: Role
 ) -> PolicyEngine:
     """Build the spec's `rollout.engine` with its wrappers.
 
     Args:
         make_model: returns the run's model in this process. Not called by engines with a policy of their own.
+        role: as in `Context`.
     """
     part = spec.rollout.engine
     own_policy = has_own_policy(spec)
@@ -74,6 +75,7 @@ def build_engine(
         chunk=spec.rollout.chunk,
         env=info,
         temperature=spec.rollout.temperature,
+        role=role,
         model_config=None if own_policy else spec.model.config,
         make_model=None if own_policy else make_model,
     )

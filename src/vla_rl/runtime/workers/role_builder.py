@@ -21,16 +21,16 @@ from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.models import Role, build_engine, build_model, policy_name
+from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
-
-ROLES_OF_MODEL: Mapping[tuple[bool, bool], Role] = {(True, False): "act", (False, True): "learn", (True, True): "both"}
-"""(the worker has a policy, it has a learner) -> `Context.role`."""
+from vla_rl.toolkit.models.adapters import merge_mode
+from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 
 @frozen(eq=False)
@@ -94,12 +94,20 @@ class RoleBuilder:
 
     def model(self, info: EnvInfo, scaling: Any) -> VLAModel:
         slot = self.assignment.slot
-        role = ROLES_OF_MODEL["policy" in slot.roles, "learner" in slot.roles]
+        role = role_of_model(slot.roles)
         return build_model(self.spec, info, slot.device, scaling, self.algorithm, self.wrappers, role)
+
+    def compiled_blocks(self, model: VLAModel) -> CompiledBlocks | None:
+        """Let the model be compiled as the spec says; None: it is not."""
+        slot = self.assignment.slot
+        moves = bool({"policy", "learner"} & set(self.assignment.offload))
+        return compile_model(self.spec, model, slot.device, role_of_model(slot.roles), moves=moves)
 
     def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
         """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
-        engine = build_engine(self.spec, info, self.assignment.slot.device, make_model, self.wrappers)
+        slot = self.assignment.slot
+        role = role_of_model(slot.roles)
+        engine = build_engine(self.spec, info, slot.device, make_model, self.wrappers, role)
         engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
         return engine
 
@@ -145,6 +153,7 @@ class RoleBuilder:
             acting="policy" in slot.roles,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
+            compare_acting=merge_mode(self.spec.model.config) != "off",
         )
 
     @property

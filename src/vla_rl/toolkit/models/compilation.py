@@ -1,11 +1,11 @@
-"""Regional compilation: a model's repeated layers (blocks) are compiled, once for each class of them.
+"""Regional compilation: a model's repeated layers (blocks) are compiled, once for each kind of them.
 
-A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes, and all that
-is between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
-code sits under `Module.__call__`, so hooks (FSDP gathers weights in them) and adapters inside the block stay as they
-are. Gradient checkpointing of the block is compiled with it.
+A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes. What is
+between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
+code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
+compiled with it.
 
-A compiler that fails never stops a run: the blocks are then computed in eager mode, and `CompiledBlocks.notes` says why.
+A compiler that fails never stops a run: the blocks then run in eager mode, and `CompiledBlocks.notes` says why.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import Any
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 logger = logging.getLogger(__name__)
 
 MAX_RECOMPILATIONS = 8
-"""Recompilations of one class of blocks after which a warning names the input that changed. Two or three are normal: a
+"""Recompilations of one kind of blocks after which a warning names the input that changed. Two or three are normal: a
 second batch size and a second prompt length make these dimensions dynamic, and a batch of one is a case of its own."""
 GRAPH_LIMIT = 64
-"""Graphs of one class of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
+"""Graphs of one kind of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -40,7 +39,8 @@ class CompilationReport:
     seconds: float = 0.0
     """Seconds of the calls that compiled something."""
     recompilations: int = 0
-    """Graphs of a class of blocks beyond its first one with, and its first one without gradient."""
+    """Graphs of a kind of blocks beyond its first one in each mode: without gradients, with them, and with them in its
+    inputs too."""
     notes: tuple[str, ...] = ()
     """Remarks for results.json and the console: the compiler failed, or compiles too often."""
 
@@ -70,7 +70,12 @@ class CompiledBlocks:
         Args:
             backend: a backend of `torch.compile`.
         """
-        self._backend = backend
+        from torch import _dynamo as dynamo  # takes a second to import
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        self._backend = dynamo.lookup_backend(backend)
+        self.errors = TorchDynamoException, FailOnRecompileLimitHit
+        """Errors of the compiler, as opposed to those of the code that it compiles."""
         self.failure: str | None = None
         """Why the blocks are computed in eager mode; None: they are compiled."""
         self.graphs = 0
@@ -78,11 +83,13 @@ class CompiledBlocks:
         self.recompilations = 0
         self.notes: list[str] = []
         self._reported = CompilationReport()
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)
-        compiled_classes = {cls: _CompiledClass(self, cls) for cls in classes}
-        self.blocks = [part for part in module.modules() if type(part) in compiled_classes]
+        config = dynamo.config
+        config.recompile_limit = max(config.recompile_limit, GRAPH_LIMIT)
+        self.blocks = [part for part in module.modules() if type(part) in classes]
+        kinds: dict[Any, _CompiledKind] = {}
         for block in self.blocks:
-            block.forward = _CompiledForward(block, compiled_classes[type(block)])  # type: ignore[method-assign]
+            kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
+            block.forward = _CompiledForward(block, kind)  # type: ignore[method-assign]
 
     def report(self) -> CompilationReport:
         """Return what happened since the last call."""
@@ -102,7 +109,8 @@ class CompiledBlocks:
         """Compute all blocks in eager mode from now on, because of an error of the compiler."""
         if self.failure is not None:
             return
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        cause = getattr(error, "inner_exception", None) or error
+        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
         self.failure = f"{name} could not be compiled and runs in eager mode: {reason}"
         self._note(self.failure)
         logger.debug("the compiler's error", exc_info=error)
@@ -110,39 +118,46 @@ class CompiledBlocks:
     def backend(self, graph: Any, inputs: Any) -> Any:
         """Compile a graph and count it. A backend of `torch.compile`."""
         self.graphs += 1
-        return torch._dynamo.lookup_backend(self._backend)(graph, inputs)
+        return self._backend(graph, inputs)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         logger.warning("%s", text)
 
     def add_recompilation(self, name: str, count: int, before: Shapes, now: Shapes) -> None:
-        """Count a recompilation of a class, its `count`th."""
+        """Count a recompilation of a kind, its `count`th."""
         self.recompilations += 1
         if count == MAX_RECOMPILATIONS + 1:
             self._note(
-                f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of {_changes(before, now)}; "
-                f"keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
+                f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of "
+                f"{_changes(before, now)}; keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
             )
 
 
-class _CompiledClass:
-    """The compiled function of a class of blocks."""
+def _kind_of(block: nn.Module) -> tuple[Any, ...]:
+    """Return what equal blocks have in common. Two towers with layers of one class and other widths are two kinds:
+    compiled together, their widths would be dynamic, which makes slower kernels."""
+    parts = tuple((name, type(part)) for name, part in block.named_modules())
+    return type(block), parts, tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
 
-    def __init__(self, blocks: CompiledBlocks, cls: type[nn.Module]) -> None:
+
+class _CompiledKind:
+    """The compiled function of one kind of blocks: those of one class, with equal parts and sizes."""
+
+    def __init__(self, blocks: CompiledBlocks, name: str) -> None:
         self.blocks = blocks
-        self.name = cls.__name__
-        # The compiler stores graphs with a function's code, so each class needs code of its own: else the guards of all
-        # classes are tried in turn, and the graphs of one count towards the limit of another.
+        self.name = name
+        # The compiler stores graphs with a function's code, so each kind needs code of its own: else the guards of all
+        # kinds are tried in turn, and the graphs of one count towards the limit of another.
         code = _forward.__code__.replace(co_name=f"forward_of_{self.name}")
         function = FunctionType(code, _forward.__globals__)
         self.call = torch.compile(function, backend=blocks.backend, fullgraph=True)
-        self._counts: dict[bool, int] = {}
-        """Whether gradients are recorded -> number of graphs."""
-        self._shapes: dict[bool, Shapes] = {}
-        """Whether gradients are recorded -> shapes of the last call that compiled a graph."""
+        self._counts: dict[Any, int] = {}
+        """Mode -> number of graphs. A mode is whether gradients are recorded, and whether an input has one."""
+        self._shapes: dict[Any, Shapes] = {}
+        """Mode -> shapes of the last call that compiled a graph."""
 
-    def __deepcopy__(self, memo: Any) -> _CompiledClass:
+    def __deepcopy__(self, memo: Any) -> _CompiledKind:
         return self
 
     def run(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -153,16 +168,18 @@ class _CompiledClass:
         start = perf_counter()
         try:
             result = self.call(block, *args, **kwargs)
-        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+        except blocks.errors as error:
             blocks.fail(self.name, error)
             return _forward(block, *args, **kwargs)
         if blocks.graphs != graphs:
             blocks.seconds += perf_counter() - start
-            self._count(_shapes(args, kwargs))
+            self._count(args, kwargs)
         return result
 
-    def _count(self, shapes: Shapes) -> None:
-        mode = torch.is_grad_enabled()
+    def _count(self, args: Any, kwargs: Any) -> None:
+        tensors = _tensors(args, kwargs)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values())
         count = self._counts.get(mode, 0)
         if count:
             self.blocks.add_recompilation(self.name, count, self._shapes[mode], shapes)
@@ -175,7 +192,7 @@ class _CompiledForward:
     """Forward pass of one block. A copy of the block has a copy of this one, which belongs to the copy."""
 
     block: nn.Module
-    compiled: _CompiledClass = field(repr=False)
+    compiled: _CompiledKind = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled.run(self.block, args, kwargs)
@@ -185,13 +202,13 @@ def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
     return type(block).forward(block, *args, **kwargs)
 
 
-def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
-    """Return the shapes of all tensors among the arguments, by name."""
-    shapes: dict[str, tuple[int, ...]] = {}
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors among the arguments, by name."""
+    tensors: dict[str, Tensor] = {}
 
     def add(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            shapes[name] = tuple(value.shape)
+            tensors[name] = value
         elif isinstance(value, tuple | list):
             for i, part in enumerate(value):
                 add(f"{name}[{i}]", part)
@@ -200,7 +217,7 @@ def _shapes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Shapes:
         add(f"argument {i}", value)
     for name, value in kwargs.items():
         add(name, value)
-    return shapes
+    return tensors
 
 
 def _changes(before: Shapes, now: Shapes) -> str:

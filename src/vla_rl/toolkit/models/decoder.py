@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of a rotary embedding, [B or 1, T, D] each."""
 

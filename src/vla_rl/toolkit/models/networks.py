@@ -107,8 +107,8 @@ def fill(
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
     """Load weights into a network that is on the meta device or has untouched memory. There is never a second copy of
-    the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit. For the
-    meta device nothing is read.
+    the weights, nor one of higher precision. Raise CheckpointError, before a tensor is read, if they do not fit. For
+    the meta device nothing is read.
 
     Args:
         change: (name, tensor of the file) -> tensor to use.

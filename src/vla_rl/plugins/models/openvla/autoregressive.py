@@ -7,7 +7,7 @@ batch decodes with one KV cache. Scoring repeats the sequences with their tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, chunk_of, given
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
 from vla_rl.toolkit.models.decoder import PreallocatedLayer
@@ -65,9 +65,7 @@ class ARModule(PolicyModule):
                 if i > 0:
                     seen = None if mask is None else mask[:, : prefix + i]
                     last = (chosen[-1] + self.first).unsqueeze(1)
-                    hidden = self.vla(
-                        None, last, attention_mask=seen, causal=True, caches=caches, past=prefix + i - 1
-                    )
+                    hidden = self.vla(None, last, attention_mask=seen, causal=True, caches=caches, past=prefix + i - 1)
                 chosen.append(pick(self.logits(hidden[:, -1]), i))
         finally:
             llama.train()
@@ -127,8 +125,17 @@ class ARPolicy(FamilyPolicy):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         self._set_dropout(False)
+        prompt = self.prompts.rows(obs.instructions)
+        inputs = given(**self._see(obs), ids=prompt.ids, mask=prompt.mask)
+        if not greedy:
+            uniforms = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
+            inputs["uniforms"] = uniforms.flatten(1)
+        return chunk_of(self.decide(inputs))
+
+    def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Decode the tokens of a chunk: the likeliest, or by "uniforms" [B, count] among the inputs."""
         shape = (self._chunk, self.tokens_per_action)
-        uniforms = None if greedy else as_tensor(noise.uniforms(*shape), self._device).flatten(1)
+        uniforms = inputs.get("uniforms")
         log_probs: list[Tensor] = []
 
         def pick(logits: Tensor, i: int) -> Tensor:
@@ -137,13 +144,18 @@ class ARPolicy(FamilyPolicy):
             log_probs.append(scores.gather(-1, index.unsqueeze(-1)).squeeze(-1))
             return index
 
-        prompt, seen = self.prompts.rows(obs.instructions), self._see(obs)
+        pixels, features = inputs.get("pixels"), inputs.get("features")
         with self._numerics():
-            index, values = self.module.decode(prompt.ids, prompt.mask, shape[0] * shape[1], pick, **seen)
+            index, values = self.module.decode(
+                inputs["ids"], inputs.get("mask"), shape[0] * shape[1], pick, pixels=pixels, features=features
+            )
         tokens = (index + self.module.first).unflatten(1, shape)
-        scored = torch.stack(log_probs, dim=1).unflatten(1, shape)
-        return Chunk(
-            actions=self.codec.decode(tokens), log_probs=scored, values=values, extras=replay(seen, tokens=tokens)
+        return given(
+            actions=self.codec.decode(tokens),
+            log_probs=torch.stack(log_probs, dim=1).unflatten(1, shape),
+            values=values,
+            tokens=tokens,
+            features=features,
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -82,6 +82,17 @@ class PolicyWorker(PolicyInterface):
         return self.weights.version
 
     # ----------------------------------------------------------------------------------------------- inference
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Context of a rollout or an evaluation, in which the engine is awake."""
+        with self.between_requests:
+            self.engine.wake_up()
+        try:
+            yield
+        finally:
+            with self.between_requests:
+                self.engine.sleep()
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         started = perf_counter()
