@@ -315,8 +315,8 @@ class Algorithm(ABC):
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
         "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl", and all that start with "compile/",
-        "env/", "eval/", "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/",
-        "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
+        "env/", "eval/", "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/",
+        "rollout/", "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 

@@ -62,7 +62,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
     problems += _interpreter_problems(spec)
-    cluster = cluster or (None if spec.runtime.address is not None else _this_machine(spec))
+    cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
     plan = None
     if cluster is not None:
         plan, plan_problems = _planned(spec, training, cluster)
@@ -272,7 +272,7 @@ def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None,
     return plan, problems
 
 
-def _this_machine(spec: Spec) -> Cluster:
+def this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
     """
@@ -281,9 +281,8 @@ def _this_machine(spec: Spec) -> Cluster:
     local_machine = machine()
     if spec.runtime.backend == "local":
         return local_machine
-    return Cluster(
-        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
-    )
+    cpus = float(os.cpu_count() or local_machine.cpus)
+    return Cluster(cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory)
 
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:

@@ -45,7 +45,7 @@ from vla_rl.runtime.driver.trainer import Trainer
 from vla_rl.runtime.driver.update import StepUpdate, UpdateStrategy
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
-from vla_rl.runtime.placement.hardware import describe
+from vla_rl.runtime.placement.hardware import describe, smallest_gpu_memory
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
 
@@ -128,7 +128,13 @@ class Driver:
         self.fleet = Fleet(self.backend, assignments, self.plan.offload)
         self.backend.start(spec, assignments)
         started = start_workers(
-            self.fleet, spec, imitation=imitation, scaling=scaling, recording_folder=world_model_folder
+            self.fleet,
+            spec,
+            self.plan,
+            imitation=imitation,
+            scaling=scaling,
+            recording_folder=world_model_folder,
+            gpu_memory=smallest_gpu_memory() if spec.runtime.address is None else None,
         )
         self.info = started.info
         self.scaling = started.scaling

@@ -105,8 +105,9 @@ class RoleBuilder:
 
     def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
         """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
-        device = self.assignment.slot.device
-        engine = build_engine(self.spec, info, device, make_model, self.wrappers, role_of_model(self.assignment.slot.roles))
+        slot = self.assignment.slot
+        role = role_of_model(slot.roles)
+        engine = build_engine(self.spec, info, slot.device, make_model, self.wrappers, role)
         engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
         return engine
 
