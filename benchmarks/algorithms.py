@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 def seconds_of_loss(algorithm: Algorithm, scores: Scores, batch: Batch) -> float:
-    """Of the loss on detached scores, forward and backward."""
+    """Return the seconds of the loss on detached scores, forward and backward."""
     leaf = scores.log_probs.detach().requires_grad_()
     values = None if scores.values is None else scores.values.detach().requires_grad_()
     detached = attrs.evolve(scores, log_probs=leaf, entropy=scores.entropy.detach(), values=values)

@@ -69,7 +69,7 @@ class Case:
     name: str
     max_lag: int = 0
     cv: float = 0.0
-    """Of the tickets' lengths."""
+    """Coefficient of variation of the tickets' lengths."""
     stream: bool = False
     """The update's seconds are then those of its samples: as many in the mean."""
 
@@ -177,9 +177,9 @@ class Step:
 
     whole: float
     rollout: float
-    """That it waited for its tickets."""
+    """Seconds of waiting for its tickets."""
     train: float
-    """Of all else: the rollout is judged, trained on, and weights are published."""
+    """Seconds of all else: the rollout is scored, trained on, and weights are published."""
     lengths: np.ndarray
     lag: float
 
@@ -232,7 +232,7 @@ class Running:
 
 
 def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, list[Step]]]:
-    """Of each round: name -> the measured steps of its turn."""
+    """Return for each round: name -> the measured steps of its turn."""
     running: list[Running] = []
     try:
         running.extend(map(Running.start, cases))
@@ -287,7 +287,7 @@ def lane_figures_of(turns: dict[str, list[Step]]) -> dict[str, float]:
 
 
 def lag_beyond_bound(rounds: list[dict[str, list[Step]]]) -> float:
-    """Of all steps of all cases, the largest."""
+    """Return the largest excess over the bound, of all steps of all cases."""
     bounds = {case.name: case.max_lag for case in CASES}
     return max(step.lag - bounds[name] for turns in rounds for name, turn in turns.items() for step in turn)
 

@@ -77,7 +77,7 @@ ARMS: Mapping[str, Sequence[str]] = {
 
 @frozen(kw_only=True)
 class Outcome:
-    """Of one run."""
+    """Outcome of one run."""
 
     n90: int | None
     """Real episodes; None: not reached."""
@@ -89,7 +89,7 @@ class Outcome:
     minutes: float
     """Wall clock of training, evaluations not counted."""
     fit_minutes: float | None
-    """That fitting took until all gates were open for the first time; None: they never were."""
+    """Minutes of fitting until all thresholds were met for the first time; None: they never were."""
 
     @property
     def at_least(self) -> int:

@@ -63,7 +63,7 @@ placement: {type: disaggregated}
 
 @define
 class Outcome:
-    """Of all kills of one signal on one backend."""
+    """Outcome of all kills of one signal on one backend."""
 
     kills: int = 0
     exits: Counter[int] = field(factory=Counter)
@@ -81,7 +81,7 @@ class Bench:
     mark: str = Factory(lambda: f"{os.getpid()}-{random.randrange(2**32)}")
     moments: random.Random = field(factory=random.Random)
     duration: float = 0.0
-    """Of the undisturbed run, seconds."""
+    """Seconds of the undisturbed run."""
     shared: set[str] = field(factory=set)
     """Files of shared memory that our processes had."""
 
@@ -122,7 +122,7 @@ class Bench:
         return outcome
 
     def kill_workers(self, count: int, expected: Path) -> Outcome:
-        """Of runs that go on, until so many were killed."""
+        """Kill workers of runs that go on, until so many were killed. Return the outcome."""
         outcome = Outcome()
         while outcome.kills < count:
             folder = self.home / f"{WORKER}-{outcome.runs}"
@@ -228,7 +228,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def names(folder: Path) -> set[str]:
-    """Of the files in a run's folder, apart from copies of its spec."""
+    """Return the names of the files in a run's folder, apart from copies of its spec."""
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if not re.match(r"spec.*\.yaml", file.name)}
 
 

@@ -44,7 +44,7 @@ from vla_rl.toolkit.models.flow_config import FlowConfig
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
 PIXELS = {"small": 224, "full": 224}
-"""Of images; 64 elsewhere."""
+"""Image size of these presets; 64 elsewhere."""
 FLOW: dict[str, tuple[Any, Any]] = {"pi05": (pi05, Pi05Config), "smolvla": (smolvla, SmolVLAConfig)}
 ROWS = {"tiny": 16, "small": 2, "pi05": 8, "smolvla": 8}
 RATIOS = {"tiny": 1.5, "small": 1.5, "pi05": 1.3, "smolvla": 1.3}
@@ -139,7 +139,7 @@ class PlainLearner(Learner):
 
 
 class FlowLearner(Learner):
-    """Of a model that denoises, by its name."""
+    """Learner of a flow model, by its name."""
 
     def build(self, preset: str, place: Context, **config: Any) -> Any:
         plugin, kind = FLOW[preset]

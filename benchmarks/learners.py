@@ -50,7 +50,7 @@ BAR = 1.5
 @frozen(kw_only=True)
 class BulkyConfig:
     dtype: str = "float32"
-    """Of the bulk."""
+    """Data type of the further weights."""
 
 
 class Bulky(LinearModel):

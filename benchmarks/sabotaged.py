@@ -20,9 +20,9 @@ class SabotagedConfig:
     what: Literal["actions", "outcome"]
     """Each row goes on as another's actions would have it; or every chunk ends alike, whatever is seen."""
     preset: str = "tiny"
-    """Of edm."""
+    """Preset of edm."""
     keys: Mapping[str, Any] = field(factory=dict)
-    """Others of edm's."""
+    """Further settings of edm."""
 
 
 class Sabotaged(WorldModel):

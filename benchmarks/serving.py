@@ -63,8 +63,10 @@ def policy(model: dict[str, Any], size: int) -> Policy:
             "train": {"steps": 1, "lr": 1e-3, "micro_batch": 2},
         }
     )
-    built = build("model", spec.model.type, spec.model.config, Context(chunk=8, env=info), spec.plugins)
-    return Policy(model=built, spec=spec, info=info, step=0, sha256="", device="cpu", greedy=True)
+    model = build("model", spec.model.type, spec.model.config, Context(chunk=8, env=info), spec.plugins)
+    context = Context(chunk=8, env=info, make_model=lambda: model)
+    engine = build("engine", spec.rollout.engine.type, spec.rollout.engine.config, context)
+    return Policy(engine=engine, spec=spec, info=info, step=0, sha256="", device="cpu", greedy=True)
 
 
 def request(size: int) -> dict[str, Any]:

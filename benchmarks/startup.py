@@ -12,7 +12,7 @@ COMMANDS = {"--help": 0.3, "plugins": 0.6}
 
 
 def seconds(command: str) -> float:
-    """Of computing in the command's process: what the machine does beside it does not count."""
+    """Return the CPU seconds of the command's process; what the machine does besides does not count."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([Path(sys.executable).with_name("vla-rl"), command], stdout=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -32,7 +32,8 @@ def prose(file: Path) -> str:
 
 
 def anchors(file: Path) -> set[str]:
-    """Of the headings, as forges and the site make them; and of the names that a page of the reference describes."""
+    """Return the anchors of the headings, as forges and the site make them, and of the names that a reference page
+    describes."""
     titles = re.findall(r"^#+ (.+)$", prose(file), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles} | set(
         NAME.findall(file.read_text())

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
 FILES = sorted((SOURCE / "vla_rl").rglob("*.py"))
+OTHER_FILES = [file for folder in ("tests", "benchmarks", "tools") for file in sorted((ROOT / folder).rglob("*.py"))]
 DANGLING = {"Of", "That", "Those", "As", "Its", "These", "They", "So", "Whose", "Which"}
 """First words that leave out what they are about; a docstring opens with a verb or with the thing itself."""
 
@@ -32,12 +33,70 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def test_docstrings_open_with_their_subject():
     wrong = [
-        f"{file.relative_to(SOURCE)}:{line}: {text.splitlines()[0]}"
-        for file in FILES
+        f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for file in [*FILES, *OTHER_FILES]
         for line, text in docstrings(tree_of(file))
         if text and text.split()[0].rstrip(",.:;") in DANGLING
     ]
     assert not wrong, "\n".join(wrong)
+
+
+EMPTY_NAMES = {"asked", "found", "made", "said", "there", "told", "whole"}
+"""Names that say nothing of a variable's content; `matches`, `result`, `requested`, `available` do."""
+PENDING = {
+    "cli/check_env.py",
+    "cli/doctor.py",
+    "cli/plan.py",
+    "core/catalogue.py",
+    "core/types.py",
+    "plugins/models/openvla/checks.py",
+    "runtime/comm/backends/own_ray.py",
+    "runtime/comm/backends/ray.py",
+    "runtime/comm/peers.py",
+    "runtime/comm/tracing.py",
+    "runtime/planning/memory.py",
+    "runtime/planning/profile.py",
+    "runtime/workers/policy/env_clients.py",
+    "serving/server.py",
+    "toolkit/models/fitting.py",
+    "toolkit/models/openpi_layout.py",
+}
+"""Files of `vla_rl` that still have variables or arguments with such names."""
+
+
+def local_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of the arguments and the variables of every function and lambda."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    yield inner.lineno, inner.id
+                elif isinstance(inner, ast.ExceptHandler) and inner.name is not None:
+                    yield inner.lineno, inner.name
+
+
+@cache
+def empty_names() -> dict[str, list[str]]:
+    """Return the empty names of every file that has some: file -> `file:line: name`."""
+    occurrences: dict[str, list[str]] = {}
+    for file in FILES:
+        name_of_file = file.relative_to(SOURCE / "vla_rl").as_posix()
+        for line, name in sorted(set(local_names(tree_of(file)))):
+            if name in EMPTY_NAMES:
+                occurrences.setdefault(name_of_file, []).append(f"{name_of_file}:{line}: {name}")
+    return occurrences
+
+
+def test_variables_are_named_after_their_content():
+    wrong = [where for file, places in empty_names().items() if file not in PENDING for where in places]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pending_files_still_have_empty_names():
+    """A file that has been cleaned leaves the list, so that its names stay clean."""
+    assert not PENDING - empty_names().keys()
 
 
 def test_a_public_class_name_is_used_once():

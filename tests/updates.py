@@ -21,7 +21,7 @@ from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic
 
 BINS = 8
-"""Of the `LinearModel` that chose the actions."""
+"""Bins of the `LinearModel` that chose the actions."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -39,7 +39,7 @@ def targets(markdown: str, source: Path) -> Iterator[Path]:
 
 
 def address(file: Path) -> str:
-    """Of a file of the repository: its path on the site, as the source of a page or as an asset."""
+    """Return the path on the site of a file of the repository, as the source of a page or as an asset."""
     if file == ROOT / "README.md":
         return "index.md"
     if file.is_relative_to(DOCS):

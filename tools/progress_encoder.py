@@ -78,7 +78,8 @@ def wrist(obs: Observation) -> Frames:
 
 
 def nearness(env: Tabletop) -> Frames:
-    """Of the gripper to the block of each colour, or of the block in it to the plate of each: float32 [N, tasks]."""
+    """Return the nearness of the gripper to the block of each colour, or of the block in it to the plate of each:
+    float32 [N, tasks]."""
     now = env.snapshot()
     mover = torch.where(now["puts"][:, None], now["position"][:, -1], now["gripper"])
     near = torch.exp(-(now["position"][:, :-1] - mover[:, None]).norm(dim=2) / REACH)
@@ -95,7 +96,7 @@ def prepared(films: Films) -> Tensor:
 
 
 def embeddings(model: VJEPA2Model, seen: Tensor, ends: Frames) -> Tensor:
-    """Of the beginnings of B films, `ends` frames each: float32 [B, D]."""
+    """Return the embeddings of the beginnings of B videos, `ends` frames each: float32 [B, D]."""
     chosen = np.stack([frame_indices(int(end), FRAMES) for end in ends])
     clips = seen[torch.arange(len(seen))[:, None], torch.from_numpy(chosen)]
     out: Tensor = model.get_vision_features(clips).mean(1)

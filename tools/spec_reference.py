@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, Any] = {
 """Values of the snippets for keys without a default, or whose default would say too little."""
 KINDS = {
     "model": ("Models", "[What loads](../models.md)"),
+    "engine": ("Engines", "The keys of `rollout.engine` ([engines](engines.md))."),
     "env": ("Simulators", "`num_envs` and `python` are keys of [`env`](spec.md#env) itself."),
     "algorithm": ("Algorithms", "[Equations and use](algorithms.md) of each key."),
     "placement": ("Placement", "[Strategies](placement.md)"),
@@ -177,6 +178,8 @@ def parts_of(kind: Any) -> list[type]:
 
 def flow(value: Any) -> str:
     """Return a value in YAML's flow style."""
+    if isinstance(value, Component):
+        return "{" + f"type: {value.type}" + "}"
     if attrs.has(type(value)):
         value = {name: getattr(value, attribute.name) for name, attribute in keys_of(type(value)).items()}
     if isinstance(value, Mapping):

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from vla_rl.core.errors import CheckpointError, NotOffered, PluginError, SpecError, UserError, did_you_mean
     from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, Run
     from vla_rl.core.hookspecs import (
-        ActingModel,
         Algorithm,
         Demonstrations,
         Placement,
+        PolicyEngine,
         RunEvents,
         SimEnv,
         VLAModel,
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ActingModel",
     "AdvantageScope",
     "Advantages",
     "Algorithm",
@@ -105,6 +104,7 @@ __all__ = [
     "Plugin",
     "PluginError",
     "Policy",
+    "PolicyEngine",
     "Rate",
     "Requirements",
     "ResetState",
@@ -180,7 +180,15 @@ _MODULES = {
     "core.catalogue": ("build", "load"),
     "core.errors": ("CheckpointError", "NotOffered", "PluginError", "SpecError", "UserError", "did_you_mean"),
     "core.events": ("EpisodeFrames", "Evaluation", "Rate", "Run"),
-    "core.hookspecs": ("ActingModel", "Algorithm", "Demonstrations", "Placement", "RunEvents", "SimEnv", "VLAModel"),
+    "core.hookspecs": (
+        "Algorithm",
+        "Demonstrations",
+        "Placement",
+        "PolicyEngine",
+        "RunEvents",
+        "SimEnv",
+        "VLAModel",
+    ),
     "core.manager": ("broadcast", "hookimpl", "wrap"),
     "core.plan": ("Cluster", "DoesNotFit", "Job", "MeasureFirst", "Node", "Plan", "Slot", "Batching"),
     "core.randomness": ("Noise", "derived_seed", "generator"),

@@ -104,7 +104,7 @@ def test_refusals(trained, tmp_path):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as an upload of small files asks for."""
+    """The part of the hub's API that an upload of small files needs."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

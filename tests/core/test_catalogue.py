@@ -136,19 +136,9 @@ def test_a_component_of_another_kind_is_refused(offer):
         build("placement", "one", load("placement", "one").config(), Context())
 
 
-def test_a_model_that_only_acts_is_declared(tmp_path):
-    file = tmp_path / "pointer.py"
-    file.write_text(
-        "import attrs\nfrom vla_rl import ActingModel, Plugin\n"
-        "@attrs.frozen(kw_only=True)\nclass Config: pass\n"
-        "class Pointer(ActingModel):\n    def sample_chunk(self, obs): return None\n"
-        "plugin = Plugin(config=Config, build=lambda config, context: Pointer(), summary='points')\n"
-        "declared = attrs.evolve(plugin, acts_only=True)\n"
-        "vla_rl_plugins = {'model': {'pointer': plugin, 'declared': declared}}\n"
-    )
-    with pytest.raises(PluginError, match=r"Pointer, which is no VLAModel; declare Plugin\(acts_only=True\), or"):
-        build("model", "pointer", None, Context(), [str(file)])
-    assert type(build("model", "declared", None, Context(), [str(file)])).__name__ == "Pointer"
+def test_a_name_of_another_kind_says_of_which():
+    with pytest.raises(PluginError, match="no model named 'remote'; 'remote' is a plugin of kind engine"):
+        load("model", "remote")
 
 
 def test_a_module_adds_plugins_without_being_installed(tmp_path):
@@ -171,7 +161,7 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
         ("import sys\nsys.exit(3)", "cannot be imported: .*toy.py:2: SystemExit: 3; it must not end the process"),
         ("import sys\nsys.exit()", "cannot be imported: .*toy.py:2: SystemExit: ; it must not end the process"),
         ("import zoom", "needs 'zoom', which is not installed"),
-        ("vla_rl_plugins = {'envs': {}}", "has 'envs'; did you mean 'env'.; kinds are model, env"),
+        ("vla_rl_plugins = {'envs': {}}", "has 'envs'; did you mean 'env'.; kinds are model, engine"),
         ("vla_rl_plugins = 42", "vla_rl_plugins of module .*toy.py is 42; it must be a dict"),
         (
             "vla_rl_plugins = {'env': ['t2']}",

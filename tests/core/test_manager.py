@@ -11,7 +11,7 @@ import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
 from vla_rl.core.errors import HookFailed, NotOffered, PluginError
-from vla_rl.core.hookspecs import ActingModel, Algorithm, RunEvents, SimEnv, VLAModel, hookspec
+from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
 from vla_rl.core.manager import broadcast, check_module, hook_names, hookimpl, offers, unwrapped, wrap
 from vla_rl.core.types import Requirements
@@ -108,7 +108,7 @@ class Dream(World):
 
 
 class Still(SimEnv):
-    """Its `reset` has other arguments than the world's."""
+    """Env whose `reset` has other arguments than the hook."""
 
     reset_states = chunk_step = lambda self: None
 
@@ -153,7 +153,9 @@ def test_whose_method_a_function_goes_around_is_said(world):
         check_module("hooks", module(reset=hookimpl(lambda: (yield))))
     with pytest.raises(PluginError, match=r"hook 'reset' of model \(" + ".*" + both):
         check_module("hooks", module(reset=hookimpl(wraps="model")(lambda: (yield))))
-    with pytest.raises(PluginError, match=r"no kind of plugin is called 'wrold'; there are: model, env, .*, world"):
+    with pytest.raises(
+        PluginError, match=r"no kind of plugin is called 'wrold'; there are: model, engine, env, .*, world"
+    ):
         check_module("hooks", module(reset=hookimpl(wraps="wrold")(lambda: (yield))))
 
 
@@ -310,32 +312,34 @@ def test_what_a_contract_leaves_to_the_author_is_not_offered():
             call()
 
 
-class Pointer(ActingModel):
-    def sample_chunk(self, obs):
+class Pointer(PolicyEngine):
+    def act(self, obs):
         return f"chunk for {obs}"
 
 
-def test_a_model_that_only_acts_has_its_own_hooks_alone():
-    @hookimpl(wraps="model")
-    def sample_chunk():
+def test_an_engine_is_wrapped_by_hooks_of_its_kind_alone():
+    @hookimpl(wraps="engine")
+    def act():
         return f"wrapped {(yield)}"
 
     @hookimpl(wraps="model")
-    def imitation_loss():
-        raise AssertionError("a model that only acts is not trained")
+    def values():
+        raise AssertionError("an engine is no model")
         yield
 
-    hooks = module(sample_chunk=sample_chunk, imitation_loss=imitation_loss)
-    wrapped = wrap("model", Pointer(), "pointer", {"hooks": hooks})
-    assert wrapped.sample_chunk("obs", None, True) == "wrapped chunk for obs"
-    assert unwrapped(wrapped).sample_chunk("obs") == "chunk for obs"
-    with pytest.raises(AttributeError, match="imitation_loss"):
-        wrapped.imitation_loss(None, None)
+    hooks = module(act=act, values=values)
+    wrapped = wrap("engine", Pointer(), "pointer", {"hooks": hooks})
+    assert wrapped.act("obs", None, True) == "wrapped chunk for obs"
+    assert unwrapped(wrapped).act("obs") == "chunk for obs"
+    with pytest.raises(NotOffered, match="no critic"):
+        wrapped.values(None)
+    with pytest.raises(NotOffered, match="takes no weights"):
+        wrapped.load([])
 
 
 def test_hooks_of_a_contract_include_inherited_ones():
-    assert hook_names(ActingModel) == ("sample_chunk", "continue_chunk")
-    assert hook_names(VLAModel)[:2] == hook_names(ActingModel)
+    assert hook_names(PolicyEngine)[:2] == ("act", "continue_chunk")
+    assert hook_names(Pointer)[:2] == ("continue_chunk", "values")
     assert {"imitation_loss", "save"} <= set(hook_names(VLAModel))
 
 
@@ -346,10 +350,10 @@ def test_what_a_component_offers(wrapped):
             return "actions"
 
     def of(model):
-        return wrap("model", model, "m") if wrapped else model
+        return wrap("engine", model, "m") if wrapped else model
 
     assert offers(of(Continuing()), "continue_chunk") and not offers(of(Pointer()), "continue_chunk")
-    again = type("Again", (Continuing,), {"continue_chunk": ActingModel.continue_chunk})
+    again = type("Again", (Continuing,), {"continue_chunk": PolicyEngine.continue_chunk})
     assert not offers(of(again()), "continue_chunk")
 
 

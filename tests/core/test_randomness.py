@@ -29,7 +29,7 @@ def test_an_empty_batch_draws_nothing():
 
 @pytest.mark.parametrize("many", [5, 1001])
 def test_calls_go_on_in_each_stream_whoever_draws_between(many: int):
-    """As one generator for each sample would, by numbers of 32 bits of which an odd count leaves half a word."""
+    """Draws equal those of one generator for each sample. An odd count of 32-bit numbers leaves half a word behind."""
     keys = [3, 4], [0, 1], [7, 7]
     own, other = Noise(1, "action", *keys), Noise(2, "evaluation", *keys)
     drawn = []

@@ -1,4 +1,4 @@
-"""Which states tickets start from."""
+"""Test which reset states tickets start from."""
 
 from __future__ import annotations
 

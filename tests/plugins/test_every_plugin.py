@@ -59,7 +59,7 @@ def test_placement(name: str) -> None:
     check_placement(*ready("placement", name))
 
 
-@pytest.mark.parametrize("name", [name for name in own("model") if not load("model", name).acts_only])
+@pytest.mark.parametrize("name", own("model"))
 def test_model(name: str) -> None:
     plugin, config = ready("model", name)
     check_model(plugin, config, values="chunk", reload=lambda folder: plugin.config(checkpoint=str(folder)))
@@ -88,6 +88,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
     pages |= {
+        "engine": DOCS / "reference" / "engines.md",
         "data": DOCS / "how-to" / "clone-demonstrations.md",
         "world_model": DOCS / "reference" / "world-models.md",
     }

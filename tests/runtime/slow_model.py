@@ -1,4 +1,4 @@
-"""A model that is slow to give weights out and to take them in, for `test_weight_sync.py`: `spec.plugins` of it."""
+"""A model that is slow to give weights out and to take them in, for `test_weight_transfer.py`: `spec.plugins` of it."""
 
 from __future__ import annotations
 

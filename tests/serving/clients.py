@@ -77,7 +77,7 @@ class Client:
 
 
 def request_of(seen: Mapping[str, Any]) -> dict[str, Any]:
-    """Of arguments of `Policy.act`, with the keys of any robot."""
+    """Return the request for these arguments of `Policy.act`, with the keys of any robot."""
     return {
         **{f"observation/{camera}": image for camera, image in seen["images"].items()},
         "observation/state": np.asarray(seen["state"]),

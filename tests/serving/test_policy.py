@@ -55,9 +55,9 @@ def test_it_acts_as_the_model_of_the_run(run, policy):
     driver = start(parse_spec(spec()))
     try:
         driver.load(run / "checkpoints" / "last" / "trainer")
-        model = driver.backend.worker.roles["policy"].model
+        model = driver.backend.worker.roles["policy"].engine.model
         weights = dict(model.weights())
-        assert all(torch.equal(weights[name], tensor) for name, tensor in policy.model.weights())
+        assert all(torch.equal(weights[name], tensor) for name, tensor in policy.engine.model.weights())
         for seed in range(5):
             seen = sight(policy, seed)
             obs = policy.observation(seen["images"], seen["state"], seen["instruction"])
@@ -115,14 +115,12 @@ def test_what_it_was_not_trained_on_is_refused(policy, change, message):
 
 @pytest.mark.parametrize(("number", "clipped"), [(1e9, 1), (-1e9, 1), (0.5, 0)])
 def test_actions_stay_within_bounds(policy, number, clipped):
-    sample = policy.model.sample_chunk
-    policy.model.__dict__["sample_chunk"] = lambda *given: attrs.evolve(
-        sample(*given), actions=torch.full((1, 4, 3), number)
-    )
+    sample = policy.engine.act
+    policy.engine.__dict__["act"] = lambda *given: attrs.evolve(sample(*given), actions=torch.full((1, 4, 3), number))
     actions = policy.act(**sight(policy, 0))
     assert (actions <= policy.info.action_high).all() and (actions >= policy.info.action_low).all()
     assert (policy.clipped, policy.acted) == (clipped, 1)
-    policy.model.__dict__["sample_chunk"] = lambda *given: attrs.evolve(
+    policy.engine.__dict__["act"] = lambda *given: attrs.evolve(
         sample(*given), actions=torch.full((1, 4, 3), float("nan"))
     )
     with pytest.raises(PluginError, match="not finite"):

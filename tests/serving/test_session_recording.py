@@ -113,7 +113,7 @@ def test_a_folder_of_something_else_is_refused_before_anybody_comes(policy, tmp_
 
 
 def test_sigterm_writes_what_there_is(run, policy, tmp_path):
-    """Of a client that is still connected."""
+    """The episode of a client that is still connected is written."""
     command = [sys.executable, "-m", "vla_rl.cli.main", "serve", run, "--port", "0", "--record", tmp_path / "set"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     line = next(line for line in server.stdout if "ws://" in line)

@@ -4,8 +4,6 @@ import attrs
 import pytest
 import torch
 
-from vla_rl.core.hookspecs import ActingModel
-from vla_rl.core.types import Chunk, Plugin
 from vla_rl.testing import CheckFailed, LinearModel, check_model
 from vla_rl.testing.scripted import LinearConfig, vla_rl_plugins
 from vla_rl.testing.synthetic import env_info
@@ -125,90 +123,3 @@ def test_what_is_saved_must_come_back(tmp_path) -> None:
     with pytest.raises(CheckFailed, match="expected the same greedy actions once loaded"):
         check_model(check, reload=lambda folder: LinearConfig(bins=5))
     check_model(check, reload=lambda folder: LinearConfig(checkpoint=str(folder)))
-
-
-class Still(ActingModel):
-    """Acts by the state alone; `noise` is ignored."""
-
-    cameras_read = ()
-
-    def __init__(self, info, chunk):
-        self.low, self.high = (torch.tensor(bound) for bound in (info.action_low, info.action_high))
-        self.length = chunk
-
-    def actions(self, obs):
-        share = torch.sigmoid(torch.as_tensor(obs.state).sum(-1))[:, None, None]
-        return (self.low + share * (self.high - self.low)).repeat(1, self.length, 1)
-
-    def sample_chunk(self, obs, noise, greedy):
-        return Chunk(actions=self.actions(obs))
-
-
-@attrs.frozen(kw_only=True)
-class StillConfig:
-    pass
-
-
-def build_still(config, context):
-    return Still(context.env, context.chunk)
-
-
-def acting_findings(model) -> str:
-    with pytest.raises(CheckFailed) as failed:
-        check_model(model, env=INFO)
-    return str(failed.value)
-
-
-def test_a_model_that_only_acts_passes() -> None:
-    check_model(Still(INFO, 2), env=INFO)
-    check_model(Plugin(config=StillConfig, build=build_still, summary="still", acts_only=True), env=INFO)
-
-
-def test_a_plugin_has_to_say_that_its_model_only_acts() -> None:
-    text = acting_findings(Plugin(config=StillConfig, build=build_still, summary="still"))
-    assert "expected a VLAModel, got Still; subclass VLAModel" in text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"sample_chunk": lambda self, obs, noise, greedy: Chunk(actions=self.actions(obs)[:, :1])}, "[4, 2, 3]"),
-        ({"sample_chunk": lambda self, obs, noise, greedy: Chunk(actions=self.actions(obs) + 9)}, "the range outside"),
-        (
-            {"sample_chunk": lambda self, obs, noise, greedy: Chunk(actions=self.actions(obs) * torch.rand(1))},
-            "a change of torch's",
-        ),
-        (
-            {"sample_chunk": lambda self, obs, noise, greedy: Chunk(actions=self.actions(obs)[:1].repeat(4, 1, 1))},
-            "wherever it stands in the batch",
-        ),
-        ({"cameras_read": ("nowhere",)}, "cameras_read: expected some of"),
-    ],
-)
-def test_a_model_that_acts_wrongly_is_found(change, message) -> None:
-    assert message in acting_findings(type("Wrong", (Still,), change)(INFO, 2))
-
-
-@pytest.mark.parametrize(
-    ("continued", "message"),
-    [
-        (lambda self, obs, previous: self.actions(obs)[:, :1], "continue_chunk: expected float32 [4, 2, 3]"),
-        (lambda self, obs, previous: self.actions(obs) + 9, "continue_chunk: actions: expected within"),
-        (lambda self, obs, previous: self.actions(obs).requires_grad_(), "expected no gradient"),
-        (lambda self, obs, previous: self.actions(obs) * torch.rand(1), "the same actions from the same noise"),
-        (
-            lambda self, obs, previous: self.actions(obs) * 0 + torch.as_tensor(previous[0].actions[0]),
-            "a row's actions wherever",
-        ),
-        (lambda self, obs, previous: self.actions(obs), None),
-    ],
-)
-def test_how_chunks_are_continued_is_checked(continued, message) -> None:
-    def continue_chunk(self, obs, noise, greedy, previous):
-        return continued(self, obs, previous)
-
-    model = type("Continuing", (Still,), {"continue_chunk": continue_chunk})(INFO, 2)
-    if message is None:
-        check_model(model, env=INFO)
-    else:
-        assert message in acting_findings(model)

@@ -543,7 +543,7 @@ def test_clipped_actions_of_a_component_are_found_without_its_plugin() -> None:
 
 
 class FixedDeviation(Gaussian):
-    """Its entropy is a constant, without gradient."""
+    """Policy whose entropy is a constant, without gradient."""
 
     def __init__(self, config, context):
         super().__init__(config, context)

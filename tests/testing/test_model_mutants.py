@@ -83,7 +83,7 @@ class CriticOfTheBatch(LinearModel):
 
 
 class Entropy(LinearModel):
-    """Its entropy is changed."""
+    """Policy whose entropy is changed."""
 
     def chunk_log_probs(self, obs, chunk):
         scores = super().chunk_log_probs(obs, chunk)
@@ -306,7 +306,7 @@ def plugin_of(cls):
 
 
 class SavesTheShape(LinearModel):
-    """Its weights after loading are those that it begins with."""
+    """Policy whose weights after loading are the initial ones."""
 
     def save(self, folder):
         (folder / "config.json").write_text(json.dumps(self._shape))
@@ -394,7 +394,7 @@ def test_a_gaussian_policy_passes_and_its_mutants_do_not(gaussian) -> None:
 
 
 def test_nothing_is_left_of_a_check(tmp_path: Path) -> None:
-    """Of the observation that a caller gives through `env`, of gradients, of moved weights."""
+    """The check leaves the caller's observation (`env`), the gradients and the weights as they were."""
     model = LinearModel(INFO, 2, values="chunk")
     before = {name: p.clone() for name, p in model.module.named_parameters()}
     check_model(model, env=INFO, values="chunk")

@@ -6,7 +6,7 @@ import torch
 
 from vla_rl.core.randomness import Noise
 from vla_rl.testing import LinearModel, ScriptedEnv
-from vla_rl.testing.scripted import SimulatorFault, seen
+from vla_rl.testing.scripted import SimulatorFault, read_stamp
 
 
 def step(env: ScriptedEnv, chunk: int, stop_at_end: bool = True, push: float = 0.0):
@@ -58,7 +58,7 @@ def test_the_stamp_tells_env_episode_step_and_state() -> None:
     env = ScriptedEnv(3, first_env=100)
     env.reset(np.arange(3), np.array([300, 1, 2]), np.zeros(3, np.int64))
     env.reset(np.array([2, 0]), np.array([7, 300]), np.array([11, 12]))
-    said = seen(step(env, 3).obs)
+    said = read_stamp(step(env, 3).obs)
     assert said.env.tolist() == [100, 101, 102]
     assert said.episode.tolist() == [1, 0, 1]
     assert said.step.tolist() == [3, 3, 3]

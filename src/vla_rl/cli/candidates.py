@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from vla_rl.core.catalogue import installed, load
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
-from vla_rl.core.spec.spec import Component, Spec
+from vla_rl.core.spec.spec import PlacementSpec, Spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction
 from vla_rl.runtime.placement.assignments import assign
@@ -32,7 +32,7 @@ class Candidate:
     name: str
     own: bool
     """The spec's."""
-    placement: Component
+    placement: PlacementSpec
     plan: Plan | None = None
     forecast: Forecast | None = None
     gpus: Sequence[DeviceMemory] = ()
@@ -57,31 +57,31 @@ def _candidate(
     profile: Profile,
     prediction: Prediction,
     name: str,
-    own: bool,
-    placement: Component,
+    from_spec: bool,
+    placement: PlacementSpec,
     note: Callable[[], None],
 ) -> Candidate:
-    there = evolve(spec, placement=placement)
+    candidate_spec = evolve(spec, placement=placement)
     gpus: Sequence[DeviceMemory] = ()
     note()
     try:
-        plan = plan_for(there, cluster, lambda spec, cluster: profile)
+        plan = plan_for(candidate_spec, cluster, lambda spec, cluster: profile)
         if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
             key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
             raise DoesNotFit(
                 f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
                 f"it out, or choose disaggregated"
             )
-        forecast = forecast_spec(plan, there, profile)
+        forecast = forecast_spec(plan, candidate_spec, profile)
         if prediction.memory is not None:
             workers = assign(plan, spec.env.num_envs, one_process=False)
-            gpus = device_memory(plan, workers, prediction.memory, there)
+            gpus = device_memory(plan, workers, prediction.memory, candidate_spec)
         if gpus:
             forecast = evolve(forecast, device_bytes=gpus[0].peak[0])
             check_capacity(gpus, cluster.gpu_memory)
     except (DoesNotFit, UserError) as exc:
-        return Candidate(name=name, own=own, placement=placement, reason=str(exc))
-    return Candidate(name=name, own=own, placement=placement, plan=plan, forecast=forecast, gpus=gpus)
+        return Candidate(name=name, own=from_spec, placement=placement, reason=str(exc))
+    return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast, gpus=gpus)
 
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:
@@ -101,8 +101,8 @@ def best(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(fit, key=lambda pair: pair[0])[1] if fit else None
 
 
-def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
-    seen = [spec.placement]
+def _placements(spec: Spec) -> Iterator[tuple[str, bool, PlacementSpec]]:
+    placements = [spec.placement]
     yield _name(spec.placement), True, spec.placement
     for name in sorted(installed("placement", spec.plugins)):
         try:
@@ -112,12 +112,12 @@ def _placements(spec: Spec) -> Iterator[tuple[str, bool, Component]]:
         staged = any(f.name == STAGES for f in attrs.fields(type(config)))
         for stages in TRIED_STAGES if staged else (None,):
             changed = config if stages is None else evolve(config, **{STAGES: stages})
-            placement = Component(type=name, config=changed)
-            if placement not in seen:
-                seen.append(placement)
+            placement = evolve(spec.placement, type=name, config=changed)
+            if placement not in placements:
+                placements.append(placement)
                 yield _name(placement), False, placement
 
 
-def _name(placement: Component) -> str:
+def _name(placement: PlacementSpec) -> str:
     stages = getattr(placement.config, STAGES, None)
     return placement.type if stages is None else f"{placement.type}, {stages} stage{'s' * (stages > 1)}"

@@ -19,8 +19,8 @@ def examples() -> list[Path]:
 
 def shipped(path: Path) -> Path | None:
     """Return the file that `examples/NAME.yaml` means where there is no such file; None for any other path."""
-    found = FOLDER / path.name
-    return found if path.parts[:-1] == (CALLED,) and found in examples() else None
+    example = FOLDER / path.name
+    return example if path.parts[:-1] == (CALLED,) and example in examples() else None
 
 
 def first_line(file: Path) -> str:

@@ -53,7 +53,7 @@ def main(
         "success.svg": curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }
-    with about("--to", target), _nothing_left_half(target):
+    with about("--to", target), _removing_partial_copies(target):
         if layout == "openpi":
             write_openpi(checkpoint / "model", target, asset_id or "vla_rl")
         else:
@@ -68,9 +68,9 @@ def main(
 
 
 @contextmanager
-def _nothing_left_half(folder: Path) -> Iterator[None]:
+def _removing_partial_copies(folder: Path) -> Iterator[None]:
     """Remove what the block wrote to a new or empty folder, if it fails."""
-    was_there = folder.exists()
+    existed = folder.exists()
     try:
         yield
     except BaseException:
@@ -79,7 +79,7 @@ def _nothing_left_half(folder: Path) -> Iterator[None]:
                 shutil.rmtree(item, ignore_errors=True)
             else:
                 item.unlink()
-        if not was_there and folder.is_dir():
+        if not existed and folder.is_dir():
             folder.rmdir()
         raise
 

@@ -58,9 +58,11 @@ def cluster_of(
     assumed."""
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
-    gpus = here.gpus if devices is None else devices
-    assumed = Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else here
+    local_machine = machine()
+    gpus = local_machine.gpus if devices is None else devices
+    assumed = (
+        Cluster(cpus=CPUS_PER_DEVICE * gpus, gpus=gpus, memory=MEMORY_PER_DEVICE * gpus) if devices else local_machine
+    )
     return Cluster(
         cpus=assumed.cpus if cpus is None else cpus,
         gpus=gpus,

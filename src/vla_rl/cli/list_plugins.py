@@ -20,7 +20,7 @@ from vla_rl.core.errors import PluginError
 
 def rows() -> list[dict[str, Any]]:
     """One row a plugin on offer: kind, name, dist, version, ready, status, summary."""
-    found = []
+    entries = []
     for kind in KINDS:
         for name, offers in installed(kind).items():
             for item in offers:
@@ -35,7 +35,7 @@ def rows() -> list[dict[str, Any]]:
                         status = plugin.lacks() or status
                 except PluginError as exc:
                     status = str(exc)
-                found.append(
+                entries.append(
                     {
                         "kind": kind,
                         "name": name,
@@ -46,7 +46,7 @@ def rows() -> list[dict[str, Any]]:
                         "summary": summary,
                     }
                 )
-    return found
+    return entries
 
 
 def main(as_json: bool) -> None:

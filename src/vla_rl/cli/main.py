@@ -72,7 +72,7 @@ def reported(command: F) -> F:
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
             if not isinstance(error, UserError | DoesNotFit):
-                error = _about_a_path(exc, command, kwargs) or exc
+                error = _path_error(exc, command, kwargs) or exc
             if kwargs.get("debug") or not isinstance(error, UserError | DoesNotFit):
                 raise
             for line in (str(error), *getattr(error, "__notes__", ())):
@@ -186,7 +186,10 @@ def evaluate(
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
     source = checkpoint.parents[1] if checkpoint else what
     if policy is not None:
-        checkpoint, overrides = None, [f"model={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())]
+        checkpoint, overrides = (
+            None,
+            [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
+        )
     from vla_rl.cli.evaluate import main as measure
 
     measure(
@@ -397,8 +400,8 @@ def new_plugin(
     """Make a third-party project: pyproject, a plugin that works, and its passing test."""
     from vla_rl.cli.new_plugin import new_plugin as make
 
-    made = make(kind, name, folder or Path(name))
-    typer.echo(f"made {made}; now: pip install -e '{made}[test]' && pytest {made}")
+    project = make(kind, name, folder or Path(name))
+    typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
 @app.command()
@@ -488,18 +491,18 @@ def _take_sigterm_as_ctrl_c() -> None:
         signal.signal(signal.SIGTERM, stop)
 
 
-def _about_a_path(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
+def _path_error(exc: Exception, command: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
     """Return the error of a path that was given, or of the output's place; None if the exception is another error."""
     from vla_rl.core.paths import path_error
 
-    given: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     hints = get_type_hints(command, include_extras=True)
     for name, value in arguments.items():
         (about,) = hints[name].__metadata__
         called = f"--{name.replace('_', '-')}" if isinstance(about, OptionInfo) else about.metavar or name.upper()
         files = [file for file in (value if isinstance(value, list) else [value]) if isinstance(file, Path)]
-        given |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
-    error = path_error(exc, given)
+        paths |= {called if len(files) == 1 else f"{called} ({i})": file for i, file in enumerate(files, 1)}
+    error = path_error(exc, paths)
     if error is not None and isinstance(exc, OSError) and exc.filename is None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.close()  # if it is stdout that takes nothing, Python would complain once more at its end

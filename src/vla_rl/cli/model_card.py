@@ -40,15 +40,15 @@ def curve(run: ReportData) -> str:
 def card(run: ReportData, step: int, title: str) -> str:
     """The README. `step`: of the checkpoint."""
     kinds = {part: _plain(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
-    found = evaluation(run, step)
+    eval_result = evaluation(run, step)
     versions = run.results.get("versions") or {}
     return Template(_text("model_card.md")).substitute(
         kinds,
-        front=dump(_front(title, kinds, found)),
+        front=dump(_front(title, kinds, eval_result)),
         title=title,
         step=step,
         steps=_plain(run.section("train").get("steps", "?")),
-        success=f"Step {step} was not evaluated." if found is None else _success(run, found),
+        success=f"Step {step} was not evaluated." if eval_result is None else _success(run, eval_result),
         command=_command(run),
         versions=_plain(", ".join(f"{package} {version}" for package, version in versions.items()))
         or "not written down",
@@ -64,26 +64,30 @@ def evaluation(run: ReportData, step: int) -> Mapping[str, Any] | None:
     return None if point is None else {"success": attrs.asdict(point)}
 
 
-def _front(title: str, kinds: Mapping[str, str], found: Mapping[str, Any] | None) -> dict[str, Any]:
+def _front(title: str, kinds: Mapping[str, str], eval_result: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the front matter that the hub reads."""
     front: dict[str, Any] = {
         "library_name": "vla-rl",
         "pipeline_tag": "robotics",
         "tags": ["robotics", "reinforcement-learning", "vision-language-action", *kinds.values()],
     }
-    if found is not None:
-        measured = {"type": "success_rate", "value": round(100 * found["success"]["rate"], 1), "name": "success, %"}
+    if eval_result is not None:
+        measured = {
+            "type": "success_rate",
+            "value": round(100 * eval_result["success"]["rate"], 1),
+            "name": "success, %",
+        }
         task = {"type": "robotics", "name": "robot manipulation"}
         result = {"task": task, "dataset": {"type": kinds["env"], "name": kinds["env"]}, "metrics": [measured]}
         front["model-index"] = [{"name": title, "results": [result]}]
     return front
 
 
-def _success(run: ReportData, found: Mapping[str, Any]) -> str:
-    tasks = found.get("tasks") or {}
+def _success(run: ReportData, eval_result: Mapping[str, Any]) -> str:
+    tasks = eval_result.get("tasks") or {}
     rates = {
         "before training": run.results.get("success_before"),
-        "all tasks": found["success"],
+        "all tasks": eval_result["success"],
         **(tasks if len(tasks) > 1 else {}),
     }
     table = ["| | success | 95 % interval | n |", "| --- | --- | --- | --- |"]

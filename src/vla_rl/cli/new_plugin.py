@@ -14,6 +14,7 @@ SUFFIX = ".txt"
 
 IN_A_SPEC = {
     "model": "model: {type: $name}",
+    "engine": "rollout: {chunk: 4, episodes: 64, engine: {type: $name}}",
     "env": "env: {type: $name, num_envs: 16}",
     "algorithm": "algorithm: {type: $name}",
     "placement": "placement: {type: $name}",
@@ -64,8 +65,8 @@ def _files(kind: str, package: str) -> list[tuple[Path, str]]:
     """(template, path within the project) of every file of a kind."""
     files = {"test": f"tests/test_{package}", "plugin": f"src/{package}/__init__"}
     files |= {part: f"src/{package}/{part}" for part in ("impl", "record")}
-    found = []
+    templates = []
     for template in sorted((*TEMPLATES.glob(f"*{SUFFIX}"), *(TEMPLATES / kind).glob(f"*{SUFFIX}"))):
         stem, dot, ending = template.name.removesuffix(SUFFIX).partition(".")
-        found.append((template, files.get(stem, stem) + dot + ending))
-    return found
+        templates.append((template, files.get(stem, stem) + dot + ending))
+    return templates

@@ -21,9 +21,9 @@ def check_name(name: str) -> str:
     package = name.replace("-", "_")
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", package):
         raise UserError(f"{name!r} cannot name a plugin: use lower-case letters, digits and dashes, a letter first")
-    taken = _taken(package)
-    if taken:
-        raise UserError(f"{name!r} cannot name a plugin: it is {taken}; take another name, such as my_{package}")
+    owner = _owner_of(package)
+    if owner:
+        raise UserError(f"{name!r} cannot name a plugin: it is {owner}; take another name, such as my_{package}")
     return package
 
 
@@ -37,15 +37,16 @@ def check_classes(name: str, class_name: str, sources: Iterable[str]) -> None:
         if not (node.module or "").startswith(name)
         for alias in node.names
     }
-    for made in (class_name, f"{class_name}Config"):
-        if made in imported:
+    for new_class in (class_name, f"{class_name}Config"):
+        if new_class in imported:
             raise UserError(
-                f"{name!r} cannot name a plugin: its class would be {made}, as one of {imported[made]} that it uses; "
+                f"{name!r} cannot name a plugin: its class would be {new_class}, "
+                f"as one of {imported[new_class]} that it uses; "
                 f"take another name, such as my_{name}"
             )
 
 
-def _taken(package: str) -> str | None:
+def _owner_of(package: str) -> str | None:
     """Return the owner of the name; None if it is free."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
@@ -61,9 +62,9 @@ def _taken(package: str) -> str | None:
             return f"the installed distribution {dist.name} {dist.version}, which `pip install` would replace"
     if _normal(package) in _required():
         return f"a package that {OWN_DIST} or one of its extras installs"
-    found = importlib.util.find_spec(package)
-    if found is not None and found.origin is not None:
-        return f"a module that is there already ({found.origin})"
+    module_spec = importlib.util.find_spec(package)
+    if module_spec is not None and module_spec.origin is not None:
+        return f"a module that is there already ({module_spec.origin})"
     return "a name of Python's own" if hasattr(builtins, package) else None
 
 

@@ -41,15 +41,18 @@ def egl() -> str:
     lib.eglCreateContext.argtypes = (c_void_p, c_void_p, c_void_p, pointer)
     lib.eglCreateContext.restype = c_void_p
     lib.eglMakeCurrent.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p)
-    wanted = (c_int * 5)(EGL_SURFACE_TYPE, EGL_PBUFFER_BIT, EGL_RENDERABLE_TYPE, EGL_OPENGL_BIT, EGL_NONE)
+    config_attributes = (c_int * 5)(EGL_SURFACE_TYPE, EGL_PBUFFER_BIT, EGL_RENDERABLE_TYPE, EGL_OPENGL_BIT, EGL_NONE)
     size = (c_int * 5)(EGL_WIDTH, 16, EGL_HEIGHT, 16, EGL_NONE)
     for device in devices[: count.value]:
         display = display_of(EGL_PLATFORM_DEVICE, device, None)
         if not display or not lib.eglInitialize(display, None, None):
             continue
-        config, found = c_void_p(), c_int()
+        config, config_count = c_void_p(), c_int()
         lib.eglBindAPI(EGL_OPENGL_API)
-        if not lib.eglChooseConfig(display, wanted, ctypes.byref(config), 1, ctypes.byref(found)) or not found.value:
+        if (
+            not lib.eglChooseConfig(display, config_attributes, ctypes.byref(config), 1, ctypes.byref(config_count))
+            or not config_count.value
+        ):
             continue
         surface = lib.eglCreatePbufferSurface(display, config, size)
         context = lib.eglCreateContext(display, config, None, None)

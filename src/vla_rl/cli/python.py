@@ -29,7 +29,7 @@ SpecLike = Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _in_words(function: F) -> F:
+def _with_path_errors(function: F) -> F:
     """Raise UserError where the operating system does not take a path that was given."""
 
     @functools.wraps(function)
@@ -39,9 +39,9 @@ def _in_words(function: F) -> F:
         except (OSError, ValueError) as exc:
             from vla_rl.core.paths import path_error
 
-            given = inspect.signature(function).bind(*args, **kwargs).arguments
+            arguments = inspect.signature(function).bind(*args, **kwargs).arguments
             error = path_error(
-                exc, {name: Path(value) for name, value in given.items() if isinstance(value, str | Path)}
+                exc, {name: Path(value) for name, value in arguments.items() if isinstance(value, str | Path)}
             )
             if error is None:
                 raise
@@ -50,7 +50,7 @@ def _in_words(function: F) -> F:
     return called  # type: ignore[return-value]
 
 
-@_in_words
+@_with_path_errors
 def run(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -74,7 +74,7 @@ def run(
     return _train(train, spec, folder, "", overrides, resume, live)
 
 
-@_in_words
+@_with_path_errors
 def clone(
     spec: SpecLike,
     folder: str | Path | None = None,
@@ -90,13 +90,13 @@ def clone(
     return _train(imitate, spec, folder, "-sft", overrides, resume, live)
 
 
-@_in_words
+@_with_path_errors
 def open_run(folder: str | Path) -> RunRecord:
     """Open an earlier run, or one that another process is still running. Raises UserError if the folder holds none."""
     return RunRecord(folder)
 
 
-@_in_words
+@_with_path_errors
 def check(
     spec: SpecLike,
     *,
@@ -120,7 +120,7 @@ def check(
     return loaded
 
 
-@_in_words
+@_with_path_errors
 def evaluate(
     what: SpecLike,
     checkpoint: str | Path | None = None,
@@ -148,17 +148,19 @@ def evaluate(
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
 
-    source, found = _source(what, policy)
+    source, default_checkpoint = _source(what, policy)
     loaded, _ = read_spec(source, [*_served(policy), *overrides])
     line = StatusLine()
     hook = None if record is None else recording_to(loaded, Path(record))
     try:
-        return measure(loaded, found if checkpoint is None else Path(checkpoint), progress or line.show, hook)
+        return measure(
+            loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show, hook
+        )
     finally:
         line.clear()
 
 
-@_in_words
+@_with_path_errors
 def benchmark(
     what: SpecLike,
     name: str,
@@ -191,7 +193,7 @@ def benchmark(
     )
 
 
-@_in_words
+@_with_path_errors
 def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     """Compare two files of `vla-rl eval --output`, or two folders of benchmarks, on their common states (`vla-rl
     compare`). Return "all", and each task -> `Pair`, whose `p` is McNemar's."""
@@ -202,7 +204,7 @@ def compare(first: str | Path, second: str | Path) -> dict[str, Pair]:
     return paired(episodes(Path(first)), episodes(Path(second)))
 
 
-@_in_words
+@_with_path_errors
 def plan(
     spec: SpecLike,
     profiles: Sequence[str | Path] = (),
@@ -226,7 +228,7 @@ def plan(
     return forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory))
 
 
-@_in_words
+@_with_path_errors
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """Write one HTML page about a run (`vla-rl report`). Return its file."""
     from vla_rl.cli.report.write import write
@@ -234,7 +236,7 @@ def report(folder: str | Path, output: str | Path | None = None, *, video_mb: fl
     return write(Path(folder), None if output is None else Path(output), video_mb)
 
 
-@_in_words
+@_with_path_errors
 def export(
     what: str | Path,
     to: str | Path,
@@ -262,10 +264,10 @@ class Served:
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed: BaseException | None = None
-        there = Event()
-        self._thread = Thread(target=self._run, args=(there,), name="policy server", daemon=True)
+        started = Event()
+        self._thread = Thread(target=self._run, args=(started,), name="policy server", daemon=True)
         self._thread.start()
-        there.wait()
+        started.wait()
         if self._failed is not None:
             raise self._failed
         self.url = url_of(host, self.port)
@@ -281,10 +283,10 @@ class Served:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, there: Event) -> None:
+    def _run(self, started: Event) -> None:
         def listening(port: int) -> None:
             self.port = port
-            there.set()
+            started.set()
 
         async def serve() -> None:
             self._stop = asyncio.Event()
@@ -296,10 +298,10 @@ class Served:
         except BaseException as exc:
             self._failed = exc
         finally:
-            there.set()
+            started.set()
 
 
-@_in_words
+@_with_path_errors
 def serve(
     what: str | Path | Policy,
     *,
@@ -364,7 +366,7 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
-@_in_words
+@_with_path_errors
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """Write a third-party project with a working plugin (`vla-rl new-plugin`). Return its folder."""
     from vla_rl.cli.new_plugin import new_plugin as make
@@ -372,7 +374,7 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     return Path(make(kind, name, Path(folder or name)))
 
 
-@_in_words
+@_with_path_errors
 def examples(to: str | Path | None = None) -> list[Path]:
     """Return the specs that come with vla-rl (`vla-rl examples`), or with `to` their copies in that folder."""
     from vla_rl.cli import example_specs
@@ -403,12 +405,12 @@ def _train(
 ) -> RunRecord:
     leave_if_importing()
     loaded, run_folder = read_spec(spec, overrides)
-    there = Path(folder) if folder is not None else run_folder or Path("runs") / f"{loaded.name}{ending}"
+    target_folder = Path(folder) if folder is not None else run_folder or Path("runs") / f"{loaded.name}{ending}"
     if (in_notebook() if live is None else live) and all(hook.type != "notebook" for hook in loaded.hooks):
         data = loaded.to_dict()
         loaded, _ = read_spec({**data, "hooks": [*data["hooks"], {"type": "notebook"}]})
-    train(loaded, there, resume)
-    return RunRecord(there)
+    train(loaded, target_folder, resume)
+    return RunRecord(target_folder)
 
 
 def in_notebook() -> bool:
@@ -430,7 +432,7 @@ def _source(what: SpecLike, policy: str | None) -> tuple[SpecLike, Path | None]:
 
 
 def _served(policy: str | None) -> list[str]:
-    return [] if policy is None else [f"model={{type: remote, url: {json.dumps(policy)}}}"]
+    return [] if policy is None else [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}"]
 
 
 __all__ = [

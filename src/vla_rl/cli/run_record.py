@@ -49,8 +49,8 @@ class RunRecord:
         `jsonl`; empty without."""
         steps = self._read.steps
         names = sorted({name for step in steps for name, value in step.items() if isinstance(value, int | float)})
-        found = {name: np.array([step.get(name, np.nan) for step in steps], np.float64) for name in names}
-        return {**found, "step": np.array([step["step"] for step in steps], np.int64)}
+        series = {name: np.array([step.get(name, np.nan) for step in steps], np.float64) for name in names}
+        return {**series, "step": np.array([step["step"] for step in steps], np.int64)}
 
     @cached_property
     def evaluations(self) -> Mapping[str, Array]:

@@ -74,10 +74,11 @@ def main(
                 f"warning: whoever reaches {url_of(host, port)} can use this policy; see --api-key-file", err=True
             )
         where = f"{url_of(host, port)} ({dialect})"
-        name = policy.spec.model.type if policy.step is None else f"{policy.spec.model.type} of step {policy.step}"
+        name = policy.plugin if policy.step is None else f"{policy.plugin} of step {policy.step}"
         typer.echo(f"{name} on {policy.device}: {where}")
 
     server = serve_policy(policy, settings, listening)
+    policy.close()
     typer.echo(
         f"answered {server.answered} requests, refused {server.refused}; {policy.clipped} of {policy.acted} chunks "
         f"had numbers outside of the bounds and were clipped"

@@ -30,7 +30,7 @@ import attrs
 from attrs import field, frozen
 
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.hookspecs import ActingModel, Algorithm, Demonstrations, Placement, RunEvents, SimEnv, VLAModel
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, PolicyEngine, RunEvents, SimEnv, VLAModel
 from vla_rl.core.paths import expanded, resolved, shown, why
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
@@ -49,15 +49,12 @@ class Kind:
     base: type
     """Contract with all hooks of the kind."""
 
-    def contract_of(self, plugin: Plugin) -> type:
-        """Return the contract that this plugin's components implement: a part of `base` for models that only act."""
-        return ActingModel if plugin.acts_only else self.base
-
 
 KINDS = {
     kind.name: kind
     for kind in (
         Kind("model", "vla_rl.models", VLAModel),
+        Kind("engine", "vla_rl.engines", PolicyEngine),
         Kind("env", "vla_rl.envs", SimEnv),
         Kind("algorithm", "vla_rl.algorithms", Algorithm),
         Kind("placement", "vla_rl.placement", Placement),
@@ -121,11 +118,9 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
         raise
     except BaseException as exc:
         raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
-    base = KINDS[kind].contract_of(plugin)
+    base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
-        only_acts = isinstance(component, ActingModel)
-        remedy = "declare Plugin(acts_only=True), or subclass it" if only_acts else "subclass it"
-        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; {remedy}")
+        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component
@@ -212,12 +207,19 @@ def _find(kind: str, name: str, extra_modules: Sequence[str]) -> Installed:
     known = installed(kind, extra_modules)
     if name not in known:
         names = ", ".join(known) or "none"
-        raise PluginError(f"no {kind} named {name!r}{did_you_mean(name, known)}\n  installed {kind}s: {names}")
+        hint = _of_another_kind(kind, name) or did_you_mean(name, known)
+        raise PluginError(f"no {kind} named {name!r}{hint}\n  installed {kind}s: {names}")
     first, *others = known[name]
     if others:
         offers = ", ".join(f"{item.origin} ({item.target})" for item in known[name])
         raise PluginError(f"{kind} {name!r} is offered by {offers}; uninstall or rename all but one")
     return first
+
+
+def _of_another_kind(kind: str, name: str) -> str:
+    """Return a hint for a name that a plugin of another kind has."""
+    others = [other for other in KINDS if other != kind and name in installed(other)]
+    return f"; {name!r} is a plugin of kind {others[0]}" if others else ""
 
 
 def _load(item: Installed, who: str) -> Plugin:

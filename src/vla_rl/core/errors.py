@@ -44,7 +44,7 @@ class HookFailed(UserError):
     """A listener of a run raised an exception. The message says which listener, where and what."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the known name nearest to `name`, or an empty text."""
-    near = get_close_matches(name, list(known), n=1) if len(name) <= 100 else []  # its time grows with the length
+    near = get_close_matches(name, list(known_names), n=1) if len(name) <= 100 else []  # its time grows with the length
     return f"; did you mean {near[0]!r}?" if near else ""

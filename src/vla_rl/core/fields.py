@@ -76,11 +76,11 @@ def arranged(holder: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return {**attributes, "extras": extras}
 
 
-def fits(shape: Iterable[int], dims: str, known: dict[str, int]) -> bool:
-    """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing). `known`
-    maps dimensions to their sizes, if known."""
+def shape_matches(shape: Iterable[int], dims: str, sizes: dict[str, int]) -> bool:
+    """Return whether a tensor of this shape matches `dims` ("T N C M"; bracketed dimensions may be missing). `sizes`
+    maps the dimensions that are known to their sizes."""
     shape = tuple(shape)
     for names in (dims.replace("[", "").replace("]", "").split(), [d for d in dims.split() if not d.startswith("[")]):
-        if len(names) == len(shape) and all(known.get(n, size) == size for n, size in zip(names, shape, strict=True)):
+        if len(names) == len(shape) and all(sizes.get(n, size) == size for n, size in zip(names, shape, strict=True)):
             return True
     return False

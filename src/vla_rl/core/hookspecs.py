@@ -12,7 +12,7 @@ Shapes: N envs (simulator instances), B samples, C actions in a chunk, A action 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +48,24 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("vla_rl")
 
 
-class ActingModel(ABC):
-    """A policy that only acts: it can be evaluated and served, and nothing trains it. Its plugin declares
-    `Plugin(acts_only=True)`. Entry-point group `vla_rl.models`."""
+class VLAModel(ABC):
+    """A policy over action chunks that is trained; owns an `nn.Module`. Entry-point group `vla_rl.models`."""
 
+    module: torch.nn.Module
+    """All parameters; those with `requires_grad` are trained."""
+    critic: torch.nn.Module | None = None
+    """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
+    tokens_per_action: int
+    """M, log-probs per action: its action tokens, or 1."""
+    blocks: tuple[type[torch.nn.Module], ...] = ()
+    """Classes of the repeated layers of `module`, each of which is compiled once (`train.compile`, `rollout.compile`).
+    Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
+    and the model cannot be compiled."""
+    decide: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
+    """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors
+    to tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by
+    this name. It reads nothing on the host, and its shapes depend on those of the inputs alone. Default: there is none,
+    and graphs are refused."""
     cameras_read: tuple[str, ...] | None = None
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
@@ -62,7 +76,7 @@ class ActingModel(ABC):
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         """Choose an action chunk for each observation, without gradient. `noise` provides keyed uniform and normal
         numbers per sample (tokens are drawn by inverse CDF). `greedy` takes the mode, or the model's equivalent.
-        `log_probs` are those of the distribution that was sampled; only an `ActingModel` may leave them out."""
+        `log_probs` are those of the distribution that was sampled."""
 
     @hookspec(firstresult=True)
     def continue_chunk(
@@ -73,18 +87,6 @@ class ActingModel(ABC):
         called by `vla-rl serve` for clients that send the actions they have left. Default: not offered, and servers
         tell such clients so."""
         raise NotOffered(f"{type(self).__name__} cannot continue a chunk")
-
-
-class VLAModel(ActingModel):
-    """A policy over action chunks that is trained; owns an `nn.Module`. It is an `ActingModel`, whose members come
-    first. Entry-point group `vla_rl.models`."""
-
-    module: torch.nn.Module
-    """All parameters; those with `requires_grad` are trained."""
-    critic: torch.nn.Module | None = None
-    """Submodule of `module` that only `values` depend on. It has its own learning rate and warm-up."""
-    tokens_per_action: int
-    """M, log-probs per action: its action tokens, or 1."""
 
     @hookspec(firstresult=True)
     def encode_actions(self, actions: ArrayOrTensor) -> torch.Tensor:
@@ -140,6 +142,68 @@ class VLAModel(ActingModel):
     @hookspec(firstresult=True)
     def save(self, folder: Path) -> None:
         """Write the model in its own public format, statistics included, so that `checkpoint:` can load it."""
+
+
+class PolicyEngine(ABC):
+    """The code that runs a policy in policy workers, `vla-rl eval` and `vla-rl serve` (elsewhere: inference engine,
+    rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
+    `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
+    plugin declares `Plugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can train
+    that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
+
+    model: VLAModel | None = None
+    """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and
+    compares them with published weights."""
+    statistics_name: str | None = None
+    """`VLAModel.statistics_name` of the policy that acts."""
+    continues: bool = False
+    """`continue_chunk` works."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        """Choose an action chunk for each observation, as `VLAModel.sample_chunk`. Only an engine with a policy of its
+        own may leave out `log_probs`; `extras` are those that the model's `chunk_log_probs` takes."""
+
+    @hookspec(firstresult=True)
+    def continue_chunk(
+        self, obs: Observation, noise: Noise, greedy: bool, previous: Sequence[UnexecutedActions]
+    ) -> torch.Tensor:
+        """Continue previous chunks, as `VLAModel.continue_chunk`. Optional; called where `continues` is true."""
+        raise NotOffered(f"{type(self).__name__} cannot continue a chunk")
+
+    @hookspec(firstresult=True)
+    def values(self, obs: Observation) -> torch.Tensor:
+        """Return the critic's values, [B] or [B, C], as `VLAModel.values`. Optional; called with a critic, for the
+        observations after truncated episodes."""
+        raise NotOffered(f"{type(self).__name__} has no critic")
+
+    @hookspec(firstresult=True)
+    def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
+        """Act with these weights from the next call on. Names are those of the model's `weights`; an engine whose own
+        parameters have other names maps them itself. Called for every published version, between two requests. Pairs
+        can be gone through once, and tensors are valid until the call returns. Every engine without a policy of its own
+        has it."""
+        raise NotOffered(f"{type(self).__name__} takes no weights")
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def wake_up(self) -> None:
+        """Prepare to act, before a rollout or an evaluation of a policy worker (elsewhere: vLLM's wake_up). Optional. A
+        learner in the same process has changed the model's weights since."""
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def sleep(self) -> None:
+        """Give back what learning needs, after a rollout or an evaluation of a policy worker, also of one that failed.
+        Optional. A learner in the same process uses the model from now on."""
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def warm_up(self, batch_sizes: Sequence[int]) -> None:
+        """Do one-time work for batches of these sizes (compile, capture graphs) before the first request. Optional."""
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def close(self) -> None:
+        """Free processes and connections. May be called twice, and not at all in a worker that is killed: child
+        processes have to end with their parent."""
 
 
 class SimEnv(ABC):
@@ -250,9 +314,9 @@ class Algorithm(ABC):
         normalisation.
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
-        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "env/", "eval/", "eval_task/",
-        "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/", "sampling/",
-        "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
+        "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl", and all that start with "compile/",
+        "env/", "eval/", "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/",
+        "rollout/", "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 

@@ -100,11 +100,11 @@ class Manager(pluggy.PluginManager):
         for caller in self.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
-                    who = f"{self._plugin_name!r}, {self.description(caller.name)}"
+                    source = f"{self._plugin_name!r}, {self.description(caller.name)}"
                     guarded = (
-                        _guarded_wrapper(impl.function, who, self.result_of(caller.name))
+                        _guarded_wrapper(impl.function, source, self.result_of(caller.name))
                         if impl.wrapper
-                        else _guarded(impl.function, who)
+                        else _guarded(impl.function, source)
                     )
                     if self.failed is not None:
                         guarded = _reporting(guarded, self._plugin_name, caller.name, self.failed)
@@ -148,18 +148,24 @@ class Manager(pluggy.PluginManager):
 
     def _elsewhere(self, hook: str) -> str:
         """Suggest what to do about a hook name that this kind does not have."""
-        marks = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
-        return f"; to go around that method, say {' or '.join(marks)}" if marks else did_you_mean(hook, self.arguments)
+        decorators = [f"@hookimpl(wraps={kind!r})" for kind in KINDS if hook in hook_names(KINDS[kind].base)]
+        return (
+            f"; to go around that method, say {' or '.join(decorators)}"
+            if decorators
+            else did_you_mean(hook, self.arguments)
+        )
 
     def _check(self, hook: str, function: FunctionType, bound: Callable[..., Any], options: Mapping[str, Any]) -> None:
         parameters = list(inspect.signature(bound).parameters.values())
-        known = self.arguments[hook]
-        unknown = [p.name for p in parameters if p.name not in known]
+        argument_names = self.arguments[hook]
+        unknown = [p.name for p in parameters if p.name not in argument_names]
         if any(p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters):
-            self._refuse(hook, function, f"name the arguments, of ({', '.join(known)}); no * and no /")
+            self._refuse(hook, function, f"name the arguments, of ({', '.join(argument_names)}); no * and no /")
         if unknown:
-            near = did_you_mean(unknown[0], known)
-            self._refuse(hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(known)})")
+            near = did_you_mean(unknown[0], argument_names)
+            self._refuse(
+                hook, function, f"unknown argument {unknown[0]!r}{near}; it is {hook}({', '.join(argument_names)})"
+            )
         if any(p.default is not inspect.Parameter.empty for p in parameters):
             self._refuse(hook, function, "arguments must have no defaults; core always passes them")
         if options.get("wrapper") and not inspect.isgeneratorfunction(function):
@@ -208,20 +214,20 @@ def check_module(name: str, module: ModuleType) -> None:
     for kind in KINDS:
         Manager(kind).register(module, name)
     for event in hook_names(RunEvents):
-        found = vars(module).get(event)
+        function = vars(module).get(event)
         if (
-            isinstance(found, FunctionType)
-            and found.__module__ == module.__name__
-            and not hasattr(found, "vla_rl_impl")
+            isinstance(function, FunctionType)
+            and function.__module__ == module.__name__
+            and not hasattr(function, "vla_rl_impl")
         ):
             _refuse(
                 f"plugin {name!r}, hook {event!r}",
-                found,
+                function,
                 "it is called by nobody; put @hookimpl before it, or give it another name",
             )
 
 
-def _most_wanted(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
+def _largest_answer(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
     """Return the largest answer of `frames_wanted`. Raises PluginError for one that is no number."""
     try:
         return max((index(answer) for answer in answers), default=0)
@@ -245,25 +251,25 @@ def broadcast(listeners: Named, failed: Callable[[HookFailed], None] | None = No
     _trace(manager, "event")
     calls = {hook: _through_pluggy(manager, hook) for hook in manager.arguments}
     wishes = calls["frames_wanted"]
-    calls["frames_wanted"] = lambda *args, **kwargs: _most_wanted(wishes(*args, **kwargs), pairs)
+    calls["frames_wanted"] = lambda *args, **kwargs: _largest_answer(wishes(*args, **kwargs), pairs)
     return cast(RunEvents, _Wrapped(manager, calls))
 
 
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _refuse(who: str, function: FunctionType, problem: str) -> None:
+def _refuse(source: str, function: FunctionType, problem: str) -> None:
     code = function.__code__
-    raise PluginError(f"{who} ({code.co_filename}:{code.co_firstlineno}): {problem}")
+    raise PluginError(f"{source} ({code.co_filename}:{code.co_firstlineno}): {problem}")
 
 
 def _pairs(named: Named) -> list[tuple[str, object]]:
     """Return (name, plugin) pairs with unique names: a second `video` becomes `video#2`."""
     pairs: list[tuple[str, object]] = []
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, plugin in named.items() if isinstance(named, Mapping) else named:
-        seen[name] = seen.get(name, 0) + 1
-        pairs.append((name if seen[name] == 1 else f"{name}#{seen[name]}", plugin))
+        counts[name] = counts.get(name, 0) + 1
+        pairs.append((name if counts[name] == 1 else f"{name}#{counts[name]}", plugin))
     return pairs
 
 
@@ -294,19 +300,19 @@ def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
     names, caller, shared = manager.arguments[hook], getattr(manager.hook, hook), manager.kind == "hook"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = _bind(hook, names, args, kwargs)
+        arguments = _bind(hook, names, args, kwargs)
         if shared:
-            given = {name: ReadOnly(value) if type(value) is dict else value for name, value in given.items()}
-        return caller(**given)
+            arguments = {name: ReadOnly(value) if type(value) is dict else value for name, value in arguments.items()}
+        return caller(**arguments)
 
     return call
 
 
 def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) + len(kwargs) != len(names) or given.keys() != set(names):
+    arguments = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) + len(kwargs) != len(names) or arguments.keys() != set(names):
         raise TypeError(f"{hook}({', '.join(names)}) got {len(args)} positional arguments and {sorted(kwargs)}")
-    return {name: given[name] for name in names}
+    return {name: arguments[name] for name in names}
 
 
 def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name: str) -> Callable[..., Any]:
@@ -319,8 +325,10 @@ def _with_result(function: Callable[..., Any], manager: Manager, hook: str, name
     def checked(*args: Any) -> Any:
         result = function(*args)
         if result is None or (kind is not None and isinstance(result, tuple)):
-            who = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
-            raise PluginError(f"{who} returned {_returned(result)}; it must return {expected}{_hint(result, expected)}")
+            source = f"plugin {name!r}, {manager.description(hook)}{_place(function)}"
+            raise PluginError(
+                f"{source} returned {_formatted_result(result)}; it must return {expected}{_hint(result, expected)}"
+            )
         return result
 
     return checked
@@ -332,7 +340,7 @@ def _place(function: Callable[..., Any]) -> str:
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
-def _returned(result: object) -> str:
+def _formatted_result(result: object) -> str:
     """Describe a wrong return value for messages."""
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else "None"
 
@@ -344,18 +352,18 @@ def _hint(result: object, expected: str) -> str:
     return f" (gymnasium's `{method}` returns a tuple; vla-rl's objects have names: from vla_rl import {expected})"
 
 
-def _note(exc: BaseException, who: str) -> None:
+def _note(exc: BaseException, source: str) -> None:
     if not any(note.startswith(_NOTE) for note in getattr(exc, "__notes__", ())):
-        exc.add_note(_NOTE + who)
+        exc.add_note(_NOTE + source)
 
 
-def _guarded(function: Callable[..., Any], who: str) -> Callable[..., Any]:
+def _guarded(function: Callable[..., Any], source: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
         try:
             return function(*args)
         except BaseException as exc:
-            _note(exc, who)
+            _note(exc, source)
             raise
 
     return guarded
@@ -393,13 +401,13 @@ def _failure(function: Callable[..., Any], name: str, hook: str, exc: BaseExcept
     code = function.__code__
     folder = os.path.dirname(code.co_filename)  # noqa: PTH120 - as it is, not resolved
     lines = traceback.extract_tb(exc.__traceback__)
-    own = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
-    file, number = own[-1] if own else (code.co_filename, code.co_firstlineno)
+    listener_lines = [(line.filename, line.lineno) for line in lines if os.path.dirname(line.filename) == folder]  # noqa: PTH120
+    file, number = listener_lines[-1] if listener_lines else (code.co_filename, code.co_firstlineno)
     description = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
     return f"hook {name!r} failed in {hook} ({file}:{number}): {description}"
 
 
-def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> Callable[..., Any]:
+def _guarded_wrapper(function: Callable[..., Any], source: str, expected: str) -> Callable[..., Any]:
     """Guard a wrapper: add a note to exceptions that it raises itself (not those that pass through it), and refuse a
     wrapper that loses the result. `expected` is the contract's return annotation of the method."""
     kind = getattr(types, expected, None)
@@ -412,7 +420,7 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             try:
                 next(inner)
             except StopIteration:
-                raise PluginError(f"wrapper {who} returned without a `yield`") from None
+                raise PluginError(f"wrapper {source} returned without a `yield`") from None
             try:
                 result = yield
             except BaseException as exc:
@@ -420,23 +428,24 @@ def _guarded_wrapper(function: Callable[..., Any], who: str, expected: str) -> C
             else:
                 inner.send(result)
         except StopIteration as stop:
-            lost = stop.value is None and result is not None and "None" not in expected
-            if lost or (kind is not None and isinstance(stop.value, tuple)):
+            result_lost = stop.value is None and result is not None and "None" not in expected
+            if result_lost or (kind is not None and isinstance(stop.value, tuple)):
                 raise PluginError(
-                    f"wrapper {who}{_place(function)} returned {_returned(stop.value)}, not what it went around; "
+                    f"wrapper {source}{_place(function)} returned {_formatted_result(stop.value)}, not what it went "
+                    f"around; "
                     f"it must return {expected}: take the result with `result = yield`, and end with `return result`"
                 ) from None
             return stop.value
         except BaseException as exc:
-            _note(exc, who)
+            _note(exc, source)
             raise
         inner.close()
-        raise PluginError(f"wrapper {who} has a second `yield`")
+        raise PluginError(f"wrapper {source} has a second `yield`")
 
     return guarded
 
 
-def _trace(manager: Manager, who: str) -> bool:
+def _trace(manager: Manager, manager_name: str) -> bool:
     if os.environ.get("VLA_RL_TRACE", "0") in ("", "0"):
         return False
     started: list[float] = []
@@ -445,7 +454,7 @@ def _trace(manager: Manager, who: str) -> bool:
         took = 1e3 * (time.perf_counter() - started.pop())
         result = type(outcome.exception).__name__ if outcome.exception else _brief(outcome.get_result())
         arguments = ", ".join(f"{key}={_brief(value)}" for key, value in kwargs.items())
-        print(f"[vla-rl] {who} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
+        print(f"[vla-rl] {manager_name} {hook}({arguments}) -> {result} {took:.2f} ms", file=sys.stderr)
 
     manager.add_hookcall_monitoring(lambda *call: started.append(time.perf_counter()), after)
     return True

@@ -86,8 +86,8 @@ def path_error(exc: BaseException, given: Mapping[str, Path]) -> UserError | Non
     files = [Path(os.fsdecode(file)) for file in (exc.filename, exc.filename2) if isinstance(file, str | bytes)]
     for name, path in given.items():
         if any(_caused_by(path, file, exc) for file in files):
-            there = "" if files[0] == path else f" ({shown(files[0])})"
-            return UserError(f"{name} {shown(path)} cannot be used: {why(exc)}{there}; give another path")
+            location = "" if files[0] == path else f" ({shown(files[0])})"
+            return UserError(f"{name} {shown(path)} cannot be used: {why(exc)}{location}; give another path")
     if exc.errno in MACHINE:
         return UserError(f"{shown(files[0]) if files else 'a file, or the output,'} cannot be used: {why(exc)}")
     return None
@@ -122,9 +122,9 @@ def check_file(name: str, path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, "", str(path))
         if path.is_file():
             path.open("ab").close()
-        elif _there(path):
+        elif _exists(path):
             return  # a device or a pipe: a trial write could not be undone
-        elif not _there(path.parent):
+        elif not _exists(path.parent):
             raise UserError(
                 f"{name} {shown(path)} cannot be written: there is no folder {shown(path.parent)}; make it, or give "
                 f"another path"
@@ -138,10 +138,10 @@ def check_folder(name: str, path: Path) -> None:
     are removed."""
     new: list[Path] = []
     with about(name, path):
-        if _there(path) and not path.is_dir():
+        if _exists(path) and not path.is_dir():
             raise UserError(f"{name} {shown(path)} cannot be used: it is a file and not a folder; give another path")
         for folder in reversed((path, *path.parents)):
-            if not _there(folder):
+            if not _exists(folder):
                 folder.mkdir()
                 new.append(folder)
         try:
@@ -157,7 +157,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file atomically: afterwards it is either complete or as before. Devices and pipes are written
     directly."""
     path = _target(path)
-    if _there(path) and not path.is_file():
+    if _exists(path) and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
     partial = _partial(path)
@@ -175,7 +175,7 @@ def _target(path: Path) -> Path:
     return resolved(path) if path.is_symlink() else path
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Return whether anything exists at the path. Unlike `Path.exists`, an impossible path raises an error."""
     try:
         os.lstat(path)

@@ -57,13 +57,13 @@ class Noise:
 
     def _draw(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:
         self._calls.append((method, shape))
-        drawn, kept = np.empty((len(self), *shape), np.float32), vars(_OF_THREAD)
-        own = kept.get("generator") or kept.setdefault("generator", generator(0, ""))
+        drawn, cache = np.empty((len(self), *shape), np.float32), vars(_OF_THREAD)
+        rng = cache.get("generator") or cache.setdefault("generator", generator(0, ""))
         many = sum(math.prod(size) for _, size in self._calls) > 1000
         for sample, state in enumerate(self._states):
-            own.bit_generator.state = state
-            drawn[sample] = [call(own, size, np.float32) for call, size in self._calls][-1]
-            self._states[sample] = own.bit_generator.state if many else state
+            rng.bit_generator.state = state
+            drawn[sample] = [call(rng, size, np.float32) for call, size in self._calls][-1]
+            self._states[sample] = rng.bit_generator.state if many else state
         self._calls = [] if many else self._calls
         return drawn
 

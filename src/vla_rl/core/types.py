@@ -85,9 +85,17 @@ class Context:
     first_env: int = 0
     """Simulators: run-wide number of the component's first env."""
     env: EnvInfo | None = None
-    """Models: the simulator they act in. Demonstrations: the simulator they are for."""
+    """Models and engines: the simulator they act in. Demonstrations: the simulator they are for."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
+    role: Literal["act", "learn", "both"] = "both"
+    """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
+    and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
+    model_config: Any = None
+    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None with `Plugin.own_policy`."""
+    make_model: Callable[[], Any] | None = None
+    """Engines: returns the run's `VLAModel` in this process, with its wrappers; builds it at the first call. None with
+    `Plugin.own_policy`."""
     values: ValueGranularity = "none"
     """Models: critic output that the algorithm needs: none, [B] or [B, C]."""
     scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
@@ -131,9 +139,9 @@ class Plugin:
     files: Callable[[Any], Iterable[str]] | None = None
     """Hooks: function of the config that returns the names of the files and folders the hook writes in the run folder.
     Neither another hook nor the run may write them."""
-    acts_only: bool = False
-    """Models: `build` returns an `ActingModel`. It is evaluated and served; `run` and `sft` refuse it. False: it
-    returns a `VLAModel`."""
+    own_policy: bool = False
+    """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
+    and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
@@ -171,6 +179,9 @@ class EnvInfo:
     deterministic: bool = True
     """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
     would have to be replayed starts a new episode instead."""
+    chunk_is_one_motion: bool = False
+    """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
+    and ends are then reported at a chunk's last action."""
 
     @property
     def action_dim(self) -> int:
@@ -269,8 +280,8 @@ class Chunk:
     actions: ArrayOrTensor
     """Actions, float32 [B, C, A] in the simulator's units."""
     log_probs: ArrayOrTensor | None = None
-    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]; None from a
-    model that only acts."""
+    """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]; None from an
+    engine with a policy of its own."""
     values: ArrayOrTensor | None = None
     """Values from the same forward pass, float32 [B] or [B, C], if the model has a value head."""
     extras: Mapping[str, ArrayOrTensor] = field(factory=dict)

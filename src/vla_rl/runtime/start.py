@@ -14,7 +14,7 @@ from vla_rl.core.run.imitation import Cloning, imitation_of
 from vla_rl.core.run.loop import ReinforcementLearning
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.state import State
-from vla_rl.core.spec.spec import Component, Spec, acts_only
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.backends.local import LocalBackend
@@ -55,12 +55,16 @@ def evaluate(
             how much is done, and how much there is.
         record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
             own hooks are not called.
-    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint beside a model that
-    only acts.
+    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint beside an engine
+    with a policy of its own.
     """
-    if checkpoint is not None and acts_only(spec):
+    if checkpoint is not None and has_own_policy(spec):
         file = checkpoint.parents[1] / "spec.yaml"
-        raise UserError(f"model {spec.model.type!r} only acts and takes no weights of a checkpoint; evaluate {file}")
+        engine = spec.rollout.engine.type
+        raise UserError(
+            f"engine {engine!r} has a policy of its own and takes no weights of a checkpoint; evaluate {file}, or "
+            f"leave out rollout.engine"
+        )
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:

@@ -16,17 +16,17 @@ from attrs import define, field
 from vla_rl import __version__
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import ActingModel
-from vla_rl.core.manager import offers
+from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
-from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import Array, EnvInfo, Observation, UnexecutedActions, to_numpy
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
-from vla_rl.runtime.workers.models import build_model, load_trained, trainable
+from vla_rl.runtime.workers.compilation import compile_model
+from vla_rl.runtime.workers.models import build_engine, build_model, load_trained, policy_name
 
 Key = tuple[int, int, int]
 
@@ -54,17 +54,18 @@ class BadObservation(UserError):
 
 @define(eq=False)
 class Policy:
-    """A model that acts; calls from several threads take turns."""
+    """An engine that acts; calls from several threads take turns."""
 
-    model: ActingModel
+    engine: PolicyEngine
     spec: Spec
-    """Spec of the run that trained it, or whose simulator a model that only acts is for."""
+    """Spec of the run that trained it, or whose simulator an engine with its own policy is for."""
     info: EnvInfo
     """Cameras, state and actions of the simulator that it was trained in."""
     step: int | None
-    """Training step of the checkpoint; None for a model that only acts, which takes no weights of it."""
+    """Training step of the checkpoint; None for an engine with its own policy."""
     sha256: str | None
-    """Hash of the checkpoint's manifest, which has the hash of each file; None for a model that only acts."""
+    """Hash of the checkpoint's manifest, which has the hash of each file; None for an engine
+    with its own policy."""
     device: str
     greedy: bool
     acted: int = field(default=0, init=False)
@@ -76,7 +77,17 @@ class Policy:
     @property
     def continues(self) -> bool:
         """Whether it can continue previous actions."""
-        return offers(self.model, "continue_chunk")
+        return self.engine.continues
+
+    @property
+    def plugin(self) -> str:
+        """Type of the model, or of an engine with its own policy."""
+        return self.spec.rollout.engine.type if has_own_policy(self.spec) else self.spec.model.type
+
+    @property
+    def _named(self) -> str:
+        """Kind and type of the plugin, for messages."""
+        return policy_name(self.spec)
 
     @property
     def chunk(self) -> int:
@@ -127,9 +138,7 @@ class Policy:
     def unexecuted(self, previous: Any, delay: Any) -> UnexecutedActions:
         """Return the rest of the last chunk, in the form that `act_on` takes. Raises BadObservation."""
         if not self.continues:
-            raise BadObservation(
-                f"model {self.spec.model.type!r} cannot continue previous actions (real-time chunking); send none"
-            )
+            raise BadObservation(f"{self._named} cannot continue previous actions (real-time chunking); send none")
         width = self.info.action_dim
         wanted = f"it must be [M, {width}], M within 1 and {self.chunk}: what was not executed of the last chunk"
         shapes = [(left, width) for left in range(1, self.chunk + 1)]
@@ -153,7 +162,7 @@ class Policy:
         with self._lock:
             actions = self._choose(obs, keys, previous or [None] * len(obs))
             if not np.isfinite(actions).all():
-                raise PluginError(f"model {self.spec.model.type!r} chose actions that are not finite")
+                raise PluginError(f"{self._named} chose actions that are not finite")
             low, high = (np.array(bound, np.float32) for bound in (self.info.action_low, self.info.action_high))
             within: Array = np.clip(actions, low, high)
             beyond = (within != actions).any((1, 2))
@@ -170,13 +179,13 @@ class Policy:
         continued = {row: unexecuted for row, unexecuted in enumerate(previous) if unexecuted is not None}
         if starting:
             noise = self._noise([keys[row] for row in starting])
-            chunk = self.model.sample_chunk(_rows(obs, starting), noise, self.greedy)
+            chunk = self.engine.act(_rows(obs, starting), noise, self.greedy)
             actions[starting] = to_numpy(chunk.actions)
         if continued:
             rows = list(continued)
             noise = self._noise([keys[row] for row in rows])
             unexecuted = list(continued.values())
-            actions[rows] = to_numpy(self.model.continue_chunk(_rows(obs, rows), noise, self.greedy, unexecuted))
+            actions[rows] = to_numpy(self.engine.continue_chunk(_rows(obs, rows), noise, self.greedy, unexecuted))
         return actions
 
     def _noise(self, keys: Sequence[Key]) -> Noise:
@@ -184,6 +193,7 @@ class Policy:
 
     def warm_up(self, rows: int) -> None:
         """Run inference for one black image and for a batch of so many, so that no client waits for one-time work."""
+        self.engine.warm_up(sorted({1, rows}))
         info = self.info
         images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
         row = self.observation(images, np.zeros(info.state_dim, np.float32), info.tasks[0].instruction)
@@ -191,16 +201,20 @@ class Policy:
             self.act_on(Observation.concat([row] * count), [(0, 0, n) for n in range(count)])
         self.acted = self.clipped = 0
 
+    def close(self) -> None:
+        """Close the engine; the policy cannot act afterwards."""
+        self.engine.close()
+
     def about(self) -> dict[str, Any]:
         """Return what a client has to know, as plain data."""
         info = self.info
         return {
             "protocol": 1,
             "vla_rl": __version__,
-            "model": self.spec.model.type,
+            "model": self.plugin,
             "checkpoint_sha256": self.sha256,
             "step": self.step,
-            "statistics": self.model.statistics_name,
+            "statistics": self.engine.statistics_name,
             "greedy": self.greedy,
             "temperature": self.spec.rollout.temperature,
             "action_chunk": self.chunk,
@@ -228,7 +242,7 @@ def open_policy(
     folder: str | Path, *, device: str | None = None, greedy: bool = True, overrides: Sequence[str] = ()
 ) -> Policy:
     """Return the policy of a checkpoint: the same model with the same weights as in `vla-rl eval`, without the
-    simulator. With overrides that choose a model that only acts, such as `remote`, the policy is that one, for the
+    simulator. With an override that chooses an engine with its own policy, such as `remote`, that policy acts, for the
     simulator of the run.
 
     Args:
@@ -245,12 +259,19 @@ def open_policy(
     state, info = read_state(checkpoint), read_env_info(checkpoint)
     device = checked_device(device)
     algorithm = build_algorithm(spec, device)
-    model = build_model(spec, info, device, state.scaling, algorithm, hook_modules(spec.plugins))
-    if acts_only(spec):
-        return Policy(model=model, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
-    load_trained(trainable(model), checkpoint / "trainer")
+    wrappers = hook_modules(spec.plugins)
+
+    def make_model() -> VLAModel:
+        model = build_model(spec, info, device, state.scaling, algorithm, wrappers, "act")
+        compile_model(spec, model, device, "act")
+        return model
+
+    engine = build_engine(spec, info, device, make_model, wrappers, "act")
+    if has_own_policy(spec):
+        return Policy(engine=engine, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
+    load_trained(engine, checkpoint / "trainer")
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
-    return Policy(model=model, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
+    return Policy(engine=engine, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
 
 
 def checked_device(name: str | None) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vla_rl.testing.algorithms import check_algorithm
     from vla_rl.testing.common.findings import CheckFailed
     from vla_rl.testing.data import check_data
+    from vla_rl.testing.engines import check_engine
     from vla_rl.testing.envs import check_env
     from vla_rl.testing.linear import LinearModel
     from vla_rl.testing.models import check_model
@@ -32,6 +33,7 @@ __all__ = [
     "ScriptedEnv",
     "check_algorithm",
     "check_data",
+    "check_engine",
     "check_env",
     "check_model",
     "check_placement",
@@ -45,6 +47,7 @@ _HOMES = {
     "ScriptedEnv": "scripted",
     "check_algorithm": "algorithms",
     "check_data": "data",
+    "check_engine": "engines",
     "check_env": "envs",
     "check_model": "models",
     "check_placement": "placements",

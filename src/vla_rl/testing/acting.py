@@ -1,33 +1,22 @@
-"""Checks of `check_model` that need actions alone: all of a model that only acts, and `continue_chunk` of any model."""
+"""Checks of `check_model` and `check_engine` that need actions alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
-from vla_rl.core.manager import offers
 from vla_rl.core.types import UnexecutedActions, to_numpy
 from vla_rl.testing.model_case import ActingCase
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 
 
 def check_acting(case: ActingCase) -> None:
-    """Record findings on a model that only acts: types, shapes and bounds of its actions, repeatability, and rows that
-    know nothing of each other. It may ignore `noise`."""
-    with case.f.section("cameras"):
-        read = case.model.cameras_read
-        unknown = sorted(set(read or ()) - set(case.env.cameras))
-        known = ", ".join(case.env.cameras)
-        case.f.expect(not unknown, "cameras_read", f"some of {known}", ", ".join(unknown), "correct the names")
-    with case.f.section("sample_chunk"):
-        _sampling(case)
-    check_continuing(case)
-
-
-def _sampling(case: ActingCase) -> None:
-    for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
+    """Record findings on the actions of an engine: types, shapes, bounds, repeatability, and rows that know nothing of
+    each other. It may ignore `noise`."""
+    for where, greedy in (("act", False), ("act (greedy)", True)):
         ran = run_from(11, partial(case.sample, greedy))
         chunk = ran.result
         if not case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions"):
@@ -39,14 +28,14 @@ def _sampling(case: ActingCase) -> None:
         what, remedy = "the same chunk from the same noise", "draw from `noise` only"
         case.near(case.sample(greedy).actions, chunk.actions, where, what, remedy)
         order = list(range(case.rows))[::-1]
-        turned = case.model.sample_chunk(case.obs.take(np.array(order)), case.noise(order), greedy)
+        turned = case.act(case.obs.take(np.array(order)), case.noise(order), greedy)
         what, remedy = "a row's chunk wherever it stands in the batch", "use no statistics of the batch"
         case.near(to_numpy(turned.actions)[order], chunk.actions, where, what, remedy)
 
 
-def check_continuing(case: ActingCase) -> None:
-    """Record findings on `continue_chunk`, if the model offers it."""
-    if not offers(case.model, "continue_chunk"):
+def check_continuing(case: ActingCase, continue_chunk: Callable[..., torch.Tensor] | None) -> None:
+    """Record findings on `continue_chunk`; None: it is not offered."""
+    if continue_chunk is None:
         return
     where, shape = "continue_chunk", (case.rows, case.chunk, case.env.action_dim)
     with case.f.section(where):
@@ -58,16 +47,16 @@ def check_continuing(case: ActingCase) -> None:
             for row, start in enumerate(starts)
         ]
         for greedy in (False, True):
-            continued = case.model.continue_chunk(case.obs, case.noise(), greedy, previous)
+            continued = continue_chunk(case.obs, case.noise(), greedy, previous)
             if not case.is_array(continued, shape, where):
                 return
             case.within_bounds(continued, where)
             graph = isinstance(continued, torch.Tensor) and continued.requires_grad
             case.f.expect(not graph, where, "no gradient", "a graph", "decorate it with torch.no_grad()")
-            again = case.model.continue_chunk(case.obs, case.noise(), greedy, previous)
+            again = continue_chunk(case.obs, case.noise(), greedy, previous)
             case.near(again, continued, where, "the same actions from the same noise", "draw from `noise` only")
         order = list(range(case.rows))[::-1]
-        turned = case.model.continue_chunk(
+        turned = continue_chunk(
             case.obs.take(np.array(order)), case.noise(order), True, [previous[row] for row in order]
         )
         what, remedy = "a row's actions wherever it stands in the batch", "use each row's own previous actions"

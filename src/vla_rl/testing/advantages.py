@@ -41,7 +41,7 @@ class AdvantageCase:
 
     def rollout(self, won: tuple[bool, ...] = WON, ends: int | list[int] = STEPS * CHUNK) -> Rollout:
         """Episodes of these lengths; values are small, so that rewards tell."""
-        made = synthetic.rollout(
+        result = synthetic.rollout(
             chunk_steps=STEPS,
             chunk=CHUNK,
             groups=len(won) // SIZE,
@@ -52,18 +52,18 @@ class AdvantageCase:
             ends=[ends] * len(won) if isinstance(ends, int) else ends,
             won=won,
         )
-        if made.values is None or made.next_values is None:
-            return made
-        return made.evolve(values=0.01 * made.values, next_values=0.01 * made.next_values)
+        if result.values is None or result.next_values is None:
+            return result
+        return result.evolve(values=0.01 * result.values, next_values=0.01 * result.next_values)
 
     def advantages(self, rollout: Rollout) -> Advantages:
         return self.algorithm.advantages(self.algorithm.shape_rewards(rollout))
 
-    def pull(self, rollout: Rollout) -> Tensor:
+    def weighted_advantages(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: advantage times share of the loss, of each action; where neither is by action, its chunk's."""
-        made, like = self.advantages(rollout), rollout.rewards
-        counts = made.divisors[0].sum().clamp_min(1e-12)
-        return by_action(expand_to(made.advantages, like) * expand_to(made.weights, like) / counts)
+        result, like = self.advantages(rollout), rollout.rewards
+        counts = result.divisors[0].sum().clamp_min(1e-12)
+        return by_action(expand_to(result.advantages, like) * expand_to(result.weights, like) / counts)
 
     def returns(self, rollout: Rollout) -> Tensor:
         """[T * C, N]: the critic's targets."""
@@ -105,11 +105,13 @@ def _repeats(case: AdvantageCase) -> None:
     shaped = [algorithm.shape_rewards(rollout) for _ in range(2)]
     same = same_tensor(shaped[0].rewards, shaped[1].rewards)
     f.expect(same, "shape_rewards", "the same rewards for the same rollout", "others the second time", remedy)
-    kept = [algorithm.select(part) for part in shaped]
-    f.expect(torch.equal(*kept), "select", "the same choice for the same rollout", "another the second time", remedy)
-    made = [algorithm.advantages(part) for part in shaped]
+    selections = [algorithm.select(part) for part in shaped]
+    f.expect(
+        torch.equal(*selections), "select", "the same choice for the same rollout", "another the second time", remedy
+    )
+    results = [algorithm.advantages(part) for part in shaped]
     for name in TENSORS:
-        same = same_tensor(getattr(made[0], name), getattr(made[1], name))
+        same = same_tensor(getattr(results[0], name), getattr(results[1], name))
         f.expect(same, f"advantages: {name}", "the same for the same rollout", "others the second time", remedy)
 
 
@@ -121,9 +123,11 @@ def _keeps_the_rest(case: AdvantageCase) -> None:
         if isinstance(other, torch.Tensor) and field.name != "rewards":
             remedy = "rewrite rewards alone: rollout.evolve(rewards=...)"
             case.f.expect(torch.equal(one, other), "shape_rewards", f"`{field.name}` unchanged", "others", remedy)
-    kept = int(case.algorithm.select(shaped).sum())
+    num_selected = int(case.algorithm.select(shaped).sum())
     text = "trajectories of groups in which some succeed and some fail"
-    case.f.expect(kept > 0, "select", text, "none of them", "these are what can be learned from; mind the filter")
+    case.f.expect(
+        num_selected > 0, "select", text, "none of them", "these are what can be learned from; mind the filter"
+    )
 
 
 def _outcomes(case: AdvantageCase) -> None:
@@ -131,7 +135,7 @@ def _outcomes(case: AdvantageCase) -> None:
         pulls = []
         for outcome in (False, True):
             won = (*WON[:n], outcome, *WON[n + 1 :])
-            pulls.append(float(case.pull(case.rollout(won))[:, n].mean()))
+            pulls.append(float(case.weighted_advantages(case.rollout(won))[:, n].mean()))
         case.f.expect(
             pulls[1] > pulls[0] + 1e-6 * max(map(abs, pulls)),
             "advantages",
@@ -162,14 +166,14 @@ def _credit(case: AdvantageCase) -> None:
     rewards = rollout.rewards.clone()
     rewards[STEPS // 2, n, -1] = HUGE
     changed_rollout = rollout.evolve(rewards=rewards)
-    before, after = case.pull(rollout), case.pull(changed_rollout)
+    before, after = case.weighted_advantages(rollout), case.weighted_advantages(changed_rollout)
     peak = float(after[: e + 1, n].max() - after.median())
-    fine = bool(after[e, n] >= before[e, n] - 1e-6)
+    holds = bool(after[e, n] >= before[e, n] - 1e-6)
     if case.values != "none":
-        fine = float(after[e, n] - after.median()) > NOISE * peak > 0
+        holds = float(after[e, n] - after.median()) > NOISE * peak > 0
     remedy = "let them rise with the rewards, at the step where these are paid"
     got = f"{float(before[e, n]):.3g}, then {float(after[e, n]):.3g}"
-    case.f.expect(fine, "advantages", "a higher advantage of an action that is paid more", got, remedy)
+    case.f.expect(holds, "advantages", "a higher advantage of an action that is paid more", got, remedy)
     grown = float(after[0, n] - after[e, n])
     expected, remedy = (
         "no more credit for an early action than for one that is paid",
@@ -185,18 +189,18 @@ def _credit(case: AdvantageCase) -> None:
         return
     rises = case.returns(changed_rollout)[:, n] - case.returns(rollout)[:, n]
     room = NOISE * float(rises[e].abs())
-    fine = float(rises[e]) > 0 and bool((rises >= -room).all())
+    holds = float(rises[e]) > 0 and bool((rises >= -room).all())
     got = f"a change of {float(rises[e]):.3g}"
-    case.f.expect(fine, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
-    fine = bool((rises <= rises[e] + room).all())
+    case.f.expect(holds, "advantages: returns", "a higher target where more is paid", got, "add the rewards")
+    holds = bool((rises <= rises[e] + room).all())
     expected, got = (
         "a target that rises most where more is paid",
         f"{float(rises.max()):.3g}, and {float(rises[e]):.3g}",
     )
-    case.f.expect(fine, "advantages: returns", expected, got, "discount by the steps between both")
-    fine = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
+    case.f.expect(holds, "advantages: returns", expected, got, "discount by the steps between both")
+    holds = bool((rises[e + 1 :].abs() <= room + 1e-6).all())
     remedy = "sum rewards from an action on, not up to it, and take advantages before they are normalised"
-    case.f.expect(fine, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
+    case.f.expect(holds, "advantages: returns", "targets that know of later rewards only", "earlier ones too", remedy)
     if float(after[e + 1 :, n].max() - after.median()) <= NOISE * peak:  # each action has its own credit
         _episodes_apart(case)
 
@@ -204,13 +208,13 @@ def _credit(case: AdvantageCase) -> None:
 def _groups(case: AdvantageCase) -> None:
     rollout, where, f = case.rollout(), "advantages", case.f
     if case.algorithm.needs.groups:
-        alike = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
-        found = float(case.advantages(alike).advantages[:, :SIZE].abs().max())
+        equal_members = take_columns(rollout, np.array([0] * SIZE + [*range(SIZE, len(WON))]))
+        largest = float(case.advantages(equal_members).advantages[:, :SIZE].abs().max())
         expected = "0 in a group whose members are all alike, as `needs` has groups"
-        f.expect(found < 1e-4, where, expected, f"up to {found:.3g}", "compare a score with its own group's")
+        f.expect(largest < 1e-4, where, expected, f"up to {largest:.3g}", "compare a score with its own group's")
         return
-    apart = rollout.evolve(groups=torch.arange(len(WON)))
-    same = same_tensor(case.advantages(rollout).advantages, case.advantages(apart).advantages, 1e-5)
+    without_groups = rollout.evolve(groups=torch.arange(len(WON)))
+    same = same_tensor(case.advantages(rollout).advantages, case.advantages(without_groups).advantages, 1e-5)
     f.expect(same, where, "no use of groups, which `needs` lacks", "some", "add groups=True to its Requirements")
 
 
@@ -221,18 +225,18 @@ def _scope(case: AdvantageCase) -> None:
     remedy = "leave out advantage_scope, and let scope_reason name the setting that looks at others"
     expected = "the same for a group whatever others there are, as advantage_scope is GROUP"
     shaped = case.algorithm.shape_rewards(rollout)
-    kept, whole = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
+    all_selected, all_advantages = case.algorithm.select(shaped), case.algorithm.advantages(shaped)
     for g in range(len(WON) // SIZE):
         columns = np.arange(g * SIZE, (g + 1) * SIZE)
-        alone = take_columns(rollout, columns)
-        alone = case.algorithm.shape_rewards(_shorter(alone, STEPS - g))
-        same = torch.equal(case.algorithm.select(alone), kept[columns])
+        group_rollout = take_columns(rollout, columns)
+        group_rollout = case.algorithm.shape_rewards(_shorter(group_rollout, STEPS - g))
+        same = torch.equal(case.algorithm.select(group_rollout), all_selected[columns])
         case.f.expect(same, "select", expected, "another choice", remedy)
-        made = case.algorithm.advantages(alone)
+        group_advantages = case.algorithm.advantages(group_rollout)
         for name in ("advantages", "weights", "returns", "value_weights"):
-            tensor = getattr(whole, name)
+            tensor = getattr(all_advantages, name)
             part = None if tensor is None else tensor[: STEPS - g, columns]
-            same = same_tensor(part, getattr(made, name), 1e-4)
+            same = same_tensor(part, getattr(group_advantages, name), 1e-4)
             case.f.expect(same, f"advantages: {name}", expected, "others", remedy)
 
 
@@ -264,22 +268,22 @@ def _baseline(case: AdvantageCase) -> None:
     assert rollout.values is not None
     values = rollout.values.clone()
     values[t, n] += HUGE
-    one, other = case.pull(rollout), case.pull(rollout.evolve(values=values))
+    one, other = case.weighted_advantages(rollout), case.weighted_advantages(rollout.evolve(values=values))
     e = t * CHUNK + CHUNK - 1
     got = f"{float(one[e, n]):.3g}, then {float(other[e, n]):.3g}"
     expected = "no higher advantage where the critic expected more"
     case.f.expect(bool(other[e, n] <= one[e, n]), "advantages", expected, got, "subtract the values")
     less = values.clone()
     less[t, n] -= 2 * HUGE
-    lower = case.pull(rollout.evolve(values=less))[e, n]  # advantages below 0 may be dropped
+    lower = case.weighted_advantages(rollout.evolve(values=less))[e, n]  # advantages below 0 may be dropped
     expected = "a lower advantage where the critic expected more, as `needs` has values"
     used = not bool(other[e, n] == one[e, n] == lower)
     case.f.expect(used, "advantages", expected, "the same", "subtract the values")
     targets = case.returns(rollout.evolve(values=values)) - case.returns(rollout)
-    fine = bool(targets[e, n] >= -NOISE * HUGE)
+    holds = bool(targets[e, n] >= -NOISE * HUGE)
     expected = "no lower target where the critic expected more"
     remedy = "returns are advantages plus values, before any normalisation"
-    case.f.expect(fine, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
+    case.f.expect(holds, "advantages: returns", expected, f"a change of {float(targets[e, n]):.3g}", remedy)
 
 
 def _longer(case: AdvantageCase) -> None:
@@ -330,7 +334,7 @@ def _episodes_apart(case: AdvantageCase) -> None:
         rewards, values = once.rewards.clone(), once.values.clone()
         rewards[3, n, 0], values[2, n] = HUGE, -HUGE
         following = once.evolve(rewards=rewards, values=values)
-        pull = case.pull(following)
+        pull = case.weighted_advantages(following)
         gap = float((pull[: 2 * CHUNK, n] - pull.median()).abs().max() / (pull.max() - pull.min()).clamp_min(1e-12))
         expected, remedy = f"nothing of the next episode before the end of one ({how})", "cut sums at every end"
         case.f.expect(gap <= NOISE, "advantages", expected, f"{gap:.0%} of the largest advantage", remedy)

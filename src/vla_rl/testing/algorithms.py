@@ -44,10 +44,10 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     chosen: Algorithm
     chosen, name = built("algorithm", algorithm, config, Context())
     f = Findings(f"check_algorithm of {name}")
-    wrong = wrong_declarations(chosen)
-    for part in wrong:
-        f.expect(False, part.attribute, part.expected, part.got, part.remedy)
-    if wrong:
+    declaration_errors = wrong_declarations(chosen)
+    for error in declaration_errors:
+        f.expect(False, error.attribute, error.expected, error.got, error.remedy)
+    if declaration_errors:
         f.close()
     granularity = chosen.value_granularity
     f.expect(granularity in ("chunk", "action"), "value_granularity", "chunk or action", repr(granularity), "choose")
@@ -63,18 +63,18 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
         "a rollout of one chunk step": {"chunk_steps": 1, "chunk": 1, "tokens": 1},
         "a rollout of one trajectory": {"groups": 1, "group_size": 1},
     }
-    made: list[LossCase | None] = []
+    loss_cases: list[LossCase | None] = []
     for kind, options in kinds.items():
         with f.section(kind):
             proximal = chosen.needs.proximal_log_probs
             rollout = synthetic.rollout(values=values, features=features, proximal=proximal, **options)
-            made.append(_whole_path(case, kind, rollout))
-    if made and made[0] is not None:
+            loss_cases.append(_whole_path(case, kind, rollout))
+    if loss_cases and loss_cases[0] is not None:
         advantages = AdvantageCase(chosen, f, values, features)
         check_advantages(advantages)
-        check_behaviour(made[0])
+        check_behaviour(loss_cases[0])
         with f.section("old data"):
-            _check_old_data(advantages, made[0])
+            _check_old_data(advantages, loss_cases[0])
     f.close()
 
 
@@ -122,10 +122,10 @@ def _check_features(f: Findings, algorithm: Algorithm) -> int:
     frames = tuple(to_numpy(synthetic.observation(synthetic.env_info(1), n).images["camera0"]) for n in lengths)
     with f.section("features"):
         features: Any = algorithm.features(frames)
-        found = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
-        fine = features.ndim == 2 and found.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
-        wanted = f"finite float32 [{len(lengths)}, D] for trajectories of {lengths} frames"
-        if f.expect(fine, "features", wanted, found, "one vector a trajectory"):
+        got = f"{str(features.dtype).removeprefix('torch.')} {list(features.shape)}"
+        holds = features.ndim == 2 and got.startswith(f"float32 [{len(lengths)},") and bool(features.isfinite().all())
+        expected = f"finite float32 [{len(lengths)}, D] for trajectories of {lengths} frames"
+        if f.expect(holds, "features", expected, got, "one vector a trajectory"):
             again = algorithm.features(frames)
             same = again is not None and torch.equal(features, again)
             f.expect(same, "features", "the same for the same frames", "others the second time", "no random numbers")
@@ -137,22 +137,22 @@ def _check_features(f: Findings, algorithm: Algorithm) -> int:
 
 def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     """Run shaping, selection and advantages. Return the batch of the loss, or None if a result has the wrong shape."""
-    kept = copy.deepcopy(rollout)
+    original = copy.deepcopy(rollout)
     shaped = case.algorithm.shape_rewards(rollout)
-    _untouched(case, rollout, kept, "shape_rewards")
+    _untouched(case, rollout, original, "shape_rewards")
     _tensor(case, shaped.rewards, tuple(rollout.rewards.shape), "shape_rewards: rewards")
     masked = bool((shaped.rewards[~shaped.valid] == 0).all())
     case.f.expect(masked, "shape_rewards", "0 where not valid", "others", "multiply by valid")
     selected = case.algorithm.select(shaped)
     columns = shaped.valid.shape[1]
-    found = f"{str(selected.dtype).removeprefix('torch.')} {list(selected.shape)}"
-    wanted = f"bool [{columns}]"
-    if not case.f.expect(found == wanted, "select", wanted, found, "one decision for each trajectory"):
+    got = f"{str(selected.dtype).removeprefix('torch.')} {list(selected.shape)}"
+    expected = f"bool [{columns}]"
+    if not case.f.expect(got == expected, "select", expected, got, "one decision for each trajectory"):
         return None
     trained = shaped if not bool(selected.any()) else take_columns(shaped, np.flatnonzero(selected.numpy()))
-    kept = copy.deepcopy(trained)
+    original = copy.deepcopy(trained)
     advantages = case.algorithm.advantages(trained)
-    _untouched(case, trained, kept, "advantages")
+    _untouched(case, trained, original, "advantages")
     if not _check_shapes(case, advantages, trained):
         return None
     batch = synthetic.batch(trained, advantages, reference=case.algorithm.needs.reference)
@@ -161,24 +161,24 @@ def _whole_path(case: _Case, name: str, rollout: Rollout) -> LossCase | None:
     return of_loss if check_shape(of_loss) else None
 
 
-def _untouched(case: _Case, rollout: Rollout, kept: Rollout, where: str) -> None:
+def _untouched(case: _Case, rollout: Rollout, original: Rollout, where: str) -> None:
     for field in attrs.fields(Rollout):
-        now, before = getattr(rollout, field.name), getattr(kept, field.name)
+        now, before = getattr(rollout, field.name), getattr(original, field.name)
         if isinstance(before, torch.Tensor):
             same = torch.equal(now, before)
             case.f.expect(same, where, f"`{field.name}` of its argument unchanged", "written into", "work on a copy")
 
 
 def _tensor(case: _Case, tensor: Any, shape: tuple[int, ...], where: str) -> bool:
-    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    if not case.f.expect(found == f"float32 {list(shape)}", where, f"float32 {list(shape)}", found, "reshape it"):
+    got = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if not case.f.expect(got == f"float32 {list(shape)}", where, f"float32 {list(shape)}", got, "reshape it"):
         return False
     finite = bool(torch.isfinite(tensor).all())
     return case.f.expect(finite, where, "finite numbers", "NaN or inf", "guard divisions by what can be 0")
 
 
 def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool:
-    f, fine = case.f, True
+    f, valid = case.f, True
     shapes = {2: tuple(rollout.samples.shape), 3: tuple(rollout.valid.shape)}
     masks = {2: rollout.samples, 3: rollout.valid}
     for name in ("advantages", "weights", "counts"):
@@ -187,17 +187,17 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
             continue
         if not f.expect(tensor.ndim in shapes, where, "[T, N] or [T, N, C]", list(tensor.shape), "reshape it"):
             return False
-        fine &= _tensor(case, tensor, shapes[tensor.ndim], where)
-        if fine:
+        valid &= _tensor(case, tensor, shapes[tensor.ndim], where)
+        if valid:
             silent = bool((tensor[~masks[tensor.ndim]] == 0).all())
             f.expect(silent, where, "0 where not valid", "others", "multiply by valid")
         f.expect(not tensor.requires_grad, where, "no gradient", "a graph", "compute it under torch.no_grad()")
-    taken = reserved(advantages.metrics)
+    reserved_names = reserved(advantages.metrics)
     f.expect(
-        not taken,
+        not reserved_names,
         "advantages: metrics",
         "names that are free",
-        taken,
+        reserved_names,
         f"{RESERVED_NAMES}: leave them out, or rename them",
     )
     broken = [name for name, number in advantages.metrics.items() if not math.isfinite(number)]
@@ -206,17 +206,17 @@ def _check_shapes(case: _Case, advantages: Advantages, rollout: Rollout) -> bool
     f.expect(bool((weights >= 0).all()), "advantages: weights", ">= 0", "negative ones", "the sign is the advantage's")
     f.expect(bool((weights > 0).any()), "advantages: weights", "some above 0", "none", "nothing would be learned")
     if case.values == "none":
-        return fine
+        return valid
     shape = tuple(rollout.values.shape) if rollout.values is not None else ()
     for name in ("returns", "value_weights", "value_counts"):
         tensor, where = getattr(advantages, name), f"advantages: {name}"
         if tensor is None and name == "value_counts":
             continue
         if f.expect(tensor is not None, where, f"{list(shape)}, as it needs values", "None", "the critic's target"):
-            fine &= _tensor(case, tensor, shape, where)
+            valid &= _tensor(case, tensor, shape, where)
         else:
-            fine = False
-    if fine and advantages.value_weights is not None:
+            valid = False
+    if valid and advantages.value_weights is not None:
         silent = bool((advantages.value_weights[~masks[len(shape)]] == 0).all())
         f.expect(silent, "advantages: value_weights", "0 where not valid", "others", "multiply by valid")
-    return fine
+    return valid

@@ -73,27 +73,29 @@ def _read_all(f: Findings, data: Demonstrations, env: EnvInfo, chunk: int, indic
     reported: set[tuple[str, str]] = set()
     parts: list[Read] = []
     for first in range(0, len(indices), BATCH):
-        some = indices[first : first + BATCH]
-        given = some.copy()
-        obs, actions = _read(data, given)
+        block = indices[first : first + BATCH]
+        passed = block.copy()
+        obs, actions = _read(data, passed)
         f.expect(
-            np.array_equal(given, some), "read_samples", "its indices unchanged", "others", "copy before you write"
+            np.array_equal(passed, block), "read_samples", "its indices unchanged", "others", "copy before you write"
         )
-        flaws = list(sample_flaws(env, chunk, some, obs, actions, sizes))
+        flaws = list(sample_flaws(env, chunk, block, obs, actions, sizes))
         for flaw in flaws:
             what = flaw.where.partition(", ")[2], flaw.remedy
             if what not in reported:
                 reported.add(what)
                 f.expect(False, f"read_samples, {flaw.where}", flaw.expected, flaw.got, flaw.remedy)
-        strange = [text for text in obs.instructions if isinstance(text, str) and unknown_instruction(env, text)]
-        for text in list(dict.fromkeys(strange))[:1]:
+        unknown = [text for text in obs.instructions if isinstance(text, str) and unknown_instruction(env, text)]
+        for text in list(dict.fromkeys(unknown))[:1]:
             remedy = "give the instruction of the task as the simulator says it"
-            known = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
-            f.expect(("instruction", text) in reported, "read_samples", known, unknown_instruction(env, text), remedy)
+            expected = f"instructions of the simulator: {', '.join(repr(task.instruction) for task in env.tasks[:3])}"
+            f.expect(
+                ("instruction", text) in reported, "read_samples", expected, unknown_instruction(env, text), remedy
+            )
             reported.add(("instruction", text))
         if not flaws:
             sizes |= {name: tuple(image.shape[1:3]) for name, image in obs.images.items()}
-            parts.append(Read(some, _copied(obs), np.array(to_numpy(actions))))
+            parts.append(Read(block, _copied(obs), np.array(to_numpy(actions))))
     return parts
 
 
@@ -127,11 +129,11 @@ def _read_again(f: Findings, data: Demonstrations, indices: Any) -> None:
     mixed, turned = data.read_samples(indices[::-1].copy())
     same_order = _equal(obs.take(np.arange(count)[::-1]), mixed) and _same(actions[::-1], turned)
     f.expect(same_order, where, "samples in the order of the indices", "another order", "follow `indices`")
-    twice, both = data.read_samples(indices[[0, 0]])
-    alike = _equal(obs.take(np.array([0, 0])), twice) and _same(actions[[0, 0]], both)
+    twice, same_actions = data.read_samples(indices[[0, 0]])
+    alike = _equal(obs.take(np.array([0, 0])), twice) and _same(actions[[0, 0]], same_actions)
     f.expect(alike, where, "a sample twice where its index comes twice", "others", "follow `indices`")
-    kept = _equal(obs, raw) and _same(actions, raw_actions)
-    f.expect(kept, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
+    unchanged = _equal(obs, raw) and _same(actions, raw_actions)
+    f.expect(unchanged, where, "samples that stay as returned", "arrays that a later call changed", "return copies")
 
 
 def _check_variety(f: Findings, parts: list[Read]) -> None:
@@ -141,9 +143,9 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
     actions = np.concatenate([part.actions for part in parts])
     moves = bool((actions != actions[:1]).any())
     f.expect(moves, "read_samples", "actions that differ", f"the same in {len(actions)} samples", "read each step")
-    held = moves and actions.shape[1] > 1 and bool((actions == actions[:, :1]).all())
+    repeated = moves and actions.shape[1] > 1 and bool((actions == actions[:, :1]).all())
     got = f"one action {actions.shape[1]} times, in each of {len(actions)} samples"
-    f.expect(not held, "read_samples", "actions of the steps that follow each other", got, "read one of each step")
+    f.expect(not repeated, "read_samples", "actions of the steps that follow each other", got, "read one of each step")
     if parts[0].obs.state is not None:
         states = np.concatenate([to_numpy(part.obs.state) for part in parts])
         still = moves and not (states != states[:1]).any()
@@ -152,7 +154,7 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
             not still, "read_samples", "states that differ", got, "read that of each step, as the simulator has it"
         )
     _check_steps_shown(f, parts)
-    shown: dict[str, Any] = {}
+    image_of_camera: dict[str, Any] = {}
     for camera in parts[0].obs.images:
         images = np.concatenate([part.obs.images[camera] for part in parts])
         still = moves and not (images != images[:1]).any() and bool(images.min() < images.max())
@@ -160,10 +162,14 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
         f.expect(not still, "read_samples", f"pictures of {camera!r} that differ", got, "read the frame of each step")
         dark = 0 < images.max() <= 1
         f.expect(not dark, f"image {camera!r}", "values from 0 to 255", "nothing above 1", "multiply by 255")
-        alike = [name for name, other in shown.items() if np.array_equal(other, images) and images.min() < images.max()]
-        got = f"the pictures of {alike[0]!r} in each of {len(images)} samples" if alike else ""
-        f.expect(not alike, f"image {camera!r}", "pictures of its own", got, "read each camera's")
-        shown[camera] = images
+        identical = [
+            name
+            for name, other in image_of_camera.items()
+            if np.array_equal(other, images) and images.min() < images.max()
+        ]
+        got = f"the pictures of {identical[0]!r} in each of {len(images)} samples" if identical else ""
+        f.expect(not identical, f"image {camera!r}", "pictures of its own", got, "read each camera's")
+        image_of_camera[camera] = images
 
 
 def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
@@ -183,27 +189,27 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:
     try:
-        found = data.data_statistics()
+        statistics = data.data_statistics()
     except NotOffered as exc:
         raise LeftOut(str(exc)) from exc
-    flaws = list(statistics_flaws(env, found))
+    flaws = list(statistics_flaws(env, statistics))
     for flaw in flaws:
         f.expect(False, flaw.where, flaw.expected, flaw.got, flaw.remedy)
     if flaws:
         return
     for part in ("action", "state"):
         values = [read.actions.reshape(-1, env.action_dim) if part == "action" else read.obs.state for read in parts]
-        if part not in found or not values or values[0] is None:
+        if part not in statistics or not values or values[0] is None:
             continue
         rows: Array = np.concatenate([to_numpy(value) for value in values])
-        least, most = (np.asarray(found[part][name]) for name in ("min", "max"))
-        slack = EXACT + RELATIVE * np.maximum(np.abs(least), np.abs(most))
-        wrong = np.flatnonzero(((rows < least - slack) | (rows > most + slack)).any(0))
-        if len(wrong):
-            number = int(wrong[0])
+        low, high = (np.asarray(statistics[part][name]) for name in ("min", "max"))
+        slack = EXACT + RELATIVE * np.maximum(np.abs(low), np.abs(high))
+        outside = np.flatnonzero(((rows < low - slack) | (rows > high + slack)).any(0))
+        if len(outside):
+            number = int(outside[0])
             column = rows[:, number]
             got = f"{column.min():g} to {column.max():g} in number {number}"
-            expected = f"{part}s from min to max, {least[number]:g} to {most[number]:g}"
+            expected = f"{part}s from min to max, {low[number]:g} to {high[number]:g}"
             f.expect(False, "data_statistics", expected, got, "work them out over the numbers that samples give")
 
 

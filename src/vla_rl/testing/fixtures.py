@@ -48,6 +48,14 @@ def check_data() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
+def check_engine() -> Callable[..., None]:
+    """`vla_rl.testing.check_engine`."""
+    from vla_rl.testing import check_engine as check
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def check_placement() -> Callable[..., None]:
     """`vla_rl.testing.check_placement`."""
     from vla_rl.testing import check_placement as check

@@ -92,16 +92,16 @@ def part(batch: Batch, scores: Scores, rows: Tensor) -> tuple[Scores, Batch]:
 
 def check_shape(case: LossCase) -> bool:
     """Check the properties that every batch must have. Return whether there is a loss to check further."""
-    kept = copy.deepcopy(case.batch)
-    whole, gradients = case.of()
+    original = copy.deepcopy(case.batch)
+    full_loss, gradients = case.of()
     for name in [a.name for a in attrs.fields(Batch)]:
-        now, before = getattr(case.batch, name), getattr(kept, name)
+        now, before = getattr(case.batch, name), getattr(original, name)
         if isinstance(before, Tensor):
             case.expect(torch.equal(now, before), f"`{name}` of its batch unchanged", "written into", "work on a copy")
-    whole = attrs.evolve(whole, total=whole.total.detach())
-    if not case.expect(whole.total.ndim == 0, "a scalar total", list(whole.total.shape), "sum it up"):
+    full_loss = attrs.evolve(full_loss, total=full_loss.total.detach())
+    if not case.expect(full_loss.total.ndim == 0, "a scalar total", list(full_loss.total.shape), "sum it up"):
         return False
-    case.expect(torch.isfinite(whole.total), "a finite total", whole.total, "clamp log-ratios")
+    case.expect(torch.isfinite(full_loss.total), "a finite total", full_loss.total, "clamp log-ratios")
     finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
     case.expect(finite, "a finite gradient", "NaN or inf", "mind 0 * inf: use torch.where before, not after")
     silent = all(bool((gradient[~case.batch.valid] == 0).all()) for gradient in gradients[:2])
@@ -111,8 +111,8 @@ def check_shape(case: LossCase) -> bool:
         case.expect(learns, "a gradient in log_probs", "none", "let the ratio depend on scores.log_probs")
     if case.batch.values is not None:
         case.expect((gradients[-1] != 0).any(), "a gradient in values", "none", "add a value loss")
-    _check_names(case, whole)
-    _check_split(case, whole, gradients)
+    _check_names(case, full_loss)
+    _check_split(case, full_loss, gradients)
     return True
 
 
@@ -141,44 +141,49 @@ def check_behaviour(case: LossCase) -> None:
             check(case)
 
 
-def _check_names(case: LossCase, whole: Loss) -> None:
-    case.expect(DEMANDED in whole.metrics, f"metric {DEMANDED!r}", sorted(whole.metrics), "names are shared")
-    names = [*whole.metrics, *whole.maxima, *whole.statistics]
-    taken = reserved(names)
-    case.expect(not taken, "metrics of names that are free", taken, f"{RESERVED_NAMES}: leave them out, or rename them")
+def _check_names(case: LossCase, full_loss: Loss) -> None:
+    case.expect(DEMANDED in full_loss.metrics, f"metric {DEMANDED!r}", sorted(full_loss.metrics), "names are shared")
+    names = [*full_loss.metrics, *full_loss.maxima, *full_loss.statistics]
+    reserved_names = reserved(names)
+    case.expect(
+        not reserved_names,
+        "metrics of names that are free",
+        reserved_names,
+        f"{RESERVED_NAMES}: leave them out, or rename them",
+    )
     twice = sorted({name for name in names if names.count(name) > 1})
     case.expect(not twice, "each metric in one of metrics, maxima, statistics", f"{twice} in two", "rename one")
-    graph = [name for name, value in {**whole.metrics, **whole.maxima}.items() if value.requires_grad]
+    graph = [name for name, value in {**full_loss.metrics, **full_loss.maxima}.items() if value.requires_grad]
     case.expect(not graph, "metrics without gradient", f"a graph in {graph}", "detach them, or memory fills up")
 
 
-def _check_split(case: LossCase, whole: Loss, gradients: list[Tensor]) -> None:
+def _check_split(case: LossCase, full_loss: Loss, gradients: list[Tensor]) -> None:
     """The same numbers in one piece, in three, and sample by sample in another order."""
     rows = torch.arange(len(case.batch.valid))
     for pieces in (rows.tensor_split(min(3, len(rows))), rows.flip(0).split(1)):
-        found = [case.of(rows=piece) for piece in pieces]
-        parts = [loss for loss, _ in found]
+        results = [case.of(rows=piece) for piece in pieces]
+        parts = [loss for loss, _ in results]
         total = float(torch.stack([loss.total.detach() for loss in parts]).sum())
-        same = abs(total - float(whole.total)) < EXACT * max(1.0, abs(total))
-        case.expect(same, f"the total {float(whole.total):.5f} from micro-batches", f"{total:.5f}", SPLIT)
-        split = [torch.stack(of_leaf).sum(0) for of_leaf in zip(*(g for _, g in found), strict=True)]
+        same = abs(total - float(full_loss.total)) < EXACT * max(1.0, abs(total))
+        case.expect(same, f"the total {float(full_loss.total):.5f} from micro-batches", f"{total:.5f}", SPLIT)
+        split = [torch.stack(of_leaf).sum(0) for of_leaf in zip(*(g for _, g in results), strict=True)]
         gap = max(float((a - b).abs().max()) for a, b in zip(gradients, split, strict=True))
         case.expect(gap < EXACT, "the same gradient from micro-batches", f"a difference of {gap:.2g}", SPLIT)
-        _check_metrics(case, whole, parts)
+        _check_metrics(case, full_loss, parts)
 
 
-def _check_metrics(case: LossCase, whole: Loss, parts: Sequence[Loss]) -> None:
+def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> None:
     f, where = case.f, case.where
-    for key, value in whole.metrics.items():
+    for key, value in full_loss.metrics.items():
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
         f.expect(same, f"{where}: metric {key!r}", f"{float(value):.4g} from micro-batches", f"{summed:.4g}", SPLIT)
-    for key, value in whole.maxima.items():
-        most = max(float(part.maxima[key]) for part in parts)
-        same = math.isclose(most, float(value), rel_tol=1e-4, abs_tol=1e-6)
+    for key, value in full_loss.maxima.items():
+        largest = max(float(part.maxima[key]) for part in parts)
+        same = math.isclose(largest, float(value), rel_tol=1e-4, abs_tol=1e-6)
         expected, remedy = f"{float(value):.4g} from micro-batches", "let it be a maximum over samples"
-        f.expect(same, f"{where}: metric {key!r}", expected, f"{most:.4g}", remedy)
-    together, apart = read_all([whole.statistics]), read_all([part.statistics for part in parts])
+        f.expect(same, f"{where}: metric {key!r}", expected, f"{largest:.4g}", remedy)
+    together, apart = read_all([full_loss.statistics]), read_all([part.statistics for part in parts])
     remedy = "let a statistic hold nothing but sums, which can be added"
     for key, number in together.items():
         f.expect(math.isfinite(number), f"{where}: metric {key!r}", "a finite number", number, "mask before, not after")
@@ -203,16 +208,18 @@ def _weights(case: LossCase) -> None:
         return None if tensor is None else tensor * _like(factors, tensor)
 
     _, before = case.of()
-    _, both = case.of(attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights)))
+    _, scaled_gradients = case.of(
+        attrs.evolve(batch, weights=scaled(batch.weights), value_weights=scaled(batch.value_weights))
+    )
     remedy = "sum weight * loss of each entry (`value_weights` for the critic's)"
-    for name, one, other in zip(("log_probs", "entropy", "values"), before, both, strict=False):
-        fine = _near(other, one * _like(factors, one))
-        case.expect(fine, f"a gradient in {name} that goes with each sample's weight", "another", remedy)
+    for name, one, other in zip(("log_probs", "entropy", "values"), before, scaled_gradients, strict=False):
+        holds = _near(other, one * _like(factors, one))
+        case.expect(holds, f"a gradient in {name} that goes with each sample's weight", "another", remedy)
     if batch.value_weights is None:
         return
     _, critic = case.of(attrs.evolve(batch, value_weights=scaled(batch.value_weights)))
-    fine = _near(critic[2], before[2] * _like(factors, before[2])) and _near(critic[0], before[0])
-    case.expect(fine, "value_weights in the value loss alone", "elsewhere, or not used", remedy)
+    holds = _near(critic[2], before[2] * _like(factors, before[2])) and _near(critic[0], before[0])
+    case.expect(holds, "value_weights in the value loss alone", "elsewhere, or not used", remedy)
 
 
 def _advantages(case: LossCase) -> None:
@@ -231,15 +238,15 @@ def _advantages(case: LossCase) -> None:
         if place == "at the old policy":
             expected = "a gradient in log_probs that goes with the advantage, of every sample that has one"
             case.expect(used, expected, "none", "multiply the ratio by batch.advantages")
-        wrong = float((up < -1e-3 * up.abs().max()).float().mean())
+        opposite = float((up < -1e-3 * up.abs().max()).float().mean())
         expected = f"a step {place} that makes actions of positive advantage likelier, of negative ones less likely"
-        case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
+        case.expect(opposite == 0, expected, f"the opposite for {opposite:.0%} of the log-probs", "mind the sign")
     if not case.signed or batch.reference_log_probs is not None or _regresses(case):
         return
     neutral = case.of(attrs.evolve(batch, advantages=torch.zeros_like(advantages)), case.at_the_old_policy)[1][0]
     largest = case.of(good, case.at_the_old_policy)[1][0].abs().max()
-    fine = neutral.abs().max() <= 1e-3 * largest
-    case.expect(fine, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
+    holds = neutral.abs().max() <= 1e-3 * largest
+    case.expect(holds, "no gradient in log_probs from advantages of 0", "one", "multiply by batch.advantages as it is")
 
 
 def _ratios(case: LossCase) -> None:
@@ -263,9 +270,9 @@ def _ratios(case: LossCase) -> None:
             up = (-sign * gradient)[counted]
             kind = "positive" if sign > 0 else "negative"
             direction = "likelier" if sign > 0 else "less likely"
-            wrong = float((up < -1e-3 * up.abs().max()).float().mean())
+            opposite = float((up < -1e-3 * up.abs().max()).float().mean())
             expected = f"a step at a ratio of {ratio:g} that makes actions of {kind} advantage {direction}"
-            case.expect(wrong == 0, expected, f"the opposite for {wrong:.0%} of the log-probs", "mind the sign")
+            case.expect(opposite == 0, expected, f"the opposite for {opposite:.0%} of the log-probs", "mind the sign")
             if case.signed:
                 none = float((up == 0).float().mean())
                 remedy = CLIP if sign > 0 or none < 1 else f"{CLIP}; or drop what went badly in `advantages` already"
@@ -322,13 +329,13 @@ def _importance(case: LossCase) -> None:
             older = attrs.evolve(batch, log_probs=current - math.log(ratio) / tokens)
             with_signs, neutral = (case.of(_with_advantages(older, s), case.at_the_old_policy)[1][0] for s in (sign, 0))
             sizes.append(float((with_signs - neutral).abs().sum()))
-        fine = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
+        holds = sizes[1] == 0 or sizes[1] >= sizes[0] * (1 - 1e-3)
         expected = "no smaller gradient at a ratio of 2 to the policy that acted than at 0.5, as off_policy is True"
         got, remedy = (
             f"{sizes[1]:.3g}, and {sizes[0]:.3g}",
             "weigh by exp(log_probs - batch.log_probs), not its inverse",
         )
-        case.expect(fine, expected, got, remedy)
+        case.expect(holds, expected, got, remedy)
 
 
 def _old_policy(case: LossCase) -> None:
@@ -341,9 +348,9 @@ def _old_policy(case: LossCase) -> None:
     leaves = list(case.at_the_old_policy)
     leaves[0] = batch.log_probs + math.log(2.0)
     gradient = case.of(batch, leaves)[1][0]
-    fine = (gradient >= -1e-6).all()
+    holds = (gradient >= -1e-6).all()
     expected = "no push away from the old policy, without advantages"
-    case.expect(fine, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
+    case.expect(holds, expected, "one for log-probs that have risen", "add a divergence, do not subtract it")
 
 
 def _counted(batch: Batch) -> Tensor:
@@ -365,14 +372,14 @@ def _actions_apart(case: LossCase) -> None:
         )
         others = [i for i in range(batch.valid.shape[1]) if i != c]
         leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
-        fine = leak <= 1e-3 * (plus - minus).abs().max()
-        case.expect(fine, "an action's advantage on its own log-probs", "on others too", "keep [B, C] in order")
+        holds = leak <= 1e-3 * (plus - minus).abs().max()
+        case.expect(holds, "an action's advantage on its own log-probs", "on others too", "keep [B, C] in order")
 
 
 def _entropy(case: LossCase) -> None:
     gradient = case.of()[1][1]
-    fine = (gradient <= 1e-9).all()
-    case.expect(fine, "a loss that does not rise with the entropy", "one that does", "subtract the entropy bonus")
+    holds = (gradient <= 1e-9).all()
+    case.expect(holds, "a loss that does not rise with the entropy", "one that does", "subtract the entropy bonus")
 
 
 def _extremes(case: LossCase) -> None:
@@ -421,17 +428,17 @@ def _critic(case: LossCase) -> None:
     sides = torch.where(torch.rand(values.shape, generator=torch.Generator().manual_seed(3)) < 0.5, -1.0, 1.0)
     gradient = case.of(attrs.evolve(case.batch, returns=values + sides), case.at_the_old_policy)[1][2]
     towards = -gradient * sides
-    fine = (towards[weights > 0] > 0).all() and (gradient[weights == 0] == 0).all()
-    wrong = float((towards[weights > 0] <= 0).float().mean())
+    holds = (towards[weights > 0] > 0).all() and (gradient[weights == 0] == 0).all()
+    share_wrong = float((towards[weights > 0] <= 0).float().mean())
     remedy = "penalise scores.values - batch.returns, times value_weights"
-    case.expect(fine, "a step of the values towards batch.returns", f"another for {wrong:.0%} of them", remedy)
+    case.expect(holds, "a step of the values towards batch.returns", f"another for {share_wrong:.0%} of them", remedy)
     far = list(case.at_the_old_policy)
     far[2] = values - 3 * sides
     gradient = case.of(attrs.evolve(case.batch, returns=values + 3 * sides), far)[1][2]
-    wrong = float(((-gradient * sides)[weights > 0] <= 0).float().mean())
+    share_wrong = float(((-gradient * sides)[weights > 0] <= 0).float().mean())
     expected = "a step towards batch.returns of values that went the other way"
     remedy = "with a clip, take the larger of both losses: max(loss(v), loss(v_old + clip(v - v_old, -c, c)))"
-    case.expect(wrong == 0, expected, f"none for {wrong:.0%} of them", remedy)
+    case.expect(share_wrong == 0, expected, f"none for {share_wrong:.0%} of them", remedy)
 
 
 def _reference(case: LossCase) -> None:
@@ -442,9 +449,9 @@ def _reference(case: LossCase) -> None:
         reference_log_probs=case.batch.log_probs - 0.5,
     )
     gradient = case.of(batch, case.at_the_old_policy)[1][0]
-    fine = (gradient >= 0).all() and (gradient > 0).any()
+    holds = (gradient >= 0).all() and (gradient > 0).any()
     got = "the opposite" if bool((gradient < 0).any()) else "none: batch.reference_log_probs is not used"
-    case.expect(fine, "a pull towards the reference policy, as `needs` has it", got, "add coef * KL(pi || reference)")
+    case.expect(holds, "a pull towards the reference policy, as `needs` has it", got, "add coef * KL(pi || reference)")
 
 
 def _like(per_sample: Tensor, tensor: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Shared parts of `check_model`: a policy, an observation for it, and findings."""
+"""Shared parts of `check_model` and `check_engine`: what acts, an observation for it, and findings."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,17 +12,16 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import ActingModel, VLAModel
+from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Chunk, EnvInfo, Observation, ValueGranularity, to_numpy
 from vla_rl.testing.common.findings import Findings
 
 
 @frozen(eq=False)
-class ActingCase:
-    """A policy that acts, and the observation that it is asked about."""
+class ActingCase(ABC):
+    """A model or an engine, and the observation for which it acts."""
 
-    model: ActingModel
     f: Findings
     env: EnvInfo
     chunk: int
@@ -36,23 +36,27 @@ class ActingCase:
         rows = list(range(self.rows)) if rows is None else rows
         return Noise(seed, "check_model", rows, [0] * len(rows), [0] * len(rows))
 
+    @abstractmethod
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        """Choose chunks."""
+
     def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
-        return self.model.sample_chunk(self.obs, self.noise(seed=seed), greedy)
+        return self.act(self.obs, self.noise(seed=seed), greedy)
 
     def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
         """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
         a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
         bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
         gap = np.abs(a - b)
-        fine = bool((gap <= bound).all())
-        self.f.expect(fine, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+        holds = bool((gap <= bound).all())
+        self.f.expect(holds, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
 
     def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
         """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""
         kind = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
         got = f"{kind} {list(np.shape(array.detach() if isinstance(array, torch.Tensor) else array))}"
-        wanted = f"float32 {list(shape)}"
-        if not self.f.expect(got == wanted, where, wanted, got, "convert or reshape it"):
+        expected = f"float32 {list(shape)}"
+        if not self.f.expect(got == expected, where, expected, got, "convert or reshape it"):
             return False
         finite = bool(np.isfinite(to_numpy(array)).all())
         return self.f.expect(finite, where, "finite numbers", "NaN or inf", "find the cause")
@@ -70,11 +74,24 @@ class ActingCase:
 
 
 @frozen(eq=False)
+class EngineCase(ActingCase):
+    """An engine."""
+
+    engine: PolicyEngine
+
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        return self.engine.act(obs, noise, greedy)
+
+
+@frozen(eq=False)
 class ModelCase(ActingCase):
     """A policy that is trained."""
 
     model: VLAModel
     values: ValueGranularity
+
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+        return self.model.sample_chunk(obs, noise, greedy)
 
     @property
     def trained(self) -> dict[str, torch.nn.Parameter]:
@@ -120,5 +137,5 @@ class ModelCase(ActingCase):
     def gradient(self, total: torch.Tensor) -> list[torch.Tensor]:
         """Return the gradient of each trained parameter; zeros for a parameter without one."""
         parameters = list(self.trained.values())
-        found = torch.autograd.grad(total, parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]

@@ -1,4 +1,4 @@
-"""`check_model`: does a policy keep to the contract of `VLAModel`, or of `ActingModel` if it only acts?"""
+"""`check_model`: does a policy keep to the contract of `VLAModel`?"""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ import numpy as np
 import torch
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import ActingModel, VLAModel
-from vla_rl.core.manager import unwrapped
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.manager import offers
 from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.acting import check_acting, check_continuing
+from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, built
-from vla_rl.testing.model_case import ActingCase, ModelCase
+from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
+from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
+
+MERGED_KL = 1e-4
+"""Largest KL(acting || recomputed) in nats a token where adapters are merged for acting; bfloat16 gives about 1e-5."""
+ADAPTERS_MOVED = 0.02
+"""Standard deviation of the numbers that are added to trained weights: B of an adapter starts at 0."""
 
 
 def check_model(
-    model: ActingModel | Plugin,
+    model: VLAModel | Plugin,
     config: Any = None,
     *,
     env: EnvInfo | None = None,
@@ -37,8 +43,7 @@ def check_model(
     atol: float = 1e-5,
     reload: Callable[[Path], Any] | None = None,
 ) -> None:
-    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings. A model that only acts is
-    checked for what it declares: `sample_chunk`, and `continue_chunk` if it offers that.
+    """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
 
     Args:
         model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
@@ -56,10 +61,6 @@ def check_model(
     policy, name = building.result
     f = Findings(f"check_model of {name}")
     obs = synthetic.observation(env, rows)
-    if not isinstance(unwrapped(policy), VLAModel):
-        check_acting(ActingCase(model=policy, f=f, env=env, chunk=chunk, obs=obs, atol=atol))
-        f.close()
-        return
     case = ModelCase(model=policy, f=f, env=env, chunk=chunk, values=values, obs=obs, atol=atol)
     plugin = model if isinstance(model, Plugin) else None
     given = plugin.config() if plugin is not None and config is None else config
@@ -70,12 +71,12 @@ def check_model(
                     hot = attrs.evolve(context, temperature=2 * temperature)
                     again = run_from(12, lambda: plugin.build(given, hot))
                     check_building(case, attrs.evolve(building, result=policy), again)
-            for check in (_scores, _noise, _critic, _tokens, _gradients, check_traces):
+            for check in (_scores, _noise, _critic, _tokens, _gradients, _merged_adapters, check_traces):
                 with f.section(check.__name__.strip("_")):
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
             check_policy(case)
-            check_continuing(case)
+            check_continuing(case, case.model.continue_chunk if offers(case.model, "continue_chunk") else None)
             if plugin is not None:
                 with f.section("temperature"):
                     check_temperature(case, again.result)
@@ -88,6 +89,30 @@ def check_model(
     f.close()
 
 
+def _merged_adapters(case: ModelCase) -> None:
+    """Compare chunks that are sampled with merged adapters (`lora.merge_for_acting`) with their scores."""
+    module = case.model.module
+    if not has_adapters(module):
+        return
+    where = "merged adapters"
+    with case.moved(ADAPTERS_MOVED):
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        adapters = MergedAdapters(module, "in_place")
+        adapters.merge()
+        try:
+            chunk = case.sample()
+        finally:
+            adapters.unmerge()
+        kept = all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+        with torch.no_grad():
+            scores = case.model.chunk_log_probs(case.obs, chunk).log_probs.double()
+    case.f.expect(kept, where, "the same weights after acting", "others", "leave frozen weights alone while acting")
+    log_ratio = scores - torch.as_tensor(chunk.log_probs).to(scores)
+    kl = float((torch.expm1(log_ratio) - log_ratio).mean())
+    remedy = "compute an adapted layer as W x + scale B A x, and nothing else from its weights"
+    case.f.expect(kl <= MERGED_KL, where, f"a KL of at most {MERGED_KL:g} nats a token", f"{kl:.2g}", remedy)
+
+
 def _value_shape(case: ModelCase) -> tuple[int, ...]:
     return (case.rows,) if case.values == "chunk" else (case.rows, case.chunk)
 
@@ -95,31 +120,31 @@ def _value_shape(case: ModelCase) -> tuple[int, ...]:
 def _sampling(case: ModelCase) -> bool:
     per_action = case.model.tokens_per_action
     case.f.expect(per_action >= 1, "tokens_per_action", "M >= 1", per_action, "log-probs of one action")
-    fine = True
+    valid = True
     for where, greedy in (("sample_chunk", False), ("sample_chunk (greedy)", True)):
         chunk = case.sample(greedy)
         if _chunk(case, chunk, where):
             case.within_bounds(chunk.actions, where)
         else:
-            fine = False
-    return fine
+            valid = False
+    return valid
 
 
 def _chunk(case: ModelCase, chunk: Chunk, where: str) -> bool:
     """Check types and shapes of the sampled chunk."""
     f, per_action = case.f, case.model.tokens_per_action
-    fine = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
-    fine &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
+    valid = case.is_array(chunk.actions, (case.rows, case.chunk, case.env.action_dim), f"{where}: actions")
+    valid &= case.is_array(chunk.log_probs, (case.rows, case.chunk, per_action), f"{where}: log_probs")
     if case.values == "none":
         f.expect(chunk.values is None, f"{where}: values", "None", "values", "Context.values is none")
     elif f.expect(chunk.values is not None, f"{where}: values", _value_shape(case), "None", "add a value head"):
-        fine &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
+        valid &= case.is_array(chunk.values, _value_shape(case), f"{where}: values")
     for name, array in chunk.extras.items():
-        fine &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
+        valid &= f.expect(len(array) == case.rows, f"{where}: replay {name!r}", f"batch first ({case.rows} rows)",
                          list(array.shape), "one entry for each row")  # fmt: skip
     graph = any(getattr(array, "requires_grad", False) for array in (chunk.actions, chunk.log_probs))
     f.expect(not graph, where, "no gradient", "tensors with a graph", "decorate it with torch.no_grad()")
-    return fine
+    return valid
 
 
 def _scores(case: ModelCase) -> None:
@@ -132,9 +157,9 @@ def _scores(case: ModelCase) -> None:
                "same temperature, same mode (no dropout), same precision")  # fmt: skip
         case.sample(seed=1)
         again, gap = case.model.chunk_log_probs(case.obs, sampled).log_probs, 10 * case.atol
-        kept = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
+        unaffected = bool(torch.allclose(again, scores.log_probs, rtol=0, atol=gap))
         expected, got = "the same log_probs of a chunk after another one was sampled", "others"
-        case.f.expect(kept, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
+        case.f.expect(unaffected, where, expected, got, "keep what scoring needs in Chunk.extras, not in the model")
     has_gradient = scores.log_probs.requires_grad
     case.f.expect(has_gradient, where, "log_probs with gradient", "none", "drop no_grad or detach")
     if case.is_array(scores.entropy, shape, f"{where}: entropy") and not scores.entropy.requires_grad:
@@ -159,11 +184,11 @@ def _scores(case: ModelCase) -> None:
 def _noise(case: ModelCase) -> None:
     where = "sample_chunk"
     one = case.sample(seed=1)
-    kept = take(one, np.arange(case.rows))
-    kept = attrs.evolve(kept, actions=np.array(kept.actions), log_probs=np.array(kept.log_probs))
+    copied = take(one, np.arange(case.rows))
+    copied = attrs.evolve(copied, actions=np.array(copied.actions), log_probs=np.array(copied.log_probs))
     same, other = case.sample(seed=1), case.sample(seed=2)
-    unchanged = np.array_equal(to_numpy(one.actions), kept.actions)
-    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(kept.log_probs))
+    unchanged = np.array_equal(to_numpy(one.actions), copied.actions)
+    unchanged &= np.array_equal(np.asarray(to_numpy(one.log_probs)), np.asarray(copied.log_probs))
     expected, got = "a chunk that stays as it is", "one that the next call wrote into"
     case.f.expect(unchanged, where, expected, got, "return new arrays")
     case.near(one.actions, same.actions, where, "the same chunk from the same noise",
@@ -181,10 +206,10 @@ def _noise(case: ModelCase) -> None:
 def _critic(case: ModelCase) -> None:
     if case.values == "none":
         return
-    alone = case.model.values(case.obs)
-    if case.is_array(alone, _value_shape(case), "values"):
-        case.near(alone, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
-        case.f.expect(not alone.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
+    values = case.model.values(case.obs)
+    if case.is_array(values, _value_shape(case), "values"):
+        case.near(values, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
+        case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
     remedy = "the learner gives it a learning rate of its own"
     if case.f.expect(case.model.critic is not None, "critic", part, "None", remedy):
@@ -198,8 +223,8 @@ def _tokens(case: ModelCase) -> None:
     except NotOffered:
         return
     shape = [case.rows, case.chunk, case.model.tokens_per_action]
-    found = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
-    case.f.expect(found == f"int64 {shape}", "encode_actions", f"int64 {shape}", found, "convert or reshape it")
+    got = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+    case.f.expect(got == f"int64 {shape}", "encode_actions", f"int64 {shape}", got, "convert or reshape it")
     decoded = case.model.decode_actions(tokens)
     case.near(decoded, actions, "decode_actions", "sampled actions back from their tokens", "invert encode_actions")
     again = torch.equal(case.model.encode_actions(decoded), tokens)
@@ -226,8 +251,16 @@ def _gradients(case: ModelCase) -> None:
         missed = [name for name, p in trained.items() if p.grad is None or not bool((p.grad != 0).any())]
         f.expect(not missed, "gradient", "one in every trained parameter", f"none in {_some(missed)}",
                  "connect them, or set requires_grad_(False)")  # fmt: skip
-        wrong = [name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None]
-        f.expect(not wrong, "gradient", "none in frozen parameters", f"one in {_some(wrong)}", "freeze before building")
+        frozen_with_gradient = [
+            name for name, p in module.named_parameters() if not p.requires_grad and p.grad is not None
+        ]
+        f.expect(
+            not frozen_with_gradient,
+            "gradient",
+            "none in frozen parameters",
+            f"one in {_some(frozen_with_gradient)}",
+            "freeze before building",
+        )
         broken = [name for name, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
         f.expect(not broken, "gradient", "finite numbers", f"NaN or inf in {_some(broken)}", "find the cause")
         _reach(case, "log_probs", critic=False)
@@ -256,10 +289,10 @@ def _publishing(case: ModelCase) -> None:
     draws = torch.Generator().manual_seed(0)
     noise = [(0.1 * torch.randn(tensor.shape, generator=draws)).to(tensor) for _, tensor in pairs]
     sent = [(name, tensor + more) for (name, tensor), more in zip(pairs, noise, strict=True)]
-    kept = [(name, tensor.clone()) for name, tensor in sent]
+    expected_weights = [(name, tensor.clone()) for name, tensor in sent]
     parameters, flags = dict(model.module.named_parameters()), [p.requires_grad for p in model.module.parameters()]
     model.load_weights(pair for pair in sent)  # an iterable, which can be gone through once
-    _holds(f, model, kept, "load_weights", "the weights that were loaded")
+    _holds(f, model, expected_weights, "load_weights", "the weights that were loaded")
     now = dict(model.module.named_parameters())
     renewed = [name for name, p in parameters.items() if now.get(name) is not p]
     expected, remedy = "the same parameters, with other numbers", "an optimiser holds the old ones: use p.copy_(tensor)"
@@ -268,7 +301,9 @@ def _publishing(case: ModelCase) -> None:
     f.expect(same, "load_weights", "`requires_grad` that stays as it is", "a change", "copy under torch.no_grad()")
     for _, tensor in sent:
         tensor.zero_()
-    _holds(f, model, kept, "load_weights", "numbers of its own after the sender wrote into the loaded tensors")
+    _holds(
+        f, model, expected_weights, "load_weights", "numbers of its own after the sender wrote into the loaded tensors"
+    )
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)
     f.expect(changed, "load_weights", "other log_probs from other weights", "the same ones", "copy into the module")
@@ -286,8 +321,10 @@ def _publishing(case: ModelCase) -> None:
 
 def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], where: str, expected: str) -> None:
     now = dict(model.weights())
-    lost = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
-    f.expect(not lost, where, f"{expected} in weights()", f"others in {_some(lost)}", "copy every pair into the module")
+    changed = [name for name, tensor in pairs if name not in now or not torch.equal(now[name], tensor.to(now[name]))]
+    f.expect(
+        not changed, where, f"{expected} in weights()", f"others in {_some(changed)}", "copy every pair into the module"
+    )
 
 
 def _save(
@@ -313,10 +350,12 @@ def _save(
                   remedy, KERNELS)  # fmt: skip
         sampled = take(case.sample(), np.arange(case.rows))
         with torch.no_grad():
-            scores, own = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
-        case.near(scores.log_probs, own.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS)
-        if own.values is not None and scores.values is not None:
-            case.near(scores.values, own.values, "save", "the same values once loaded", remedy, KERNELS)
+            scores, original_scores = (m.chunk_log_probs(case.obs, sampled) for m in (loaded, case.model))
+        case.near(
+            scores.log_probs, original_scores.log_probs, "save", "the same log_probs once loaded", remedy, KERNELS
+        )
+        if original_scores.values is not None and scores.values is not None:
+            case.near(scores.values, original_scores.values, "save", "the same values once loaded", remedy, KERNELS)
 
 
 def _some(names: list[str]) -> str:

@@ -109,11 +109,11 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
         on_gpu = slot.device.startswith("cuda")
         same = on_gpu == (slot.gpus > 0)
         f.expect(same, on, "a share of a GPU exactly for device cuda", slot, "set gpus and device together")
-    for what, used, there in (
+    for what, used, available in (
         ("CPUs", sum(slot.cpus for slot in plan.slots), cluster.cpus),
         ("GPUs", sum(slot.gpus for slot in plan.slots), cluster.gpus),
     ):
-        f.expect(used <= there + 1e-6, on, f"at most {there:g} {what}", f"{used:g}", "shares must add up")
+        f.expect(used <= available + 1e-6, on, f"at most {available:g} {what}", f"{used:g}", "shares must add up")
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
     f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, one env each", lanes, "use fewer sim slots")

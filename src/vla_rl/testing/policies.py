@@ -63,25 +63,27 @@ def check_policy(case: ModelCase) -> None:
 def _rows_apart(case: ModelCase) -> None:
     """Compare each row alone, and among other rows, with the same row in the batch."""
     with case.moved(SCALES[0]):
-        whole = {greedy: case.sample(greedy) for greedy in (False, True)}
+        batch_chunks = {greedy: case.sample(greedy) for greedy in (False, True)}
         for b in range(case.rows):
-            _compare_rows(case, whole, case.obs.take(np.array([b])), [b], [0])
+            _compare_rows(case, batch_chunks, case.obs.take(np.array([b])), [b], [0])
         strangers = synthetic.observation(case.env, case.rows, seed=1)
         keep = [b for b in range(case.rows) if b % 2 == 0]
         mixed = Observation.concat([case.obs, strangers]).take(
             np.array([b if b in keep else case.rows + b for b in range(case.rows)])
         )
-        _compare_rows(case, whole, mixed, keep, keep)
+        _compare_rows(case, batch_chunks, mixed, keep, keep)
 
 
-def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, rows: list[int], at: list[int]) -> None:
+def _compare_rows(
+    case: ModelCase, batch_chunks: dict[bool, Chunk], obs: Observation, rows: list[int], at: list[int]
+) -> None:
     """Compare the results for `obs` at the indices `at` with those of the whole batch at `rows`."""
     keys = list(range(len(obs))) if len(obs) > 1 else rows
     remedy = "use no statistics of the batch, and each row's own noise"
-    for greedy, chunk in whole.items():
-        found = case.model.sample_chunk(obs, case.noise(keys), greedy)
+    for greedy, chunk in batch_chunks.items():
+        sampled = case.model.sample_chunk(obs, case.noise(keys), greedy)
         for name in ("actions", "log_probs", "values"):
-            one, other = getattr(found, name), getattr(chunk, name)
+            one, other = getattr(sampled, name), getattr(chunk, name)
             if other is not None:
                 what = f"a row's {name} whatever other rows there are"
                 case.near(to_numpy(one)[at], to_numpy(other)[rows], "sample_chunk", what, remedy, KERNELS)
@@ -89,8 +91,8 @@ def _compare_rows(case: ModelCase, whole: dict[bool, Chunk], obs: Observation, r
         return
     with torch.no_grad():
         picked = np.array(rows)
-        scores = case.model.chunk_log_probs(obs, take(whole[False], picked))
-        all_rows = case.model.chunk_log_probs(case.obs, whole[False])
+        scores = case.model.chunk_log_probs(obs, take(batch_chunks[False], picked))
+        all_rows = case.model.chunk_log_probs(case.obs, batch_chunks[False])
     for name in ("log_probs", "entropy", "values"):
         one, other = getattr(scores, name), getattr(all_rows, name)
         if other is not None:
@@ -134,14 +136,14 @@ def _sampled_from(case: ModelCase, where: str) -> None:
     what = f"the log_probs recorded at sampling{where}"
     case.near(log_probs, chunk.log_probs, "chunk_log_probs", what, "score what was sampled", KERNELS)
     gap = -log_probs - entropy
-    fine = all(
+    holds = all(
         bool((part.mean(0).abs() <= SIGMAS * part.std(0) / len(part) ** 0.5 + floor * (1 + entropy.mean().abs())).all())
         for part, floor in ((gap, 0.01), (gap.mean((1, 2)), 0.003))  # of each number, and of all together
     )
     got = f"{float(entropy.mean()):.3g} nats, and {float(-log_probs.mean()):.3g}"
     expected = f"an entropy that is the mean of -log_probs over samples{where}"
     remedy = "entropy in nats of the distribution that is sampled, temperature included: -sum p log p"
-    case.f.expect(fine, "chunk_log_probs: entropy", expected, got, remedy)
+    case.f.expect(holds, "chunk_log_probs: entropy", expected, got, remedy)
     if where:
         fixed = bool((log_probs.unflatten(0, (case.rows, COPIES)).std(1) < 1e-7).all())
         expected = "log_probs that differ with what was sampled"
@@ -149,8 +151,8 @@ def _sampled_from(case: ModelCase, where: str) -> None:
         _entries_apart(case, log_probs)
         _in_order(case, chunk)
     if case.has_tokens:
-        fine = bool((log_probs <= 1e-5).all())
-        case.f.expect(fine, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
+        holds = bool((log_probs <= 1e-5).all())
+        case.f.expect(holds, "log_probs", "at most 0, as of tokens", f"{float(log_probs.max()):.3g}", "mind the sign")
     _draws_apart(case, to_numpy(chunk.actions))
 
 
@@ -161,10 +163,10 @@ def _draws_apart(case: ModelCase, actions: Array) -> None:
     flat = flat[:, flat.std(0) > 1e-9]
     if flat.shape[1] < 2:
         return
-    least = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
+    lowest = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
     expected = "draws of their own for all numbers of a chunk"
-    got = f"samples that move together (correlation {least:.2f} at least)"
-    case.f.expect(least < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
+    got = f"samples that move together (correlation {lowest:.2f} at least)"
+    case.f.expect(lowest < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
 
 
 def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
@@ -196,10 +198,10 @@ def _densities(case: ModelCase) -> None:
             more = _information(case, obs, chunk, nudge, seed)
             varied, fallen = varied + more[0], fallen + more[1]
     ratio = varied / fallen if fallen > 0 else float("nan")
-    fine = varied == 0 or LEAST < ratio < MOST
+    holds = varied == 0 or LEAST < ratio < MOST
     expected = "log_probs of a probability density, summed over all numbers of an action"
     got = f"ones that are {ratio:.2f} times as large" if fallen > 0 else "ones that rise where they should fall"
-    case.f.expect(fine, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
+    case.f.expect(holds, "log_probs", expected, got, "use .sum(-1) over the numbers, not .mean(-1)")
 
 
 def _information(case: ModelCase, obs: Observation, chunk: Chunk, nudge: float, seed: int) -> tuple[float, float]:
@@ -229,23 +231,23 @@ def _in_order(case: ModelCase, chunk: Chunk) -> None:
     actions = to_numpy(chunk.actions).astype(np.float64).reshape(case.rows, COPIES, steps, -1)
     pairs = [[_explained(log_probs[..., c], actions[:, :, k]) for k in range(steps)] for c in range(steps)]
     explained = np.array(pairs)
-    own = np.diag(explained)
-    wrong = [c for c in range(steps) if explained[c].max() > own[c] + 0.4]
+    own_explained = np.diag(explained)
+    misplaced = [c for c in range(steps) if explained[c].max() > own_explained[c] + 0.4]
     expected = "log_probs of an action that follow from that action"
-    got = ", ".join(f"those of action {c} from action {int(explained[c].argmax())}" for c in wrong)
-    case.f.expect(not wrong, "log_probs", expected, got, "keep the actions of a chunk in order")
+    got = ", ".join(f"those of action {c} from action {int(explained[c].argmax())}" for c in misplaced)
+    case.f.expect(not misplaced, "log_probs", expected, got, "keep the actions of a chunk in order")
 
 
 def _explained(target: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> float:
     """Part of the variance of [rows, copies] within rows that numbers [rows, copies, A] and their squares explain."""
     features = np.concatenate([numbers, numbers**2], -1)
     features = (features - features.mean(1, keepdims=True)).reshape(-1, features.shape[-1])
-    wanted = (target - target.mean(1, keepdims=True)).reshape(-1)
-    total = float((wanted**2).sum())
+    centred = (target - target.mean(1, keepdims=True)).reshape(-1)
+    total = float((centred**2).sum())
     if total == 0:
         return 0.0
-    fitted = features @ np.linalg.lstsq(features, wanted, rcond=None)[0]
-    return 1 - float(((wanted - fitted) ** 2).sum()) / total
+    fitted = features @ np.linalg.lstsq(features, centred, rcond=None)[0]
+    return 1 - float(((centred - fitted) ** 2).sum()) / total
 
 
 def _greedy(case: ModelCase) -> None:
@@ -366,8 +368,8 @@ def _same_order(case: ModelCase, chunk: Chunk, likelier: Tensor, cosine: float) 
     swapped = float(other @ likelier / (other.norm() * likelier.norm()).clamp_min(1e-12))
     expected = "actions of a chunk in the order in which they are sampled"
     got = f"a better fit in the opposite order (cosine {swapped:.2f}, and {cosine:.2f})"
-    fine = swapped < max(TURNED, cosine + 0.4)
-    case.f.expect(fine, "imitation_loss", expected, got, "keep them in order")
+    holds = swapped < max(TURNED, cosine + 0.4)
+    case.f.expect(holds, "imitation_loss", expected, got, "keep them in order")
 
 
 def _flat(case: ModelCase, total: Tensor) -> Tensor:
@@ -381,7 +383,7 @@ def _arguments(case: ModelCase) -> None:
     """The observation is looked at, and neither it nor a recorded chunk is written into."""
     with case.moved(SCALES[0]):
         chunk = case.sample()
-        kept = copy.deepcopy(take(chunk, np.arange(case.rows)))
+        original = copy.deepcopy(take(chunk, np.arange(case.rows)))
         scores = case.model.chunk_log_probs(case.obs, chunk)
         case.model.imitation_loss(case.obs, chunk.actions)
         others = synthetic.observation(case.env, case.rows, seed=1)
@@ -398,8 +400,8 @@ def _arguments(case: ModelCase) -> None:
     same = all(np.array_equal(now, before) for now, before in arrays)
     case.f.expect(same, "observation", "unchanged", "written into", "work on a copy")
     after = take(chunk, np.arange(case.rows))
-    pairs: list[tuple[Any, Any]] = [(after.actions, kept.actions), (after.log_probs, kept.log_probs)]
-    pairs += [(after.extras[name], kept.extras[name]) for name in after.extras]
+    pairs: list[tuple[Any, Any]] = [(after.actions, original.actions), (after.log_probs, original.log_probs)]
+    pairs += [(after.extras[name], original.extras[name]) for name in after.extras]
     same = all(np.array_equal(now, before) for now, before in pairs)
     case.f.expect(same, "chunk_log_probs", "a recorded chunk that stays as it is", "written into", "work on a copy")
 

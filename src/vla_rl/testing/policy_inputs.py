@@ -55,8 +55,8 @@ def _matters(case: ModelCase, obs: Observation, chunk: Chunk) -> bool:
 def _cameras(case: ModelCase, named: tuple[str, ...] | None) -> None:
     read = case.model.cameras_read if case.model.cameras_read is not None else named
     unknown = sorted(set(read or ()) - set(case.env.cameras))
-    there = ", ".join(case.env.cameras)
-    case.f.expect(not unknown, "cameras_read", f"some of {there}", ", ".join(unknown), "correct the names")
+    camera_names = ", ".join(case.env.cameras)
+    case.f.expect(not unknown, "cameras_read", f"some of {camera_names}", ", ".join(unknown), "correct the names")
     chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
     for camera in case.env.cameras if read is None else [name for name in case.env.cameras if name in read]:
         obs = attrs.evolve(case.obs, images={**case.obs.images, camera: others.images[camera]})
@@ -161,9 +161,9 @@ def check_other_bounds(
         other.load_weights([(name, tensor.clone()) for name, tensor in case.model.weights()])
         worst = 0.0
         for greedy in (False, True):
-            here = share(case.sample(greedy).actions, case.env)
-            there = share(other.sample_chunk(case.obs, case.noise(), greedy).actions, env)
-            worst = max(worst, float(np.abs(here - there).max()))
+            own_shares = share(case.sample(greedy).actions, case.env)
+            other_shares = share(other.sample_chunk(case.obs, case.noise(), greedy).actions, env)
+            worst = max(worst, float(np.abs(own_shares - other_shares).max()))
         actions = case.sample().actions
         low, high = np.array(env.action_low), np.array(env.action_high)
         moved = (low + share(actions, case.env) * (high - low)).astype(np.float32)
@@ -174,7 +174,7 @@ def check_other_bounds(
     expected = "the same parts of the ranges where bounds are others"
     remedy = "scale each number by its own Context.env.action_low and action_high"
     case.f.expect(worst < 1e-2, "sample_chunk: actions", expected, f"{worst:.0%} of a range apart", remedy)
-    fine = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
+    holds = abs(losses[0] - losses[1]) <= 2 * (1 + abs(losses[0]))
     expected = "about the same loss for the same parts of other ranges"
     got, remedy = f"{losses[0]:.3g} and {losses[1]:.3g}", "scale demonstrated actions as sampled ones are scaled back"
-    case.f.expect(fine, "imitation_loss", expected, got, remedy)
+    case.f.expect(holds, "imitation_loss", expected, got, remedy)

@@ -46,7 +46,7 @@ class Ran:
 
 def run_from(seed: int, call: Callable[[], Any]) -> Ran:
     """Call with all global generators at this seed, and put them back."""
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    original = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -54,16 +54,16 @@ def run_from(seed: int, call: Callable[[], Any]) -> Ran:
         start = generator_states()
         return Ran(call(), start, generator_states())
     finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        random.setstate(kept[2])
+        torch.set_rng_state(original[0])
+        np.random.set_state(original[1])  # noqa: NPY002
+        random.setstate(original[2])
 
 
 def seeded_generators(one: Ran, other: Ran) -> list[str]:
     """Libraries whose global generator stands at the same place after both, though they began at different ones: the
     call seeds it."""
-    kept = set(changed_generators(one.end, other.end))
-    return [name for name in changed_generators(one.start, other.start) if name not in kept]
+    changed = set(changed_generators(one.end, other.end))
+    return [name for name in changed_generators(one.start, other.start) if name not in changed]
 
 
 def check_traces(case: ModelCase) -> None:
@@ -89,9 +89,11 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     switches = (torch.is_grad_enabled(), torch.get_default_dtype())
     ran = run_from(11, call)
     now = module.state_dict()
-    lost = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
+    changed = [name for name, tensor in tensors.items() if name not in now or not _equal(now[name], tensor)]
     remedy = "only an optimiser may change them: policies in other processes would not know"
-    f.expect(not lost, where, "weights and buffers that stay as they are", f"a change of {', '.join(lost[:4])}", remedy)
+    f.expect(
+        not changed, where, "weights and buffers that stay as they are", f"a change of {', '.join(changed[:4])}", remedy
+    )
     same = flags == [p.requires_grad for p in module.parameters()]
     f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())

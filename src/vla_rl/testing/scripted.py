@@ -53,7 +53,7 @@ class StampedFrame:
     state: Array
 
 
-def seen(obs: Observation) -> StampedFrame:
+def read_stamp(obs: Observation) -> StampedFrame:
     """Read the stamp of a `ScriptedEnv(stamp=True)` observation: where each env was when the image was taken."""
     pixels = to_numpy(obs.images["main"])[:, 0, :4].astype(np.int64)
     numbers = pixels[..., 0] + 256 * pixels[..., 1] + 65536 * pixels[..., 2]

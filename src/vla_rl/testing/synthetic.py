@@ -144,24 +144,24 @@ def batch(rolled: Rollout, advantages: Advantages, info: EnvInfo | None = None, 
     value_weights = advantages.value_weights
     counts, value_counts = advantages.divisors
 
-    def taken(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def of_samples(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor[samples]
 
     obs = Observation(images={}, instructions=("",) * size) if info is None else observation(info, size)
     actions = torch.zeros(size, chunk, 1 if info is None else info.action_dim)
     return Batch(
         obs=obs,
-        chunk=Chunk(actions=actions, log_probs=rolled.log_probs[samples], values=taken(rolled.values)),
+        chunk=Chunk(actions=actions, log_probs=rolled.log_probs[samples], values=of_samples(rolled.values)),
         valid=rolled.valid[samples],
         log_probs=rolled.log_probs[samples],
-        values=taken(rolled.values),
+        values=of_samples(rolled.values),
         advantages=advantages.advantages[samples],
         weights=advantages.weights[samples] / counts[samples].sum().clamp_min(1e-12),
-        returns=taken(advantages.returns),
+        returns=of_samples(advantages.returns),
         value_weights=None
         if value_weights is None or value_counts is None
         else value_weights[samples] / value_counts[samples].sum().clamp_min(1e-12),
         lag=torch.zeros(size, dtype=torch.int64),
         reference_log_probs=rolled.log_probs[samples] - 0.1 if reference else None,
-        proximal_log_probs=taken(rolled.proximal_log_probs),
+        proximal_log_probs=of_samples(rolled.proximal_log_probs),
     )

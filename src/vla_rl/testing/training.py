@@ -46,16 +46,16 @@ def train_on(
     columns = np.flatnonzero(algorithm.select(shaped_rollout).numpy())
     if not len(columns):
         return {}
-    kept = take_columns(shaped_rollout, columns)
-    advantages = algorithm.advantages(kept)
-    samples = np.arange(count).reshape(shape)[:, columns][kept.samples.numpy()]
-    batch = synthetic.batch(kept, advantages)
-    seen = attrs.evolve(
+    selected = take_columns(shaped_rollout, columns)
+    advantages = algorithm.advantages(selected)
+    samples = np.arange(count).reshape(shape)[:, columns][selected.samples.numpy()]
+    batch = synthetic.batch(selected, advantages)
+    recorded_chunk = attrs.evolve(
         batch.chunk,
         actions=pick(chunk.actions, samples),
         extras={name: pick(tensor, samples) for name, tensor in chunk.extras.items()},
     )
-    batch = attrs.evolve(batch, obs=obs.take(samples), chunk=seen)
+    batch = attrs.evolve(batch, obs=obs.take(samples), chunk=recorded_chunk)
     if algorithm.needs.reference:
         with torch.no_grad():
             batch = attrs.evolve(batch, reference_log_probs=model.reference_log_probs(batch.obs, batch.chunk))

@@ -19,7 +19,7 @@ from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks.values import check_array, check_observation
 from vla_rl.testing.policy_traces import OWN, SEEDED, changed_generators, other_seed, run_from, seeded_generators
 from vla_rl.toolkit.world_models.windows import ROWS as ARRAYS
-from vla_rl.toolkit.world_models.windows import part, take_rows
+from vla_rl.toolkit.world_models.windows import take_frames, take_rows
 
 ROWS = 4
 ROLLOUT = 2
@@ -52,7 +52,7 @@ class _Case:
     @property
     def past(self) -> Windows:
         """Return copies of the windows' history, from which imagination starts."""
-        return take_rows(part(self.windows, 0, self.mind.history), self.rows)
+        return take_rows(take_frames(self.windows, 0, self.mind.history), self.rows)
 
     @property
     def actions(self) -> Array:
@@ -170,21 +170,21 @@ def _noise(rows: Any, number: int = 0) -> Noise:
 
 def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     rows = range(len(windows.instructions))
-    kept = copy.deepcopy(windows)
+    original = copy.deepcopy(windows)
     mind.fit(windows, _noise(rows))
     weights = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     state = copy.deepcopy(mind.training_state())
-    found = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
-    for name, value in {**found[0], **mind.measure(windows, _noise(rows))}.items():
+    fit_metrics = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
+    for name, value in {**fit_metrics[0], **mind.measure(windows, _noise(rows))}.items():
         f.expect(bool(np.isfinite(value)), "fit and measure", f"a finite {name}", value, "find the cause")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(windows), _arrays(kept), strict=True))
+    same = all(np.array_equal(a, b) for a, b in zip(_arrays(windows), _arrays(original), strict=True))
     f.expect(same, "fit", "its windows unchanged", "others written into them", "copy before you write")
     if mind.module is not None:
         mind.module.load_state_dict(weights)
     mind.load_training_state(state)
     again = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
     remedy = "let training_state hold all that a step changes, the optimiser first of all"
-    f.expect(again == found, "load_training_state", f"to go on exactly: {found}", again, remedy)
+    f.expect(again == fit_metrics, "load_training_state", f"to go on exactly: {fit_metrics}", again, remedy)
 
 
 def _check_learning(case: _Case) -> None:
@@ -192,29 +192,29 @@ def _check_learning(case: _Case) -> None:
     f, mind = case.f, case.mind
     before = {} if mind.module is None else copy.deepcopy(mind.module.state_dict())
     chances = case.recorded_chances()
-    found = [case.fit() for _ in range(FITS)]
+    fit_metrics = [case.fit() for _ in range(FITS)]
     if mind.module is not None:
         now = mind.module.state_dict()
         changed = any(not torch.equal(tensor, now[name]) for name, tensor in before.items())
         f.expect(changed, "fit", "other weights after it", "the same", "step the optimiser on what is in `module`")
         _check_outcome_learned(case, before, chances)
     measured = list(mind.measure(case.windows, _noise(case.rows)))
-    names = [name for name in found[0] if name in measured]
-    names = names or [name for name in found[0] if any(word in name.lower() for word in LOSS_WORDS)]
+    names = [name for name in fit_metrics[0] if name in measured]
+    names = names or [name for name in fit_metrics[0] if any(word in name.lower() for word in LOSS_WORDS)]
     if not names:
         return
-    first, last = (sum(metrics[name] for name in names) for metrics in (found[0], found[-1]))
+    first, last = (sum(metrics[name] for name in names) for metrics in (fit_metrics[0], fit_metrics[-1]))
     text = ", ".join(names)
     expected = f"lower losses ({text}) after {FITS} fits on one window"
     f.expect(last < first, "fit", expected, f"{first:.4g}, then {last:.4g}", "mind the sign, and the learning rate")
     still = _unmoved(mind, before)
     for name in names:
-        fixed = len({metrics[name] for metrics in found}) == 1 and found[0][name] != 0 and bool(still)
-        got = f"{found[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
+        fixed = len({metrics[name] for metrics in fit_metrics}) == 1 and fit_metrics[0][name] != 0 and bool(still)
+        got = f"{fit_metrics[0][name]:.4g} after each, and no change of {', '.join(still[:4])}"
         remedy = "let its gradient reach them, or freeze them by requires_grad_(False)"
         f.expect(not fixed, "fit", f"a {name} that {FITS} fits on one window change", got, remedy)
-        rises = all(one[name] < other[name] for one, other in pairwise(found))
-        got = f"{found[0][name]:.4g}, then {found[-1][name]:.4g}"
+        rises = all(one[name] < other[name] for one, other in pairwise(fit_metrics))
+        got = f"{fit_metrics[0][name]:.4g}, then {fit_metrics[-1][name]:.4g}"
         f.expect(not rises, "fit", f"a {name} that falls sometimes", f"one that rises at every fit: {got}", "descend")
 
 
@@ -266,7 +266,7 @@ def _check_imagination(case: _Case) -> bool:
     """Check one imagined step: shapes, probabilities, repeatability. Return whether there are frames to check."""
     f, mind, env, chosen = case.f, case.mind, case.env, case.rows
     past, actions = case.past, case.actions
-    kept, asked = copy.deepcopy(past), actions.copy()
+    original_past, original_actions = copy.deepcopy(past), actions.copy()
     after = case.imagine(past, actions)
     if not check_observation(f, env, after, len(chosen), "imagine"):
         return False
@@ -278,22 +278,22 @@ def _check_imagination(case: _Case) -> bool:
         list(after.instructions),
         "those of the windows",
     )
-    shown = copy.deepcopy(after)
+    copied = copy.deepcopy(after)
     chances = to_numpy(mind.outcome(past, actions, after))
     if check_array(f, chances, (len(chosen), 1 + 2 * actions.shape[1]), "float32", "outcome"):
-        fine = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
-        f.expect(fine, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
-    same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(kept), strict=True))
-    same &= np.array_equal(actions, asked)
+        holds = bool(np.isfinite(chances).all() and (chances >= 0).all() and np.allclose(chances.sum(1), 1, atol=1e-4))
+        f.expect(holds, "outcome", "probabilities", chances.sum(1).round(3).tolist(), "use a softmax")
+    same = all(np.array_equal(a, b) for a, b in zip(_arrays(past), _arrays(original_past), strict=True))
+    same &= np.array_equal(actions, original_actions)
     f.expect(same, "imagine", "its windows unchanged", "others written into them", "copy before you write")
-    f.expect(_gap(after, shown) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
+    f.expect(_gap(after, copied) == 0, "outcome", "its `after` unchanged", "written into", "copy before you write")
     again = case.imagine(past, actions)
     remedy = "draw from `noise` only, and keep nothing between calls"
     f.expect(_gap(after, again) == 0, "imagine", "the same for the same noise", f"{_gap(after, again):.3g}", remedy)
     same = np.array_equal(chances, to_numpy(mind.outcome(past, actions, after)))
     f.expect(same, "outcome", "the same for the same arguments", "another the second time", "no random numbers")
     case.imagine(past, case.mirrored)
-    same = _gap(after, shown) == 0
+    same = _gap(after, copied) == 0
     f.expect(same, "imagine", "frames that stay as they are", "ones that the next call wrote into", "return new arrays")
     return True
 
@@ -327,9 +327,11 @@ def _check_contents(case: _Case, learns: bool) -> None:
     for camera, frames in past.images.items():
         others[camera][:, -1] = frames[turned, -1]
     state[:, -1] = past.state[turned, -1]
-    there = case.imagine(attrs.evolve(past, images=others, state=state), actions)
+    from_other_frames = case.imagine(attrs.evolve(past, images=others, state=state), actions)
     got, remedy = "the same", "look at windows.images[camera][:, -1]"
-    f.expect(not _same_images(after, there), "imagine", "other frames after another last frame", got, remedy)
+    f.expect(
+        not _same_images(after, from_other_frames), "imagine", "other frames after another last frame", got, remedy
+    )
     if case.mind.module is None:
         return
     chances = [to_numpy(case.mind.outcome(past, *pair)) for pair in ((actions, after), (case.mirrored, elsewhere))]
@@ -365,19 +367,19 @@ def _check_upright(case: _Case, after: Observation) -> None:
     Rows are compared by what they do not share, so that a picture that nothing was learned from is like none."""
     at, recorded = case.mind.history, case.windows.images
     for camera, images in after.images.items():
-        shown = to_numpy(images)
-        dark = bool(0 < shown.max() <= 1) and int(recorded[camera].max()) > 1
+        imagined = to_numpy(images)
+        dark = bool(0 < imagined.max() <= 1) and int(recorded[camera].max()) > 1
         case.f.expect(not dark, f"imagine: image {camera!r}", "values from 0 to 255", "no above 1", "multiply by 255")
         for frame in (at - 1, at):
-            own = _likeness(shown, recorded[camera][:, frame])
+            likeness = _likeness(imagined, recorded[camera][:, frame])
             likely = {how: turn(recorded[camera][:, frame]) for how, turn in TURNED.items()}
             likely |= {f"of camera {other!r}": recorded[other][:, frame] for other in recorded if other != camera}
-            alike = {how: _likeness(shown, like) for how, like in likely.items() if like.shape == shown.shape}
+            alike = {how: _likeness(imagined, like) for how, like in likely.items() if like.shape == imagined.shape}
             how = max(alike, key=lambda name: alike[name])
-            fine = alike[how] < own + LIKENESS
-            got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {own:.2f} as they are)"
+            holds = alike[how] < likeness + LIKENESS
+            got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
             expected, remedy = "a picture like the frames of the window", "keep rows, columns, colours and cameras"
-            if not case.f.expect(fine, f"imagine: image {camera!r}", expected, got, remedy):
+            if not case.f.expect(holds, f"imagine: image {camera!r}", expected, got, remedy):
                 break
 
 
@@ -406,8 +408,8 @@ def _check_each_number(case: _Case) -> None:
         state = to_numpy(after.state)
         changed |= (np.abs(state - state[:1]) > BARELY * np.maximum(1, np.abs(state[:1]))).any(1)
     for images in after.images.values():
-        shown = to_numpy(images).reshape(len(rows), -1).astype(np.float32)
-        changed |= (shown != shown[:1]).sum(1) > 1  # a pixel may be rounded otherwise
+        imagined = to_numpy(images).reshape(len(rows), -1).astype(np.float32)
+        changed |= (imagined != imagined[:1]).sum(1) > 1  # a pixel may be rounded otherwise
     unread = [f"action {i}" for i in range(steps) if not changed[1 + i]]
     unread += [f"number {i} of actions" for i in range(numbers) if not changed[1 + steps + i]]
     expected, got = "each number of each action of a chunk to count", f"nothing new for another {', '.join(unread[:4])}"
@@ -424,10 +426,10 @@ def _check_rows_apart(case: _Case) -> None:
     if after.state is not None and alone.state is not None:
         spread = case.windows.state.reshape(-1, case.windows.state.shape[2]).std(0)
         moved = np.abs(to_numpy(after.state)[1] - to_numpy(alone.state)[0])
-        wrong = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
-        text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, wrong))})"
+        differing = np.flatnonzero(moved > 0.01 * np.maximum(1, spread))
+        text = f"{float(moved.max()):.3g} apart (number {', '.join(map(str, differing))})"
         expected = "a row's state alone as among others"
-        f.expect(not len(wrong), "imagine", expected, text, "use no statistics of the batch")
+        f.expect(not len(differing), "imagine", expected, text, "use no statistics of the batch")
     others = case.mirrored
     others[1] = actions[1]
     repeated = case.imagine(past, others)
@@ -453,9 +455,9 @@ def _check_traces(case: _Case) -> None:
         tensors = _weights(mind)
         ran = run_from(11, call)
         now = _weights(mind)
-        lost = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
-        got = f"a change of {', '.join(lost[:4])}"
-        f.expect(not lost, where, "weights that stay as they are", got, "let `fit` alone train")
+        changed = [name for name, tensor in tensors.items() if name not in now or not torch.equal(now[name], tensor)]
+        got = f"a change of {', '.join(changed[:4])}"
+        f.expect(not changed, where, "weights that stay as they are", got, "let `fit` alone train")
         moved = changed_generators(ran.start, ran.end)
         got = f"a change of {' and '.join(moved)}'s"
         f.expect(not moved, where, "the global random generators left alone", got, OWN)

@@ -87,8 +87,8 @@ def unguarded_call() -> str:
         body = ast.parse(Path(file).read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
         return ""
-    here = [node for node in body if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno)]
-    if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in here):
+    enclosing = [node for node in body if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno)]
+    if any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in enclosing):
         return ""
     return f"{file}:{frame.f_lineno}"
 
@@ -101,3 +101,11 @@ def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def module_path() -> str:
+    """Return the PYTHONPATH with which another interpreter finds the user's modules as this one does, and its own
+    packages, never ours."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
+    return os.pathsep.join(dict.fromkeys(own))

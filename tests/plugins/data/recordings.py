@@ -44,7 +44,7 @@ def record(env: Any, states: list[int], steps: int, actions: Array | None = None
 
 
 def write_libero(path: Path, episodes: list[Episode], after: bool) -> None:
-    """As LIBERO's own script writes it (`after`: observation t follows action t), or OpenVLA's."""
+    """Write a file as LIBERO's own script does (`after`: observation t follows action t), or as OpenVLA's does."""
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
         if after:

@@ -38,12 +38,12 @@ train: {steps: 1, lr: 1.0e-2, micro_batch: 4}
 eval: {episodes_per_task: 1, before: false}
 hooks: [{type: jsonl}]
 """
-CAR = "id: MountainCarContinuous-v0, instruction: drive up the hill, success: terminated, camera: {size: 48}, "
-PENDULUM = "id: Pendulum-v1, instruction: hold the pendulum up, success: terminated, camera: {size: 48}, "
+CAR = "id: MountainCarContinuous-v0, instruction: drive up the hill, success: terminated, cameras: {main: {size: 48}}, "
+PENDULUM = "id: Pendulum-v1, instruction: hold the pendulum up, success: terminated, cameras: {main: {size: 48}}, "
 METAWORLD = (
     "id: Meta-World/MT1, imports: [metaworld], instruction: close the drawer, success: success, "
     "kwargs: {env_name: drawer-close-v3, camera_name: corner2, width: 64, height: 64}, "
-    "camera: {size: 48, turn: 180}, state: observation"
+    "cameras: {main: {size: 48, turn: 180}}, state: observation"
 )
 
 
@@ -86,16 +86,94 @@ class Dots(gymnasium.Env[Any, Any]):
         return {"pixels": pixels, "position": self._position, "observation": np.zeros((4, 4), np.uint8)}
 
 
+class TwoArms(gymnasium.Env[Any, Any]):
+    """What robots give: nested observations, two cameras of different formats, and a dict of actions."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    observation_space: ClassVar[Any] = gymnasium.spaces.Dict(
+        {
+            "pixels": gymnasium.spaces.Dict(
+                {
+                    "front": gymnasium.spaces.Box(0, 1, (3, 12, 16), np.float32),
+                    "wrist": gymnasium.spaces.Box(0, 255, (3, 12, 16), np.float32),
+                }
+            ),
+            "observation.images.top": gymnasium.spaces.Box(0, 255, (12, 16, 3), np.uint8),
+            "robot": gymnasium.spaces.Dict(
+                {
+                    "joints": gymnasium.spaces.Box(-1, 1, (3,), np.float64),
+                    "gripper": gymnasium.spaces.Box(0, 1, (), np.float32),
+                }
+            ),
+        }
+    )
+    action_space: ClassVar[Any] = gymnasium.spaces.Dict(
+        {
+            "arm": gymnasium.spaces.Dict({"joints": gymnasium.spaces.Box(-1, 1, (3,), np.float64)}),
+            "gripper.width": gymnasium.spaces.Box(0, 0.5, (1,), np.float32),
+        }
+    )
+
+    def __init__(self, render_mode: str | None = None, brightest: float = 1.0, shrinks: bool = False) -> None:
+        self.render_mode, self._brightest, self._shrinks = render_mode, brightest, shrinks
+        self.renders, self._joints = 0, np.zeros(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._joints = np.zeros(3)
+        return self._observation(), {}
+
+    def step(self, action: dict[str, Any]) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        assert action in self.action_space
+        self.action = action
+        self._joints = action["arm"]["joints"]
+        if self._shrinks:
+            self._joints = self._joints[:2]
+        return self._observation(), 0.0, False, False, {"episode": {"is_success": bool(self._joints[0] > 0.9)}}
+
+    def render(self) -> Any:
+        self.renders += 1
+        return [np.full((12, 16, 3), 10 * number, np.uint8) for number in range(3)]
+
+    def _observation(self) -> dict[str, Any]:
+        front = np.zeros((3, 12, 16), np.float32)
+        front[0, :6] = self._brightest  # the upper half is red
+        return {
+            "pixels": {"front": front, "wrist": np.full((3, 12, 16), 100.0, np.float32)},
+            "observation.images.top": np.full((12, 16, 3), 7, np.uint8),
+            "robot": {"joints": self._joints, "gripper": np.float32(0.25)},
+        }
+
+
+gymnasium.register("tests/TwoArms-v0", TwoArms, max_episode_steps=LIMIT)
 gymnasium.register("tests/Dots-v0", Dots, max_episode_steps=LIMIT)
 gymnasium.register("tests/Endless-v0", Dots)
 DOTS = {
     "id": "tests/Dots-v0",
     "instruction": "walk to the corner",
     "success": "is_success",
-    "camera": CameraSettings(source="pixels", size=(20, 30)),
+    "cameras": {"main": CameraSettings(source="pixels", size=(20, 30))},
     "state": "position",
     "action_low": (-0.5, -1.0),
     "action_high": (0.5, 1.0),
+}
+
+
+ARMS = {
+    "id": "tests/TwoArms-v0",
+    "instruction": "lift it",
+    "success": "episode.is_success",
+    "cameras": {
+        "front": CameraSettings(source="pixels.front", size=(12, 16)),
+        "wrist": CameraSettings(source="pixels.wrist", size=8),
+        "top": CameraSettings(source="observation.images.top", size=(12, 16)),
+        "side": CameraSettings(source="render.2", size=(12, 16)),
+        "back": CameraSettings(source="render.1", size=(12, 16)),
+    },
+    "state": ("robot.gripper", "robot.joints"),
+    "actions": ("gripper.width", "arm.joints"),
+    "action_low": None,
+    "action_high": None,
 }
 
 
@@ -137,7 +215,7 @@ def test_metaworld_from_a_spec_alone() -> None:
     check_env(env, num_envs=1, chunk=2, seconds=10)
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(6))
 def test_the_specs_of_the_page_are_right(block: int) -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulators" / "gymnasium.md").read_text()
     (section,) = re.findall(r"```yaml\n(env:.*?)```", page, flags=re.DOTALL)[block : block + 1]
@@ -168,10 +246,10 @@ def test_pictures_state_and_bounds_of_a_dict_observation() -> None:
     assert np.array_equal(environment_of(env).actions[-1], [0.5, -1.0]), "clipped to the bounds given"
     assert env.info.action_low == (-0.5, -1.0) and env.info.tasks[0].max_steps == LIMIT
     assert env.info.notes == ("success in tests/Dots-v0 means info['is_success']",)
-    turned = make(camera=CameraSettings(source="pixels", name="top", size=(30, 20), turn=90))
+    turned = make(cameras={"top": CameraSettings(source="pixels", size=(30, 20), turn=90)})
     image = start(turned).images["top"][0]
     assert (image[:, :10] == 200).all() and (image[:, 11:19] == 0).all()
-    resized = make(camera=CameraSettings(source="pixels", size=10))
+    resized = make(cameras={"main": CameraSettings(source="pixels", size=10)})
     image = start(resized).images["main"][0]
     assert image.shape == (10, 10, 3) and (image[:4] == 200).all() and (image[6:9] == 0).all()
 
@@ -242,7 +320,7 @@ def test_wrappers_are_put_around_in_order() -> None:
                 kwargs={"render_only": False, "render_key": "seen", "obs_key": "car"},
             ),
         ),
-        "camera": CameraSettings(source="seen", size=32),
+        "cameras": {"main": CameraSettings(source="seen", size=32)},
         "state": "car",
         "action_low": None,
         "action_high": None,
@@ -254,6 +332,64 @@ def test_wrappers_are_put_around_in_order() -> None:
     env.close()
 
 
+def test_several_cameras_joined_states_and_dict_actions() -> None:
+    env = make(**ARMS)
+    obs = start(env)
+    assert list(obs.images) == ["front", "wrist", "top", "side", "back"]
+    assert (obs.images["front"][0, :6] == [255, 0, 0]).all() and not obs.images["front"][0, 6:].any()
+    assert obs.images["wrist"].shape == (1, 8, 8, 3) and (obs.images["wrist"] == 100).all()
+    assert [int(obs.images[name].max()) for name in ("top", "side", "back")] == [7, 20, 10]
+    assert environment_of(env).renders == 1, "one call of render for both cameras"
+    assert obs.state.tolist() == [[0.25, 0, 0, 0]]
+    assert env.info.action_low == (0.0, -1.0, -1.0, -1.0) and env.info.action_high == (0.5, 1.0, 1.0, 1.0)
+    result = act(env, 9.0, 0.1, 0.2, 0.3)
+    action = environment_of(env).action
+    assert action["gripper.width"].tolist() == [0.5] and action["gripper.width"].dtype == np.float32
+    assert np.allclose(action["arm"]["joints"], [0.1, 0.2, 0.3]) and action["arm"]["joints"].dtype == np.float64
+    assert np.allclose(result.obs.state, [[0.25, 0.1, 0.2, 0.3]]) and not result.success[0]
+    assert act(env, 0.0, 1.0, 0.0, 0.0).success[0], "success at a path of the info"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": {"front": CameraSettings(source="pixels.frnt")}}, r"cameras.front.source: .* has no entry 'pixels.frnt'; did you mean 'pixels.front'\?\n  entries: .*pixels.wrist"),
+        ({"cameras": {"front": CameraSettings(source="pixels")}}, r"cameras.front.source 'pixels' of tests/TwoArms-v0 is Dict\(.*not an image"),
+        ({"state": ("robot.joints", "robot")}, "state 'robot' of tests/TwoArms-v0 is Dict"),
+        ({"actions": ()}, r"takes a dict of actions; give all of its entries in the order of the policy's numbers: actions: \[arm.joints, gripper.width\]$"),
+        ({"actions": ("arm.joints", "gripper")}, "; missing: gripper.width; unknown: gripper$"),
+        (DOTS | {"actions": ("x",)}, "actions: tests/Dots-v0 takes actions of Box.*not of a Dict; leave `actions` out"),
+    ],
+)  # fmt: skip
+def test_entries_that_are_not_there_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(**ARMS | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cameras": {"side": CameraSettings(source="render")}}, r"render\(\) of tests/TwoArms-v0 gives several images; choose one of render.0, render.1, render.2"),
+        ({"cameras": {"side": CameraSettings(source="render.3")}}, r"has no entry '3'.*\n  entries: 0, 1, 2"),
+        ({"kwargs": {"brightest": 2.0}}, "pixels.front of tests/TwoArms-v0 gave floats from 0 to 2; an image of floats has numbers from 0 to 1"),
+        ({"kwargs": {"brightest": float("nan")}}, "gave floats from nan to nan"),
+    ],
+)  # fmt: skip
+def test_images_that_are_none_are_named_at_the_reset(changes: dict[str, Any], message: str) -> None:
+    env = make(**ARMS | changes)
+    with pytest.raises(UserError, match=message):
+        start(env)
+
+
+def test_a_state_whose_length_changes_is_named() -> None:
+    env = make(**ARMS | {"kwargs": {"shrinks": True}})
+    start(env)
+    with pytest.raises(
+        UserError, match="state 'robot.joints' of tests/TwoArms-v0 has 2 numbers now, and its space says 3"
+    ):
+        act(env, 0.0, 0.0, 0.0, 0.0)
+
+
 # ------------------------------------------------------------------------------------------------ errors
 
 
@@ -263,13 +399,19 @@ def test_wrappers_are_put_around_in_order() -> None:
         ("id: Pendulum-v1, success: terminated", "env.instruction: required, but missing"),
         ("id: Pendulum-v1, success: terminated, instruction: ' '", "env.instruction: is empty"),
         ("id: Pendulum-v1, instruction: x", "env.success: required, but missing"),
-        (PENDULUM.replace("48", "0"), "env.camera.size: 0 pixels; give 8 to 1024"),
-        (PENDULUM.replace("48", "[64, 4096]"), "env.camera.size: 4096 pixels; give 8 to 1024"),
-        (PENDULUM.replace("size: 48", "turn: 45"), "env.camera.turn: expected one of 0, 90, 180, 270, got int 45"),
+        (PENDULUM.replace("48", "0"), "env.cameras.main.size: 0 pixels; give 8 to 1024"),
+        (PENDULUM.replace("48", "[64, 4096]"), "env.cameras.main.size: 4096 pixels; give 8 to 1024"),
+        (
+            PENDULUM.replace("size: 48", "turn: 45"),
+            "env.cameras.main.turn: expected one of 0, 90, 180, 270, got int 45",
+        ),
         (PENDULUM + "kwargs: {max_episode_steps: 3}", "max_episode_steps is the setting max_steps"),
         (PENDULUM + "action_low: [-1]", "give both action_low and action_high, or neither"),
         (PENDULUM + "action_low: [-1], action_high: [-1]", "is not below action_high"),
         (PENDULUM + "action_low: [-1], action_high: [1, 1]", "1 lower and 2 upper bounds"),
+        (PENDULUM + "state: [observation, observation]", "env.state: observation given more than once"),
+        (PENDULUM + "state: []", "env.state: is an empty list"),
+        (PENDULUM.replace("cameras: {main: {size: 48}}", "cameras: {}"), "env.cameras: has no camera"),
         (PENDULUM + "eval_states: 0", "'eval_states' must be >= 1"),
         (PENDULUM + "wrappers: [{kwargs: {}}]", "env.wrappers.0.name: required, but missing"),
     ],
@@ -283,16 +425,16 @@ def test_bad_settings_are_refused(keys: str, message: str) -> None:
     ("changes", "message"),
     [
         ({"id": "Pendulm-v1"}, r"no gymnasium environment 'Pendulm-v1'; did you mean 'Pendulum-v1'\?\n  registered: Acrobot-v1, "),
-        ({"id": "CartPole-v1"}, r"CartPole-v1 takes actions of Discrete\(2\), .* must be a Box of floats with one dimension\n  choose"),
+        ({"id": "CartPole-v1"}, r"CartPole-v1 takes actions of Discrete\(2\), .* must be a Box of floats with one dimension, or a Dict of Boxes\n  choose"),
         ({"action_low": None, "action_high": None}, "takes actions without bounds, .*: action_low and action_high, 2 numbers each"),
         ({"action_low": (0.0,), "action_high": (1.0,)}, "action_low has 1 numbers, and tests/Dots-v0 takes actions of 2"),
         ({"id": "Pendulum-v1", "action_low": (-3.0,), "action_high": (1.0,)}, "reach beyond what Pendulum-v1 takes"),
         ({"id": "tests/Endless-v0"}, "tests/Endless-v0 is registered without a step limit; give max_steps"),
-        ({"camera": CameraSettings()}, "pictures come from render mode 'rgb_array'; tests/Dots-v0 was made with 'rgb_array' and has none\n"),
-        ({"camera": CameraSettings(), "id": "Pendulum-v1", "kwargs": {"render_mode": "human"}}, "was made with 'human' and has human, rgb_array"),
-        ({"camera": CameraSettings(source="pixel")}, r"camera.source: .* observes no 'pixel'; did you mean 'pixels'\?\n  keys: observation, "),
-        ({"camera": CameraSettings(source="observation")}, r"is Box\(0, 255, \(4, 4\), uint8\), not a picture: uint8 .height, width, 3."),
-        ({"state": "pixels"}, "state 'pixels' of tests/Dots-v0 is .*; a state is a Box of one dimension"),
+        ({"cameras": {"main": CameraSettings()}}, "images come from render mode 'rgb_array'; tests/Dots-v0 was made with 'rgb_array' and has none\n"),
+        ({"cameras": {"main": CameraSettings()}, "id": "Pendulum-v1", "kwargs": {"render_mode": "human"}}, "was made with 'human' and has human, rgb_array"),
+        ({"cameras": {"main": CameraSettings(source="pixel")}}, r"cameras.main.source: .* has no entry 'pixel'; did you mean 'pixels'\?\n  entries: observation, "),
+        ({"cameras": {"main": CameraSettings(source="observation")}}, r"is Box\(0, 255, \(4, 4\), uint8\), not an image: .height, width, 3. or "),
+        ({"state": "pixels"}, "state 'pixels' of tests/Dots-v0 is .*; a state is a Box of one dimension, or a number"),
         ({"kwargs": {"nois": 1}}, "cannot be made with these arguments: TypeError: .*unexpected keyword argument 'nois'"),
         ({"imports": ("no_such_module",)}, "imports: no module named 'no_such_module'"),
         ({"wrappers": (Wrapper(name="ClipActions"),)}, r"no wrapper 'ClipActions'; did you mean 'ClipAction'\?\n  those of gymnasium: "),
@@ -326,7 +468,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     env = make(
         id="Pendulum-v1",
         success="terminated",
-        camera=CameraSettings(size=32),
+        cameras={"main": CameraSettings(size=32)},
         state=None,
         action_low=None,
         action_high=None,

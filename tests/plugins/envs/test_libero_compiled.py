@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vla_rl.plugins.envs.libero.compiled import Kept, take_apart
+from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # loading a model imports mujoco
 pytestmark = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs MuJoCo: pip install 'vla-rl[libero]'")
@@ -52,7 +52,7 @@ def test_a_scene_taken_apart_is_the_same_but_for_its_pictures(picture: Path, fol
     import mujoco
 
     whole = mujoco.MjModel.from_xml_string(scene(picture))
-    sources, kept = take_apart(scene(picture)), Kept(10**9, folder)
+    sources, kept = take_apart(scene(picture)), CompiledModels(10**9, folder)
     model = kept.load(sources.scene)
     assert [alone is None for alone in sources.pictures] == [True, False, False]
     for name, value in arrays(model).items():
@@ -68,31 +68,31 @@ def test_a_scene_taken_apart_is_the_same_but_for_its_pictures(picture: Path, fol
 def test_what_was_compiled_is_found_again_until_something_changes(picture: Path, folder: Path) -> None:
     wood = take_apart(scene(picture)).pictures[1]
     assert wood is not None
-    Kept(10**9, folder).load(wood)
+    CompiledModels(10**9, folder).load(wood)
     [file] = files(folder)
     written = file.stat().st_ino
-    Kept(10**9, folder).load(wood)
+    CompiledModels(10**9, folder).load(wood)
     assert [f.stat().st_ino for f in files(folder)] == [written]
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(picture)
-    assert Kept(10**9, folder).load(wood).tex_width[0] == 8 and len(files(folder)) == 2
+    assert CompiledModels(10**9, folder).load(wood).tex_width[0] == 8 and len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
 def test_a_damaged_file_is_made_anew(picture: Path, folder: Path, damage: str) -> None:
     xml = take_apart(scene(picture)).scene
-    before = arrays(Kept(10**9, folder).load(xml))
+    before = arrays(CompiledModels(10**9, folder).load(xml))
     [file] = files(folder)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 0xFF
     file.write_bytes({"cut": bytes(content[: len(content) // 2]), "flip": bytes(content), "empty": b""}[damage])
-    after = arrays(Kept(10**9, folder).load(xml))
+    after = arrays(CompiledModels(10**9, folder).load(xml))
     assert all(np.array_equal(value, after[name], equal_nan=True) for name, value in before.items())
     assert len(files(folder)) == 1
 
 
 def test_what_was_used_longest_ago_goes_first(picture: Path, folder: Path) -> None:
     xmls = [take_apart(scene(picture, size)).scene for size in (1.0, 2.0, 3.0)]
-    kept = Kept(10**9, folder)
+    kept = CompiledModels(10**9, folder)
     kept.keep(xmls[:2])
     [size] = {file.stat().st_size for file in files(folder)}
     for file in files(folder):
@@ -100,16 +100,16 @@ def test_what_was_used_longest_ago_goes_first(picture: Path, folder: Path) -> No
     kept.load(xmls[0])
     (folder / "drafts-of-a-killed-process").mkdir()
     os.utime(folder / "drafts-of-a-killed-process", (1, 1))
-    Kept(int(2.5 * size), folder).keep(xmls[2:])
+    CompiledModels(int(2.5 * size), folder).keep(xmls[2:])
     assert len(files(folder)) == 2 and not list(folder.glob("drafts-*"))
     made = {file: file.stat().st_ino for file in files(folder)}
-    Kept(10**9, folder).keep([xmls[0], xmls[2]])
+    CompiledModels(10**9, folder).keep([xmls[0], xmls[2]])
     assert {file: file.stat().st_ino for file in files(folder)} == made, "the second had gone"
 
 
 def test_the_compilers_words_are_said(folder: Path) -> None:
     with pytest.raises(RuntimeError, match=r"could not compile a model \(exit code 1\)(.|\n)*nonsense"):
-        Kept(10**9, folder).load("<mujoco><nonsense/></mujoco>")
+        CompiledModels(10**9, folder).load("<mujoco><nonsense/></mujoco>")
     assert not files(folder)
 
 

@@ -77,7 +77,7 @@ def test_envs_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> N
 
 
 def test_an_env_that_breaks_leaves_the_others_where_they_are() -> None:
-    """Its scene is built anew, and they go on there from where they stood. Looking ahead is no trouble either."""
+    """The scene of the broken env is built anew. The others resume in it where they were, also after looking ahead."""
     env, calm = make(2, processes=INLINE), make(2, processes=INLINE)
     ids = [env.reset_states("train")[i].id for i in (0, 3)]
     for each in (env, calm):
@@ -120,7 +120,7 @@ def test_tasks_that_no_env_plays_stay_within_the_memory_for_them() -> None:
 
 
 def test_four_envs_in_one_process() -> None:
-    """They take little more memory than one, and no torch; all are replaced when their process is killed."""
+    """Four envs take little more memory than one, and no torch. All are replaced when their process is killed."""
     used = []
     for num_envs in (1, 4):
         env = make(num_envs, processes=SharedProcesses(apart=True, envs_per_process=4))

@@ -13,7 +13,7 @@ from rich.console import Console
 from vla_rl.core.types import Context
 from vla_rl.plugins.hooks.console import ConsoleConfig, plugin
 from vla_rl.plugins.hooks.console.screen import Screen
-from vla_rl.plugins.hooks.console.status import Status, clock, mood
+from vla_rl.plugins.hooks.console.status import Status, clock, rate_style
 from vla_rl.testing.events import METRICS, a_run, an_evaluation
 
 RATE = {"rate": 0.95, "n": 200, "low": 0.91, "high": 0.97}
@@ -195,7 +195,7 @@ def test_the_first_line_names_the_devices(tmp_path: Path) -> None:
     ],
 )
 def test_only_what_is_better_is_green(rate: float, before: float | None, style: str) -> None:
-    assert mood(rate, before) == style
+    assert rate_style(rate, before) == style
 
 
 def test_an_evaluation_without_success_is_not_green(tmp_path: Path) -> None:

@@ -107,7 +107,8 @@ def whole(file: Path) -> list[Any]:
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
-    """Of their log: blocks of 32 KiB, in each records of crc, length, type (whole, first, middle, last), bytes."""
+    """Yield the records of a log: blocks of 32 KiB with records of crc, length, type (full, first, middle, last),
+    bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, at, parts = file.read_bytes(), 7, b""

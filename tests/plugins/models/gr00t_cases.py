@@ -27,7 +27,7 @@ def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any)
 
 
 def entry(**parts: Any) -> dict[str, Any]:
-    """Of one robot, as NVIDIA's code writes it."""
+    """Return the metadata of one robot in NVIDIA's layout."""
     parts = PARTS | parts
     kinds = {
         part: {key: {"absolute": True, "rotation_type": None, "shape": [len(values["min"])], "continuous": True}}

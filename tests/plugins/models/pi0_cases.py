@@ -25,7 +25,7 @@ REFERENCE_SIZES = PiSizes(
     text_width=64, text_mlp=128, expert_width=32, expert_mlp=64, depth=3, heads=8, kv_heads=1, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=28, patch_size=14,
 )  # fmt: skip
-"""Of the network behind the reference data."""
+"""Sizes of the network behind the reference data."""
 
 
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi0Policy:

@@ -132,7 +132,7 @@ class PlainPi05:
 
 
 class PlainSmolVLA:
-    """As `PlainPi05`."""
+    """SmolVLA written plainly, as `PlainPi05` is."""
 
     vlm = "vlm_with_expert.vlm.model"
     expert = "vlm_with_expert.lm_expert"

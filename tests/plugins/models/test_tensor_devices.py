@@ -21,11 +21,7 @@ from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context, Observation
 from vla_rl.testing import synthetic
 
-NAMES = [
-    name
-    for name, offers in installed("model").items()
-    if any(item.dist == OWN_DIST for item in offers) and name != "remote"  # which has no tensors
-]
+NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
 PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
 ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")

@@ -1,4 +1,4 @@
-"""Which split of the devices `auto` takes, by the simulation that a run and `vla-rl plan` give it."""
+"""Test which split of the devices `auto` chooses, by the simulation that a run and `vla-rl plan` give it."""
 
 from __future__ import annotations
 

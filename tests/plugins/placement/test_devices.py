@@ -7,7 +7,7 @@ from attrs import evolve
 
 from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
-from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find
+from vla_rl.toolkit.placement.devices import Device, RoleDevices, arrange, find_devices
 
 GIB = 2**30
 BOX = Cluster(cpus=16, gpus=4, memory=64 * GIB)
@@ -26,21 +26,21 @@ JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=GIB)
 
 
 def indices(text, cluster):
-    return [device.index for device in find("sim", text, cluster)]
+    return [device.index for device in find_devices("sim", text, cluster)]
 
 
 def test_ranges_lists_and_cores():
     assert indices("0-3", BOX) == [0, 1, 2, 3]
     assert indices("3, 0", BOX) == [3, 0]
     assert indices("0-3", CORES) == [0, 1, 2, 3]
-    assert find("sim", "cpu", BOX) == [Device("this machine", None)]
+    assert find_devices("sim", "cpu", BOX) == [Device("this machine", None)]
 
 
 def test_numbers_go_over_the_nodes_in_the_order_of_their_names():
-    assert find("sim", "3-4", RACK) == [Device("gpu-1", 3), Device("gpu-2", 0)]
-    assert find("sim", "gpu-2:0-1", RACK) == [Device("gpu-2", 0), Device("gpu-2", 1)]
-    assert find("sim", "gpu-*:3", RACK) == [Device("gpu-1", 3), Device("gpu-2", 3)]
-    assert find("sim", "sims-*:cpu", RACK) == [Device("sims-1", None)]
+    assert find_devices("sim", "3-4", RACK) == [Device("gpu-1", 3), Device("gpu-2", 0)]
+    assert find_devices("sim", "gpu-2:0-1", RACK) == [Device("gpu-2", 0), Device("gpu-2", 1)]
+    assert find_devices("sim", "gpu-*:3", RACK) == [Device("gpu-1", 3), Device("gpu-2", 3)]
+    assert find_devices("sim", "sims-*:cpu", RACK) == [Device("sims-1", None)]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_numbers_go_over_the_nodes_in_the_order_of_their_names():
 )
 def test_devices_that_are_not_there(text, cluster, message):
     with pytest.raises(DoesNotFit, match=message):
-        find("sim", text, cluster)
+        find_devices("sim", text, cluster)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,10 @@ def test_sim_workers_share_their_gpu_equally():
 
 
 def test_simulators_on_nodes_without_gpus():
-    gpus = find("policy", "0-7", RACK)
-    plan = arrange(RACK, JOB, {"sim": find("sim", "sims-1:cpu", RACK), "policy": gpus, "learner": gpus}, sim_workers=8)
+    gpus = find_devices("policy", "0-7", RACK)
+    plan = arrange(
+        RACK, JOB, {"sim": find_devices("sim", "sims-1:cpu", RACK), "policy": gpus, "learner": gpus}, sim_workers=8
+    )
     assert {(s.node, s.device, s.cpus, s.gpus) for s in plan.slots if "sim" in s.roles} == {("sims-1", "cpu", 4.0, 0.0)}
     assert [s.node for s in plan.slots if "policy" in s.roles] == ["gpu-1"] * 4 + ["gpu-2"] * 4
 
@@ -159,7 +161,7 @@ def test_a_window_of_several_lanes_may_wait():
 
 
 def test_simulators_are_counted_where_they_are():
-    on = find("sim", "gpu-1:0", RACK)
+    on = find_devices("sim", "gpu-1:0", RACK)
     with pytest.raises(DoesNotFit, match=r"200 envs of sim need about 200.0 GiB .* 128.0 GiB on node 'gpu-1'"):
         arrange(RACK, evolve(JOB, num_envs=200), dict.fromkeys(("sim", "policy", "learner"), on))
 

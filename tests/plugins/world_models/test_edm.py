@@ -14,7 +14,7 @@ from attrs import evolve
 from vla_rl import Context, EnvInfo, Noise, TaskInfo, UserError, Windows, build, load
 from vla_rl.plugins.world_models.edm.motion import LeastSquares, Motion
 from vla_rl.toolkit.world_models.measures import psnr
-from vla_rl.toolkit.world_models.windows import frames_of, part, take_rows
+from vla_rl.toolkit.world_models.windows import frames_of, take_frames, take_rows
 
 CHUNK = 2
 INFO = EnvInfo(
@@ -105,7 +105,7 @@ def test_folding_and_unfolding_lose_nothing():
 
 
 def test_before_training_the_residual_model_repeats_the_last_frame():
-    model, windows = make(), part(pushed(4), 0, 2)
+    model, windows = make(), take_frames(pushed(4), 0, 2)
     after = model.imagine(windows, np.zeros((4, CHUNK, 2), np.float32), noise(4))
     for name in INFO.cameras:
         assert np.abs(after.images[name].astype(int) - windows.images[name][:, -1]).max() <= 8, (
@@ -121,7 +121,7 @@ def trained(model: Any, windows: Windows, first: int, last: int) -> list[dict[st
 def test_a_prediction_depends_on_its_row_only_and_on_all_of_it():
     model, windows = make(residual=False), pushed(6)
     trained(model, windows, 0, 3)
-    start, actions = part(windows, 0, 2), windows.actions[:, 1]
+    start, actions = take_frames(windows, 0, 2), windows.actions[:, 1]
     whole = model.imagine(start, actions, noise(6)).numpy()
     alone = model.imagine(take_rows(start, np.array([4])), actions[4:5], Noise(0, "test", [4], [0], [0])).numpy()
     assert np.abs(alone.images["top"][0].astype(int) - whole.images["top"][4]).max() <= 1
@@ -201,7 +201,7 @@ def test_it_learns_32_windows_by_heart():
     """Actions move the square, which a copy of the frame before does not; ends follow from frames and instruction."""
     model, windows = make(), pushed(32, frames=3)
     trained(model, windows, 0, 250)
-    start, actions, real = part(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
+    start, actions, real = take_frames(windows, 0, 2), windows.actions[:, 1], frames_of(windows, 2)
     after = model.imagine(start, actions, noise(32)).numpy()
     copied = frames_of(windows, 1)
     assert psnr(after.images["top"], real.images["top"]) > psnr(copied.images["top"], real.images["top"]) + 1.5
@@ -279,7 +279,7 @@ def test_an_end_may_depend_on_the_action_before():
     outcomes = np.where(actions[..., 1].all(2), CHUNK, 0)
     windows = evolve(windows, actions=actions, outcomes=outcomes)
     trained(model, windows, 0, 130)
-    chances = model.outcome(part(windows, 0, 2), actions[:, 1], frames_of(windows, 2))
+    chances = model.outcome(take_frames(windows, 0, 2), actions[:, 1], frames_of(windows, 2))
     assert (chances.argmax(1) == outcomes[:, 1]).mean() > 0.95
 
 
@@ -305,7 +305,7 @@ def test_it_learns_without_a_state_and_in_bfloat16(keys):
         windows = evolve(windows, state=np.zeros((32, 3, 0), np.float32))
     losses = trained(model, windows, 0, 60)
     assert losses[-1]["outcome"] < 0.5 * losses[0]["outcome"] and losses[-1]["denoising"] < losses[0]["denoising"]
-    start, real = part(windows, 0, 2), frames_of(windows, 2)
+    start, real = take_frames(windows, 0, 2), frames_of(windows, 2)
     after = model.imagine(start, windows.actions[:, 1], noise(32)).numpy()
     assert (after.state is None) == (not keys)
     assert psnr(after.images["top"], real.images["top"]) > psnr(np.roll(after.images["top"], 1, 0), real.images["top"])

@@ -221,7 +221,7 @@ def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
 
 
 def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
-    """Its socket may live on in a process that it forked."""
+    """The worker's socket may live on in a process that it forked."""
     monkeypatch.setattr(rpc_client, "LOOK_S", 0.01)
     looks = []
 

@@ -62,7 +62,7 @@ def test_the_memory_has_no_name_and_is_given_back():
 
 
 def test_another_memory_is_never_taken_for_the_one_before():
-    """As of a simulator that was started again."""
+    """A simulator that is started again writes to other memory."""
     inbox, first, second = SharedMemoryReader(), SharedMemoryWriter(), SharedMemoryWriter()
     inbox.take(first.put(value_of(10**6), shared=True))
     first.close()
@@ -71,7 +71,7 @@ def test_another_memory_is_never_taken_for_the_one_before():
 
 
 def test_a_request_that_was_never_read_is_made_again():
-    """As after a simulator elsewhere died: the round begins anew."""
+    """A round begins anew after a simulator elsewhere died."""
     outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     outbox.put(value_of(10**6), shared=True)
     assert same(inbox.take(outbox.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))

@@ -294,7 +294,7 @@ def test_a_buffer_that_does_not_fit_is_refused_before_anything_is_played(tmp_pat
 
 
 def test_numbers_that_are_not_finite_are_faults_of_their_envs(tmp_path, monkeypatch) -> None:
-    """Which are played again, until there were too many."""
+    """Such episodes are rolled out again, until there are too many faults."""
     monkeypatch.setattr("vla_rl.plugins.world_models.oracle.model.Oracle.outcome", never_finite)
     limit = {"backend": "local", "max_faults": 3}
     with pytest.raises(UserError, match=r"broke 4 times \(runtime.max_faults: 3\).*\n.*not finite"):

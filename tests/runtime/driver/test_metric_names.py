@@ -1,4 +1,5 @@
-"""Whose a metric is: names of the runtime are refused from algorithms, and every name that it writes is among them."""
+"""Test the ownership of metrics: the runtime's names are refused from algorithms, and every name that it writes is
+listed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from vla_rl.toolkit.algorithms import result_checks
 @attrs.frozen(kw_only=True)
 class Config:
     named: str = "loss/policy"
-    """Of the metric that the loss reports."""
+    """Name of the metric that the loss reports."""
     part: str = "metrics"
     """Field of `Loss` or, for advantages, of `Advantages`."""
 
@@ -113,7 +114,7 @@ def test_a_wrapper_that_reports_such_a_name_is_refused_too(tmp_path):
 
 
 def test_the_loss_of_a_step_counts_once(tmp_path):
-    """As the runtime sums it: mean over the step's samples of -log p A."""
+    """The loss is the mean over the step's samples of -log p A, as the runtime sums it."""
     run(spec(), tmp_path / "run", False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     (line,) = [line for line in lines if "loss/policy" in line]

@@ -1,4 +1,4 @@
-"""Which samples of a streamed step make up which micro-batch."""
+"""Test which samples of a streamed step make up which micro-batch."""
 
 from __future__ import annotations
 

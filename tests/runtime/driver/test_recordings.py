@@ -35,7 +35,7 @@ def recorded_spec(*, hook=None, **changes):
 
 
 def rows_of(folder):
-    """Of each episode its columns, and what the list says of it."""
+    """Return each episode's columns and its line in the list of episodes."""
     lists = sorted((folder / "meta" / "episodes").rglob("*.parquet"))
     lines = [line for file in lists for line in pq.read_table(file).to_pylist()]
     files = [folder / f"data/chunk-000/file-{i:03d}.parquet" for i in range(len(lines))]
@@ -63,7 +63,7 @@ def test_recording_changes_no_number(runs):
 
 
 def test_every_episode_is_there(runs):
-    """Of two evaluations of eight states and two rollouts of eight tickets; as long as the metrics say."""
+    """Two evaluations of eight states and two rollouts of eight tickets are recorded, as long as the metrics say."""
     found = rows_of(runs / "steps" / "lerobot")
     names = [line["vla_rl/identity"].split(", ")[1] for _, line in found]
     wanted = ("evaluation 0", "rollout 1", "rollout 2", "evaluation 2")
@@ -96,7 +96,7 @@ def test_rows_of_steps_and_of_chunks_agree(runs):
 
 
 def test_a_resumed_run_records_nothing_twice(runs, tmp_path):
-    """Its last checkpoint is lost, so the second step is played again."""
+    """The run's last checkpoint is lost, so that the second step is rolled out again."""
     import shutil
 
     spec = recorded_spec(hook={"what": "both", "folder": str(tmp_path / "set")})

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 from scripted_runs import advance, finish, heavy_of, play, prepared, scripted_spec, weights_of
+from transfer_ends import layout_of, stored
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
@@ -18,8 +19,9 @@ from vla_rl.core.run.selection import Selection
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import SpecError, component, parse_spec
 from vla_rl.core.types import Chunk, Context
+from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.checks.run import check_spec
-from vla_rl.runtime.comm.weight_sync import WeightPublisher
+from vla_rl.runtime.comm.weight_transfer.connect import open_sender
 from vla_rl.runtime.driver.assembler import assemble
 from vla_rl.runtime.driver.refresh import refreshed
 from vla_rl.runtime.messages.reports import TrajectoryResult
@@ -179,11 +181,19 @@ def test_a_lag_is_measured_and_survives_a_restart(train):
     assert last(parts) == last(whole)
 
 
+def sender_to(policy):
+    """The learner's end of a transfer through the object store, whose arrays the caller passes on."""
+    transfer = stored(layout_of(policy.engine.model.weights()))
+    policy.connect_learner(transfer)
+    return open_sender(transfer, torch.device("cpu"), None)
+
+
 def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
-    policy = PolicyWorker(model, name="linear", seed=0, lag=2)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0, lag=2)
+    sender = sender_to(policy)
     start = [(name, tensor.clone()) for name, tensor in model.weights()]
 
     def at(version):
@@ -205,7 +215,7 @@ def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
     assert acting(0)[0] == 0
     for version, old in ((1, 0), (2, 0), (3, 1), (4, 2)):
         donor.load_weights(at(version))
-        policy.load(version, WeightPublisher().publish(donor, version, True))
+        policy.load(version, sender.send(donor.weights(), False)[0])
         acted, tensors = acting(old)
         assert acted == old and policy.version == version
         for (_, wanted), (_, newest), tensor, now in zip(at(old), at(version), tensors, model.weights(), strict=True):
@@ -315,7 +325,8 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
     counts = without_scoring(monkeypatch)
     info = synthetic.env_info()
     model, donor = LinearModel(info, 2), LinearModel(info, 2, seed=1)
-    policy = PolicyWorker(model, name="linear", seed=0)
+    policy = PolicyWorker(TorchEngine(model), name="linear", seed=0)
+    sender = sender_to(policy)
     obs = synthetic.observation(info, 3)
 
     def act(rows):
@@ -323,7 +334,7 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
         policy.act(ACTING, (0,), request(obs.take(rows), positions=rows, numbers=rows, versions=0 * rows - 1))
 
     act([0, 1, 2])
-    policy.load(1, WeightPublisher().publish(donor, 1, True))
+    policy.load(1, sender.send(donor.weights(), False)[0])
     act([0, 2])
     played = []
     for number, length in enumerate([2, 1, 2]):

@@ -11,7 +11,7 @@ from scripted_runs import scripted_spec
 
 from vla_rl.core import fields
 from vla_rl.core.errors import PluginError
-from vla_rl.core.fields import Field, fits
+from vla_rl.core.fields import Field, shape_matches
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run import selection
 from vla_rl.core.spec.spec import parse_spec
@@ -112,8 +112,8 @@ def test_a_new_number_of_every_sample_is_one_line(tmp_path, monkeypatch):
 
 def test_dimensions_in_brackets_may_be_missing():
     sizes = {"T": 3, "N": 2, "C": 4}
-    assert fits((3, 2), "T N [C]", sizes)
-    assert fits((3, 2, 4), "T N [C]", sizes)
-    assert not fits((3, 2, 5), "T N [C]", sizes)
-    assert not fits((2, 3), "T N", sizes)
-    assert fits((3, 2, 7), "T N D", sizes)
+    assert shape_matches((3, 2), "T N [C]", sizes)
+    assert shape_matches((3, 2, 4), "T N [C]", sizes)
+    assert not shape_matches((3, 2, 5), "T N [C]", sizes)
+    assert not shape_matches((2, 3), "T N", sizes)
+    assert shape_matches((3, 2, 7), "T N D", sizes)

@@ -17,7 +17,7 @@ from vla_rl.core.types import Plugin
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, seen
+from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv, read_stamp
 
 SEGMENTS = {"episodes": None, "steps": 4, "auto_reset": "immediate", "group_size": 1}
 LONG = {"length": 7, "max_steps": 9}
@@ -27,7 +27,7 @@ APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
 
 
 class Drifting(ScriptedEnv):
-    """Its rewards are never the same twice."""
+    """Env whose rewards are never the same twice."""
 
     rewards = 0.0
 
@@ -88,8 +88,8 @@ def segments(mode, count=4, left=()):
         request = episodes.step(None, tickets)
         done = []
         while not request.done:
-            keys = (request.keys, request.episodes, request.chunks, seen(request.obs).step)
-            assert request.obs.steps.tolist() == seen(request.obs).step.tolist()
+            keys = (request.keys, request.episodes, request.chunks, read_stamp(request.obs).step)
+            assert request.obs.steps.tolist() == read_stamp(request.obs).step.tolist()
             shown += zip(*(key.tolist() for key in keys), strict=True)
             request = episodes.step(np.full((len(request.positions), 2, 2), 0.25, np.float32))
             done += request.finished

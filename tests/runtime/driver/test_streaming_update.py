@@ -69,7 +69,7 @@ def piecemeal(monkeypatch):
 
 
 def changed(changes):
-    """Of a spec whose optimiser steps have all samples."""
+    """Return the changes to a spec whose optimiser steps have all samples."""
     given = {"env": LENGTHS, **changes}
     return {
         **given,
@@ -131,7 +131,7 @@ def test_streamed_is_whole(train, tmp_path, piecemeal, name):
 
 
 def test_a_real_model(tmp_path, piecemeal):
-    """Its critic and policy share a network."""
+    """The model's critic and policy share a network."""
     spec = {
         "name": "stream",
         "plugins": [str(LOTTERY)],
@@ -163,7 +163,7 @@ def chunk_step():
 
 class Dying:
     steps = 0
-    """Of this process."""
+    """Env steps in this process."""
 
 
 @pytest.mark.ray

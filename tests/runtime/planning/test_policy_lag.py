@@ -45,7 +45,7 @@ def job(cv, tickets, update):
 
 
 def shares(cv, tickets, update, part_size=0.0):
-    """Of the bound that each lag reaches; with parts of so many tickets that are trained on before the others."""
+    """Return each lag's share of the bound. `part_size`: tickets of a part that is trained on before the others."""
     profile, seconds = job(cv, tickets, update)
     there = assign(PLAN, ENVS, one_process=False)
     job_of = {"tickets": tickets, "chunk": 1, "part_size": part_size}

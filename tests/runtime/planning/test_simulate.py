@@ -444,7 +444,7 @@ TRAINS_MEANWHILE = ("async", "both", "stream")
 
 
 def seconds_of(name, expected):
-    """Those that train meanwhile do so in four parts, with a barrier at the end."""
+    """Return the seconds of an iteration. Setups that train meanwhile do so in four parts, with a barrier at the end."""
     meanwhile = name.split()[0] in TRAINS_MEANWHILE
     return periodic(expected.rollout, expected.update, 4) if meanwhile else expected.iteration
 

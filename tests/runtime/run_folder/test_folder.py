@@ -358,7 +358,7 @@ def test_all_that_a_run_writes_is_kept_from_hooks(whole):
 
 @pytest.fixture
 def spec_that_starts_no_worker(tmp_path):
-    """Its simulator cannot be built."""
+    """A spec whose simulator cannot be built."""
     (tmp_path / "barred.py").write_text(
         "import attrs\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"

@@ -81,7 +81,7 @@ def test_the_trace_shows_every_lane(train, tmp_path):
 
 @pytest.mark.ray
 def test_simulators_without_a_line_answer_at_the_same_time_too(train, tmp_path, lock_step):
-    """As on another machine: through Ray alone."""
+    """Simulators answer through Ray alone, as on another machine."""
     far = tmp_path / "far.py"
     far.write_text(
         "import os\n"

@@ -23,7 +23,7 @@ from vla_rl.runtime.start import start
 ONE_WORKER = np.arange(4)
 """Columns of the groups that the first worker's rows play, of 12 rows on three workers."""
 MOST_OF_ONE = np.arange(5)
-"""These and one of the second worker's: of three ranks, the second trains on its own and on others'."""
+"""`ONE_WORKER` and a column of the second worker: of three ranks, the second trains on its own and on others' samples."""
 PLACEMENTS = {
     "two collocated": {"type": "collocated", "workers": 2},
     "three collocated": {"type": "collocated", "workers": 3},

@@ -24,7 +24,7 @@ changed = threading.Condition()
 class WaitingConfig:
     trouble: Literal["none", "wait", "raise", "hang", "exit"] = "none"
     env_id: int = 2
-    """Whose trouble it is."""
+    """Env that has the trouble."""
     told: str = ""
     """File that says that the process has ended once."""
     independent_envs: bool = True

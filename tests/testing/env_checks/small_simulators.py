@@ -206,7 +206,7 @@ class NoExpertEnv(SceneEnv):
 
 
 class BuggyExpertEnv(SceneEnv):
-    """Its demonstrator has a bug."""
+    """Simulator whose demonstrator has a bug."""
 
     def expert_chunk(self, length: int) -> Any:
         return len(None)  # type: ignore[arg-type]

@@ -375,7 +375,7 @@ def by_step(tensor, granularity):
 
 
 def test_the_surrogate_of_v_trace_is_around_the_proximal_policy():
-    """Its advantages are weighted; the ratio is pi / pi_old, unweighted."""
+    """The advantages are weighted; the ratio is pi / pi_old, unweighted."""
     algorithm = PPO(PPOConfig(correction="v-trace", value_coef=0.0, **CLIP))
     scores, batch, new = made(algorithm)
     algorithm.loss(scores, batch).total.backward()

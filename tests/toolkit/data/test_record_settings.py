@@ -1,4 +1,4 @@
-"""Which episodes are recorded, and how images are kept."""
+"""Test which episodes are recorded, and how images are stored."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from vla_rl.toolkit.envs.meshes import cells_for, clustered, normals_of
 
 
 def sphere(rings: int) -> tuple[Array, Array]:
-    """Of radius 1, triangles counter-clockwise from outside."""
+    """Return a sphere of radius 1, its triangles counter-clockwise from outside."""
     across, around = np.linspace(0, np.pi, rings + 1), np.linspace(0, 2 * np.pi, 2 * rings, endpoint=False)
     theta, phi = np.meshgrid(across, around, indexing="ij")
     vertices = np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], -1).reshape(-1, 3)

@@ -47,7 +47,7 @@ def test_another_robots_range_is_refused() -> None:
 
 
 def test_a_gripper_that_the_model_converts(caplog: pytest.LogCaptureFixture) -> None:
-    """Its statistics are the data set's; the simulator must take both ends."""
+    """The gripper's statistics are the data set's; the simulator must accept both ends."""
     check_action_range("x", [(-1.0, 1.0), (0.0, 1.0)], ENV, gripper="g: y", converts=True)
     assert not caplog.records
     narrow = attrs.evolve(ENV, action_low=(-1.0, 0.0))

@@ -24,7 +24,7 @@ NUMBER = "83c40d5f5f6e7067656e657269635f5fc3c40464617461cb3fe0000000000000c40564
     ids=["array", "number", "empty map"],
 )
 def test_bytes_are_those_of_openpi(value, written):
-    """Of msgpack 1.2.4 with openpi's own packer."""
+    """The expected bytes are from msgpack 1.2.4 with openpi's own packer."""
     assert pack(value).hex() == written
     found = unpack(bytes.fromhex(written))
     assert np.array_equal(found, value) and type(found) is type(value)

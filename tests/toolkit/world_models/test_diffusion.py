@@ -60,7 +60,7 @@ def test_training_levels_are_log_normal_and_clipped():
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_the_sampler_ends_at_what_is_denoised(order):
-    """Of a denoiser that knows the frame; and of one that shrinks by half, by hand."""
+    """The denoisers are one that knows the frame, and one that shrinks by half, computed by hand."""
     x, frame = torch.full((1, 1, 2, 2), 0.8), torch.full((1, 1, 2, 2), 0.25)
     sigmas = D.build_sigmas(3, 2e-3, 5.0, 7)
     assert torch.allclose(D.sample(lambda noisy, sigma: frame, x, sigmas, order), frame)

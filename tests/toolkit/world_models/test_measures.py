@@ -12,7 +12,7 @@ from vla_rl import Observation, WorldModel
 from vla_rl.testing.synthetic import env_info
 from vla_rl.testing.world_models import made_up_windows
 from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, psnr, roc_auc, roc_auc_error, thresholds_met
-from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, put_rows, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, put_rows, take_frames, take_rows
 
 CHUNK, STEPS = 2, 3
 INFO = env_info(cameras=2, pixels=8, bounds=((-1.0, 1.0),))
@@ -34,7 +34,7 @@ def windows():
 
 
 class Knowing(WorldModel):
-    """Of such episodes; `deaf`: it does not heed actions. It takes all for successes in which a state says so."""
+    """World model that knows such episodes. `deaf`: it ignores actions. An episode is a success where a state says so."""
 
     history = 1
 
@@ -123,7 +123,7 @@ def test_roc_auc_by_hand():
 
 
 def test_the_error_of_an_area_by_hand():
-    """Of 32 and 32: sqrt((0.09 + 31 (0.9 / 1.1 - 0.81) + 31 (1.62 / 1.9 - 0.81)) / 1024)."""
+    """The standard error of 32 and 32 is sqrt((0.09 + 31 (0.9 / 1.1 - 0.81) + 31 (1.62 / 1.9 - 0.81)) / 1024)."""
     assert roc_auc_error(0.9, 32, 32) == pytest.approx(0.04033, abs=1e-5)
     assert roc_auc_error(1.0, 32, 32) == 0 and math.isnan(roc_auc_error(math.nan, 0, 64))
 
@@ -145,9 +145,9 @@ def test_psnr_by_hand():
 
 
 def test_windows_move_on_by_one_chunk(windows):
-    past, seen = part(windows, 0, 3), frames_of(windows, 3)
+    past, seen = take_frames(windows, 0, 3), frames_of(windows, 3)
     arguments = windows.actions[:, 2], windows.executed[:, 2], windows.outcomes[:, 2]
-    moved, want = followed_by(past, *arguments, seen), part(windows, 1, 4)
+    moved, want = followed_by(past, *arguments, seen), take_frames(windows, 1, 4)
     for name in ("state", "actions", "executed", "outcomes", "first"):
         assert np.array_equal(getattr(moved, name), getattr(want, name)), name
     assert all(np.array_equal(moved.images[camera], want.images[camera]) for camera in moved.images)

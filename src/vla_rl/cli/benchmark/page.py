@@ -13,31 +13,33 @@ from vla_rl.core.spec.yaml import dump
 Result = Mapping[str, Any]
 
 
-def page(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> str:
+def page(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
     """Return the page of the suites that have been evaluated so far."""
     about = f"<p>{escape(benchmark.about)}</p>" if benchmark.about else ""
     parts = [
         f"<header><h1>{escape(benchmark.title)}</h1>{about}</header>",
-        section("Success", _table(benchmark, policy, found)),
-        *(section(name, interval_table("task", _rates(result))) for name, result in found.items()),
-        _setup(found),
+        section("Success", _table(benchmark, policy, results)),
+        *(section(name, interval_table("task", _rates(result))) for name, result in results.items()),
+        _setup(results),
         "<footer>Made by vla-rl eval. Intervals: 95 %, Wilson.</footer>",
     ]
     return document(f"{escape(benchmark.title)}: {escape(policy)}", "".join(parts))
 
 
-def _table(benchmark: Benchmark, policy: str, found: Mapping[str, Result]) -> str:
-    order = [name for name in benchmark.suites if name in found or any(name in p.rates for p in benchmark.published)]
+def _table(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> str:
+    order = [name for name in benchmark.suites if name in results or any(name in p.rates for p in benchmark.published)]
     means = ["mean"] if benchmark.mean else []
     head = "".join(f"<th>{escape(name)}</th>" for name in ("policy", *order, *means, "source"))
-    own = {name: 100 * result["success"]["rate"] for name, result in found.items()}
-    cells = [_ours(found[name]["success"]) if name in found else "–" for name in order]
-    mean = mean_of(own, benchmark.mean)
+    rates = {name: 100 * result["success"]["rate"] for name, result in results.items()}
+    cells = [_ours(results[name]["success"]) if name in results else "–" for name in order]
+    mean = mean_of(rates, benchmark.mean)
     rows = _row(f"<b>{escape(policy)}</b>", [*cells, *([_percent(mean)] if means else []), "measured here"])
-    for known in benchmark.published:
-        mean = known.mean if known.mean is not None else mean_of(known.rates, benchmark.mean)
-        figures = [_percent(known.rates.get(name)) for name in order]
-        rows += _row(escape(known.policy), [*figures, *([_percent(mean)] if means else []), escape(known.source)])
+    for published in benchmark.published:
+        mean = published.mean if published.mean is not None else mean_of(published.rates, benchmark.mean)
+        figures = [_percent(published.rates.get(name)) for name in order]
+        rows += _row(
+            escape(published.policy), [*figures, *([_percent(mean)] if means else []), escape(published.source)]
+        )
     notes = ["In %, ours with 95 % intervals."]
     if benchmark.mean:
         notes.append(f"Mean of {', '.join(benchmark.mean)}.")
@@ -66,9 +68,9 @@ def _rates(result: Result) -> dict[str, Any]:
     return {"all": result["success"], **tasks} if len(tasks) > 1 else tasks
 
 
-def _setup(found: Mapping[str, Result]) -> str:
+def _setup(results: Mapping[str, Result]) -> str:
     content = ""
-    for name, result in found.items():
+    for name, result in results.items():
         notes = "".join(f'<p class="note">{escape(note)}</p>' for note in result.get("notes", ()))
         versions = escape(", ".join(f"{package} {version}" for package, version in result["versions"].items()))
         content += (

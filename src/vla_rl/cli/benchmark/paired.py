@@ -76,10 +76,10 @@ def check_evaluations(*paths: Path) -> None:
 def episodes(path: Path) -> Episodes:
     """Read the episodes of a `vla-rl eval --output` file or of a benchmark's folder. Raises UserError for others."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    found = {key: success for file in files for key, success in _read(file)}
-    if not found:
+    successes = {key: success for file in files for key, success in _read(file)}
+    if not successes:
         raise UserError(f"{path} holds no evaluation: give what `vla-rl eval --output FILE` or --benchmark wrote")
-    return found
+    return successes
 
 
 def table(pairs: Mapping[str, Pair]) -> Iterator[str]:

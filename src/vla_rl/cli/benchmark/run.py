@@ -38,11 +38,11 @@ def evaluate_suite(
         policy: how the table calls it.   spec_with: further overrides -> the spec.
         evaluate: evaluates one suite.   say: is told each suite's line.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
-    own = spec_with(()).env.type
-    if own != benchmark.env:
+    env_type = spec_with(()).env.type
+    if env_type != benchmark.env:
         raise UserError(
-            f"{benchmark.title} runs env {benchmark.env!r}, the spec has {own!r}; give a spec of that simulator, with "
-            f"the cameras and the state that the policy knows"
+            f"{benchmark.title} runs env {benchmark.env!r}, the spec has {env_type!r}; give a spec of that simulator, "
+            f"with the cameras and the state that the policy knows"
         )
     specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
     check_folder("--folder", folder)
@@ -51,18 +51,18 @@ def evaluate_suite(
     files = {name: folder / f"{slug(name)}.json" for name in specs}
     for file in (*files.values(), folder / "index.html"):
         check_file("--folder", file)
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     for name, spec in specs.items():
         file, mark = files[name], fingerprint(spec, checkpoint)
-        kept = _kept(file)
-        again = kept.get("fingerprint") == mark
-        if not again:
+        record = _read_record(file)
+        reused = record.get("fingerprint") == mark
+        if not reused:
             unrecorded: NotRecorded | None = None
             try:
                 result = evaluate(spec, checkpoint)
             except NotRecorded as exc:
                 result, unrecorded = exc.result, exc
-            kept = {
+            record = {
                 "benchmark": benchmark.title,
                 "suite": name,
                 "policy": policy,
@@ -71,21 +71,21 @@ def evaluate_suite(
                 "versions": versions(),
                 **result,
             }
-            _keep(file, kept, say)
+            _write_record(file, record, say)
             if unrecorded is not None:
                 raise unrecorded
-        found[name] = kept
-        say(line(name, kept["success"]) + ("  (was there)" if again else ""))
+        results[name] = record
+        say(line(name, record["success"]) + ("  (was there)" if reused else ""))
         with about("--folder", folder):
-            write_whole(folder / "index.html", page(benchmark, policy, found))
-    means = {name: 100 * result["success"]["rate"] for name, result in found.items()}
+            write_whole(folder / "index.html", page(benchmark, policy, results))
+    means = {name: 100 * result["success"]["rate"] for name, result in results.items()}
     mean = mean_of(means, benchmark.mean)
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
-    return found
+    return results
 
 
-def _kept(file: Path) -> Result:
+def _read_record(file: Path) -> Result:
     """Return an earlier evaluation's results; empty if there are none. Raises UserError for another kind of file."""
     if not file.is_file():
         return {}
@@ -97,9 +97,9 @@ def _kept(file: Path) -> Result:
         ) from exc
 
 
-def _keep(file: Path, kept: Result, say: Callable[[str], object]) -> None:
+def _write_record(file: Path, record: Result, say: Callable[[str], object]) -> None:
     """Write a suite's result, or say all of it where that is not possible."""
-    text = json.dumps(kept, indent=1) + "\n"
+    text = json.dumps(record, indent=1) + "\n"
     try:
         with about("--folder", file):
             write_whole(file, text)

@@ -104,9 +104,9 @@ def _read(text: str, where: str) -> Benchmark:
     try:
         benchmark = converter.structure(document.data, Benchmark)
     except (ClassValidationError, TypeError, ValueError) as exc:
-        wrong = "; ".join(cattrs.transform_error(exc))
+        problems = "; ".join(cattrs.transform_error(exc))
         raise UserError(
-            f"{where}: {wrong}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"
+            f"{where}: {problems}\n  a benchmark has the keys {', '.join(Benchmark.__annotations__)}"
         ) from None
     for unknown in _unknown(benchmark):
         raise UserError(f"{where}: names a suite {unknown!r} that it does not have: {', '.join(benchmark.suites)}")

@@ -103,8 +103,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)
     first = math.ceil(low / step)
-    found = [step * i for i in range(first, math.floor(high / step) + 1)]
-    return found if len(found) > 1 or high == low else ticks(low, high, count + 1)
+    values = [step * i for i in range(first, math.floor(high / step) + 1)]
+    return values if len(values) > 1 or high == low else ticks(low, high, count + 1)
 
 
 def number(value: float) -> str:

@@ -160,13 +160,13 @@ def _bar(role: str, usage: Mapping[str, Any]) -> str:
 
 def _videos(run: ReportData, limit: int) -> str:
     figures, left = "", limit
-    shown = 0
+    num_shown = 0
     for video in run.videos:
         size = video.stat().st_size
         if size > left:
             continue
         left -= size
-        shown += 1
+        num_shown += 1
         data = b64encode(video.read_bytes()).decode()
         figures += (
             f'<figure><video controls muted loop preload="metadata" src="data:video/mp4;base64,{data}"></video>'
@@ -174,7 +174,7 @@ def _videos(run: ReportData, limit: int) -> str:
         )
     if not run.videos:
         return ""
-    missing = len(run.videos) - shown
+    missing = len(run.videos) - num_shown
     note = f'<p class="note">{missing} more in {escape(str(run.folder / "videos"))}</p>' if missing else ""
     return section("Episodes", f'<div class="videos">{figures}</div>{note}')
 
@@ -244,6 +244,6 @@ def _grouped(value: float) -> str:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {left:02d} s" if minutes else f"{left} s"

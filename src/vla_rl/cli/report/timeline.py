@@ -38,15 +38,15 @@ def timelines(trace: Mapping[str, Any]) -> list[tuple[str, str]]:
     if end <= begin:
         return []
     tracks = list(_tracks(trace["traceEvents"], begin, end))
-    found = [(f"Step {last['name'].split()[-1]}, {last['dur'] / 1e6:,.2f} s", _draw(tracks, begin, end))]
+    drawings = [(f"Step {last['name'].split()[-1]}, {last['dur'] / 1e6:,.2f} s", _draw(tracks, begin, end))]
     acts = sorted(e["ts"] for track in tracks for e in track.calls if e["name"] == "act")
     lanes = {str(e.get("args", {}).get("lane")) for track in tracks for e in track.calls if e["name"] == "act"}
     near = CLOSE_STEPS * max(len(lanes), 1)
     if len(acts) > 2 * near and acts[near] > acts[0]:
-        found.append(
+        drawings.append(
             (f"The begin of its rollout, {(acts[near] - acts[0]) / 1e3:,.0f} ms", _draw(tracks, acts[0], acts[near]))
         )
-    return found
+    return drawings
 
 
 def _tracks(events: Sequence[Event], begin: float, end: float) -> Iterator[Track]:

@@ -162,10 +162,10 @@ class Flow:
     def finish(self, end: End = "trained") -> None:
         """End the step, whose weights are published, and begin the next one."""
         ledger = self.ledger
-        kept = len(self.kept) * self.group_size
+        num_kept = len(self.kept) * self.group_size
         consumed = (self.cursor - ledger.first) * self.group_size
-        setattr(ledger, end, getattr(ledger, end) + kept)
-        ledger.filtered += consumed - kept
+        setattr(ledger, end, getattr(ledger, end) + num_kept)
+        ledger.filtered += consumed - num_kept
         ledger.first = self.cursor
         ledger.step += 1
         self.kept = ()

@@ -29,10 +29,10 @@ class Selection:
         """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
         of the selection to `metrics`."""
         columns: Array = keep.nonzero().flatten().numpy()
-        kept = groups_in(rollout, keep)
+        num_kept_groups = groups_in(rollout, keep)
         metrics["rollout/kept"] = len(columns) / len(keep)
-        metrics["groups/kept"] = float(kept)
-        metrics["groups/filtered"] = float(len(rollout.groups.unique()) - kept)
+        metrics["groups/kept"] = float(num_kept_groups)
+        metrics["groups/filtered"] = float(len(rollout.groups.unique()) - num_kept_groups)
         if len(columns):
             self.skipped.clear()
         else:

@@ -15,9 +15,9 @@ from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
 
 
-def _ledger(kept: Ledger | dict[str, int]) -> Ledger:
+def _ledger(saved: Ledger | dict[str, int]) -> Ledger:
     """Return a ledger; convert it if it comes from a checkpoint."""
-    return kept if isinstance(kept, Ledger) else Ledger(**kept)
+    return saved if isinstance(saved, Ledger) else Ledger(**saved)
 
 
 @define

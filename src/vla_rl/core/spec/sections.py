@@ -9,6 +9,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core import catalogue
+
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
 """Upper limits of a spec for envs, simultaneous episodes, environment steps, training steps, and policy lag in
 versions. They exceed any real run, so that typing errors are refused."""
@@ -45,6 +47,25 @@ class EnvSpec(Component):
     python: Path | None = None
     """Another Python interpreter for the simulators (`.../bin/python` of a virtual environment with vla-rl and the
     simulator), if their packages conflict with the model's; none: this one. Ray only."""
+
+
+WeightStrategy = Literal["shared", "ipc", "nccl", "host"]
+"""Way by which weights reach policies, as `PlacementSpec.weight_transfer` describes it."""
+
+
+@frozen(kw_only=True)
+class PlacementSpec(Component):
+    """The placement of the roles."""
+
+    weight_transfer: Literal["auto", "shared", "ipc", "nccl", "host"] = "auto"
+    """Strategy by which new weights reach policies: they share the learner's (shared, one worker); through CUDA IPC
+    (ipc, processes of one GPU); by a collective broadcast from device to device (nccl; between CPUs gloo takes its
+    place); through host memory (host, works everywhere). auto: shared where policy and learner are one worker, ipc on
+    one GPU, nccl where each role has GPUs of its own, else host."""
+
+
+def _default_engine() -> Component:
+    return Component(type="torch", config=catalogue.load("engine", "torch").config())
 
 
 @frozen(kw_only=True)
@@ -97,6 +118,13 @@ class RolloutSpec:
     """Step limit of an episode in environment steps; none: the task's own."""
     temperature: float = field(default=1.0, validator=positive(1e-3, 1e3))
     """Temperature of action sampling, in rollout and training alike."""
+    compile: Literal["off", "blocks", "graphs"] | None = None
+    """Compilation of the model where it acts: not at all (off), its repeated layers (blocks), or these and a CUDA graph
+    of a whole decision for batches padded to 1, 2, 4, 8, ... rows (graphs; CUDA only). Null: blocks on CUDA, if the
+    model names its layers, else off. In a worker that also learns, null takes what `train.compile` says."""
+    engine: Component = field(factory=_default_engine, metadata={"kind": "engine"})
+    """Code that runs the policy in rollouts, evaluations and `vla-rl serve`: the model itself (torch), a policy on a
+    server (remote, which only acts), or another engine."""
     reward: Literal["raw", "relative"] = "raw"
     """The simulator's reward (raw), or its change since the previous step (relative), so that a success counts once."""
     reward_coef: float = field(default=1.0)
@@ -301,6 +329,10 @@ class TrainSpec(RateSchedule):
     precision: Literal["float32", "bf16"] = "float32"
     """Precision of the network's computation, acting and learning alike (bf16: mixed precision by autocast). Weights,
     gradients and optimiser keep their own."""
+    compile: Literal["off", "blocks"] | None = None
+    """Compilation of the model where it learns: not at all (off), or its repeated layers (blocks), once for each kind
+    of them. Null: blocks on CUDA, if the model names its layers and `sharding` is replicated, else off. In a worker
+    that also acts there is one model: null takes what `rollout.compile` says, and different settings are refused."""
     keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
     """Newest checkpoints that are kept; older ones are removed."""
 

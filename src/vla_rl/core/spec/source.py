@@ -45,11 +45,11 @@ def located(items: Iterable[Item], source: Source | None) -> list[str]:
     return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
 
 
-def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> set[Path]:
+def change(data: dict[str, Any], override: str, known_keys: Collection[str] = ()) -> set[Path]:
     """Apply the override `a.b.0.c=value` to the data, and return the paths that are new or changed. Raise Problems.
 
     Args:
-        known: keys that the data may have at the top; none: any.
+        known_keys: keys that the data may have at the top; none: any.
     """
     text, equals, value = override.partition("=")
     steps = text.strip().split(".")
@@ -62,30 +62,30 @@ def change(data: dict[str, Any], override: str, known: Collection[str] = ()) -> 
     document = parse(value)
     if document.errors:
         raise problem(f"{text}: {document.errors[0].message}")
-    here: Any = data
+    node: Any = data
     path: list[str | int] = []
     changed: set[Path] = set()
     for i, step in enumerate(steps):
         last = i == len(steps) - 1
-        if isinstance(here, list):
-            if not _INDEX.fullmatch(step) or int(step) >= len(here):
-                raise problem(f"{text}: {dotted(tuple(path))} has {len(here)} items; {step!r} is none of 0, 1, ...")
+        if isinstance(node, list):
+            if not _INDEX.fullmatch(step) or int(step) >= len(node):
+                raise problem(f"{text}: {dotted(tuple(path))} has {len(node)} items; {step!r} is none of 0, 1, ...")
             key: str | int = int(step)
-        elif isinstance(here, dict):
+        elif isinstance(node, dict):
             key = step
         else:
-            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(here)}, which has no {step!r}")
+            raise problem(f"{text}: {dotted(tuple(path))} is {formatted(node)}, which has no {step!r}")
         path.append(key)
         if last:
-            here[key] = document.data
-        elif isinstance(here, dict) and here.get(key) is None:
-            if not path[:-1] and known and key not in known:
-                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known)}")
+            node[key] = document.data
+        elif isinstance(node, dict) and node.get(key) is None:
+            if not path[:-1] and known_keys and key not in known_keys:
+                raise problem(f"{text}: unknown key {key!r}{did_you_mean(str(key), known_keys)}")
             if _INDEX.fullmatch(steps[i + 1]):
                 raise problem(
                     f"{text}: the spec lists no {dotted(tuple(path))}; give the whole list, {dotted(tuple(path))}=[...]"
                 )
-            here[key] = {}
+            node[key] = {}
             changed.add(tuple(path))
-        here = here[key]
+        node = node[key]
     return changed | {tuple(path)}

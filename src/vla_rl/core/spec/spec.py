@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from attrs import evolve, field, frozen
@@ -28,6 +28,7 @@ from vla_rl.core.spec.sections import (
     EvalSpec,
     ImaginationSpec,
     ImitationSpec,
+    PlacementSpec,
     RolloutSpec,
     RuntimeSpec,
     TrainSpec,
@@ -45,6 +46,7 @@ __all__ = [
     "EvalSpec",
     "ImaginationSpec",
     "ImitationSpec",
+    "PlacementSpec",
     "RolloutSpec",
     "RuntimeSpec",
     "Spec",
@@ -64,7 +66,12 @@ LONGEST_NAME = 200
 def component(kind: str, type: str, modules: Sequence[str] = (), **config: Any) -> Component:  # noqa: A002
     """Return a component built in Python: `component("algorithm", "grpo", clip_high=0.3)`. Raise PluginError or
     Problems."""
-    return _Reader(modules).component({"type": type, **config}, kind, Component)  # type: ignore[no-any-return]
+    section = PlacementSpec if kind == "placement" else Component
+    return _Reader(modules).component({"type": type, **config}, kind, section)  # type: ignore[no-any-return]
+
+
+def _default_placement() -> PlacementSpec:
+    return cast(PlacementSpec, component("placement", "collocated"))
 
 
 def _default_hooks() -> tuple[Component, ...]:
@@ -106,7 +113,7 @@ class Spec:
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
-    placement: Component = field(factory=lambda: component("placement", "collocated"), metadata={"kind": "placement"})
+    placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
     eval: EvalSpec = field(factory=EvalSpec)
@@ -140,7 +147,7 @@ class Spec:
         size, key = value.group_size, "env.num_envs" if value.episodes is None else "rollout.episodes"
         count = value.episodes or self.env.num_envs
         if count % size:
-            raise problem(f"{size} does not divide {key} {count}; {_nearest(size, count, key)}", "group_size")
+            raise problem(f"{size} does not divide {key} {count}; {_suggested_sizes(size, count, key)}", "group_size")
 
     @asynchrony.validator
     def _asynchrony(self, attribute: Any, value: AsynchronySpec) -> None:
@@ -214,9 +221,9 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     Args:
         imitation: check the parts of `imitation:` too.
     """
-    named: list[tuple[KeyPath, str, Component]] = [
-        ((kind,), kind, getattr(spec, kind)) for kind in ("model", "env", "algorithm", "placement")
-    ]
+    kinds = ("env", "algorithm", "placement") if has_own_policy(spec) else ("model", "env", "algorithm", "placement")
+    named: list[tuple[KeyPath, str, Component]] = [((kind,), kind, getattr(spec, kind)) for kind in kinds]
+    named.append((("rollout", "engine"), "engine", spec.rollout.engine))
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
         named.append((("imitation", "data"), "data", spec.imitation.data))
     if spec.world_model is not None:
@@ -254,23 +261,23 @@ class _Reader(Structurer):
             return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
             raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
-        own = keys_of(as_type)
-        core = [key for key in own if key != "config"]
-        fields: dict[str, Any] = {key: data[key] for key in core if key in data}
-        rest = {key: value for key, value in data.items() if key not in core}
-        wrong: list[tuple[KeyPath, str]] = []
+        component_keys = keys_of(as_type)
+        core_keys = [key for key in component_keys if key != "config"]
+        fields: dict[str, Any] = {key: data[key] for key in core_keys if key in data}
+        settings = {key: value for key, value in data.items() if key not in core_keys}
+        problems: list[tuple[KeyPath, str]] = []
         try:
-            fields["config"] = self._config(data.get("type"), kind, rest, core)
+            fields["config"] = self._config(data.get("type"), kind, settings, core_keys)
         except Problems as exc:
-            wrong = exc.items
+            problems = exc.items
             fields["config"] = None
         try:
-            made = self.read_class(fields, as_type)
+            result = self.read_class(fields, as_type)
         except Problems as exc:
-            raise Problems([*exc.items, *wrong]) from None
-        if wrong:
-            raise Problems(wrong)
-        return made
+            raise Problems([*exc.items, *problems]) from None
+        if problems:
+            raise Problems(problems)
+        return result
 
     def read(self, data: Any, as_type: Any) -> Any:
         """Read a value as in the base class; the pair (kind, class) stands for a component."""
@@ -283,9 +290,9 @@ class _Reader(Structurer):
             plugin = plugins.load(kind, name, self._modules)
         except PluginError as exc:
             raise problem(str(exc).replace("\n  ", "; "), "type") from exc
-        taken = sorted(set(core) & keys_of(plugin.config).keys())
-        if taken:
-            raise problem(f"plugin {name!r} has a setting named {taken[0]!r}, which is core's; rename it", "type")
+        clashes = sorted(set(core) & keys_of(plugin.config).keys())
+        if clashes:
+            raise problem(f"plugin {name!r} has a setting named {clashes[0]!r}, which is core's; rename it", "type")
         try:
             if not plugin.presets:
                 return self.read_class(data, plugin.config, extra_keys=core)
@@ -308,15 +315,15 @@ class _Reader(Structurer):
 
 def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]], name: str) -> dict[Any, Any]:
     """Return the data's keys over those of the preset that it names, if any."""
-    rest = dict(data)
-    chosen = rest.pop("preset", None)
+    settings = dict(data)
+    chosen = settings.pop("preset", None)
     if chosen is None:
-        return rest
+        return settings
     if not isinstance(chosen, str) or chosen not in presets:
         near = did_you_mean(chosen, presets) if isinstance(chosen, str) else ""
-        there = ", ".join(map(repr, presets))
-        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {there}", "preset")
-    return {**presets[chosen], **rest}
+        available = ", ".join(map(repr, presets))
+        raise problem(f"{name!r} has no preset {chosen!r}{near}; there are: {available}", "preset")
+    return {**presets[chosen], **settings}
 
 
 def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path) -> Spec:
@@ -335,15 +342,15 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
         except Problems as exc:
             errors += [(LAST, f"override: {text}") for _, text in exc.items]
     source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
-    modules, wrong = _modules(data, folder)
+    modules, problems = _modules(data, folder)
     spec = None
     try:
         spec = _Reader(modules).read_class(data, Spec)
     except Problems as exc:
-        wrong += [item for item in exc.items if item not in wrong]
-    wrong += _misfits(spec, modules) if spec is not None else []
+        problems += [item for item in exc.items if item not in problems]
+    problems += _incompatibilities(spec, modules) if spec is not None else []
     unread = [error.unread for error in document.errors if error.unread is not None]
-    errors += [source.place(*item) for item in wrong if not any(item[0][: len(path)] == path for path in unread)]
+    errors += [source.place(*item) for item in problems if not any(item[0][: len(path)] == path for path in unread)]
     if errors or spec is None:
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
     object.__setattr__(spec, "source", source)
@@ -356,14 +363,14 @@ def takes_data_statistics(spec: Spec) -> bool:
     return spec.imitation is not None and spec.imitation.statistics == "data"
 
 
-def acts_only(spec: Spec) -> bool:
-    """Return whether the spec's model only acts (`ActingModel`), so that nothing can train it."""
-    return plugins.load("model", spec.model.type, spec.plugins).acts_only
+def has_own_policy(spec: Spec) -> bool:
+    """Return whether the spec's engine acts with a policy of its own. The spec's `model` is then not built."""
+    return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy
 
 
-def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
+def _incompatibilities(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
     """Return problems of components that are valid alone but incompatible with each other."""
-    if takes_data_statistics(spec):
+    if takes_data_statistics(spec) or plugins.load("engine", spec.rollout.engine.type, modules).own_policy:
         return []
     takes, gives = (
         plugin.action_dim and plugin.action_dim(part.config)
@@ -379,39 +386,39 @@ def _misfits(spec: Spec, modules: Sequence[str]) -> list[tuple[KeyPath, str]]:
 def _modules(data: dict[str, Any], folder: Path) -> tuple[list[str], list[tuple[KeyPath, str]]]:
     """Import `plugins:`, with paths made absolute in place. Return (importable modules, problems)."""
     names = data.get("plugins", [])
-    good: list[str] = []
-    wrong: list[tuple[KeyPath, str]] = []
+    modules: list[str] = []
+    problems: list[tuple[KeyPath, str]] = []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return [], []  # reported when it is structured
     data["plugins"] = [str(folder / expanded(name)) if name.endswith(".py") else name for name in names]
     for i, name in enumerate(data["plugins"]):
         try:
-            if name in good:
+            if name in modules:
                 raise PluginError(f"{name!r} is listed twice")
             check_module(name, plugins.import_module(name))
             plugins.installed("hook", [name])
-            good.append(name)
+            modules.append(name)
         except PluginError as exc:
-            wrong.append((("plugins", i), str(exc).removeprefix("plugins: ")))
-    return good, wrong
+            problems.append((("plugins", i), str(exc).removeprefix("plugins: ")))
+    return modules, problems
 
 
-def _nearest(size: int, count: int, key: str) -> str:
+def _suggested_sizes(size: int, count: int, key: str) -> str:
     """Suggest group sizes and counts that divide evenly, near those given."""
     below = next(other for other in range(min(size - 1, count), 0, -1) if count % other == 0)
     above = [other for other in range(size + 1, count + 1) if count % other == 0][:1]
     fitting = [count // size * size] * (count > size) + [-(-count // size) * size]
-    return f"use {_either([below, *above])}, or {key} {_either(fitting)}"
+    return f"use {_alternatives([below, *above])}, or {key} {_alternatives(fitting)}"
 
 
-def _either(numbers: Sequence[int]) -> str:
+def _alternatives(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Component):
-        own = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
-        return {**own, **to_plain(value.config)}
+        core_fields = {key: to_plain(getattr(value, key)) for key in keys_of(type(value)) if key != "config"}
+        return {**core_fields, **to_plain(value.config)}
     if isinstance(value, tuple) and value and isinstance(value[0], Component):
         return [_plain(item) for item in value]
     if attrs.has(type(value)):

@@ -123,10 +123,10 @@ class Structurer:
         except NameError as exc:
             raise problem(f"{cls.__module__}.{cls.__name__}: {exc}; import annotated types at run time") from exc
         keys = keys_of(cls)
-        known = [*extra_keys, *keys]
+        known_keys = [*extra_keys, *keys]
         unknown = [key for key in data if key not in keys]
         problems: list[tuple[Path, str]] = [
-            ((key,), f"unknown key{did_you_mean(str(key), known)}") for key in unknown[:SUGGESTED]
+            ((key,), f"unknown key{did_you_mean(str(key), known_keys)}") for key in unknown[:SUGGESTED]
         ]
         if len(unknown) > SUGGESTED:
             problems.append(((unknown[SUGGESTED],), f"unknown key, as are {len(unknown) - SUGGESTED - 1} others"))
@@ -139,8 +139,8 @@ class Structurer:
                     problems.append(((key,), "required, but missing"))
             except Problems as exc:
                 problems += [((key, *path), text) for path, text in exc.items]
-        wrong = {key for key in keys if key not in values and (key in data or keys[key].default is attrs.NOTHING)}
-        problems += _failing_validators(cls, values, wrong)
+        invalid = {key for key in keys if key not in values and (key in data or keys[key].default is attrs.NOTHING)}
+        problems += _failing_validators(cls, values, invalid)
         if not problems:
             try:
                 return cls(**values)
@@ -165,9 +165,9 @@ class Structurer:
             item_types = list(arguments)
         else:
             item_types = [arguments[0]] * len(data)
-        made = self._each((i, i, item, t) for i, (item, t) in enumerate(zip(data, item_types, strict=True)))
+        items = self._each((i, i, item, t) for i, (item, t) in enumerate(zip(data, item_types, strict=True)))
         build = {Sequence: tuple, AbstractSet: frozenset}.get(origin, origin)
-        return build(made.values())
+        return build(items.values())
 
     def _mapping(self, data: Any, as_type: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
@@ -176,15 +176,15 @@ class Structurer:
         return self._each((self.read(key, key_type), key, item, value_type) for key, item in data.items())
 
     def _each(self, items: Any) -> dict[Any, Any]:
-        made, problems = {}, []
+        values, problems = {}, []
         for key, step, data, as_type in items:
             try:
-                made[key] = self.read(data, as_type)
+                values[key] = self.read(data, as_type)
             except Problems as exc:
                 problems += [((step, *path), text) for path, text in exc.items]
         if problems:
             raise Problems(problems)
-        return made
+        return values
 
     def _union(self, data: Any, as_type: Any) -> Any:
         """Return the value as the first union member that fits; null first."""
@@ -241,15 +241,15 @@ def _enum(data: Any, as_type: type[enum.Enum]) -> Any:
     raise problem(f"expected one of {', '.join(repr(member.value) for member in as_type)}, got {formatted(data)}")
 
 
-def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet[str]) -> list[tuple[Path, str]]:
-    """Run the validators of all readable fields, on an instance without the `wrong` ones, and return the problems."""
+def _failing_validators(cls: type, values: Mapping[str, Any], invalid: AbstractSet[str]) -> list[tuple[Path, str]]:
+    """Run the validators of all readable fields, on an instance without the `invalid` ones, and return the problems."""
     instance: Any = object.__new__(cls)
     keys = keys_of(cls)
     problems: list[tuple[Path, str]] = []
     unexpected: Exception | None = None
     for key in keys:
         try:
-            if key not in wrong:
+            if key not in invalid:
                 value = _value(instance, keys[key], values.get(key, attrs.NOTHING))
                 object.__setattr__(instance, keys[key].name, value)
         except (AttributeError, ArithmeticError, LookupError):  # a default computed from a field that is wrong
@@ -271,7 +271,7 @@ def _failing_validators(cls: type, values: Mapping[str, Any], wrong: AbstractSet
             LookupError,
         ) as exc:  # of a wrong field, as a divisor of 0
             unexpected = unexpected or exc
-    if unexpected is not None and not wrong and not problems:
+    if unexpected is not None and not invalid and not problems:
         raise unexpected
     return problems
 

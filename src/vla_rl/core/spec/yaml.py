@@ -164,15 +164,17 @@ class _Reader:
                 self._error(key_node, path, "a key must be a word", unread=False)
                 continue
             key = self._scalar(key_node, path)
-            here = (*path, key)
+            key_path = (*path, key)
             if key == "<<" and key_node.style is None:
                 self._error(key_node, path, MERGE)
                 continue
             if key in data:
-                self._error(key_node, here, f"duplicate key, already given in line {self.lines[here]}", unread=False)
+                self._error(
+                    key_node, key_path, f"duplicate key, already given in line {self.lines[key_path]}", unread=False
+                )
                 continue
-            self.lines[here] = key_node.start_mark.line + 1
-            data[key] = self.read(value_node, here)
+            self.lines[key_path] = key_node.start_mark.line + 1
+            data[key] = self.read(value_node, key_path)
         return data
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:

@@ -41,17 +41,17 @@ def interpreter_problems(python: Path) -> list[str]:
             check=True,
             cwd="/",
         )
-        there = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as exc:
         return [f"{python} is not a Python interpreter that runs: {exc}"]
     ours = platform.python_version()
-    wrong = []
-    if there["python"].split(".")[:2] != ours.split(".")[:2]:
-        wrong.append(f"{python} is Python {there['python']}, and Ray needs that of this one, {ours}")
+    problems = []
+    if answer["python"].split(".")[:2] != ours.split(".")[:2]:
+        problems.append(f"{python} is Python {answer['python']}, and Ray needs that of this one, {ours}")
     for name in SAME:
         version = metadata.version(name)
-        if name not in there["has"]:
-            wrong.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
-        elif there["has"][name] != version:
-            wrong.append(f"{python} has {name} {there['has'][name]}, this interpreter {version}; install the same")
-    return wrong
+        if name not in answer["has"]:
+            problems.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
+        elif answer["has"][name] != version:
+            problems.append(f"{python} has {name} {answer['has'][name]}, this interpreter {version}; install the same")
+    return problems

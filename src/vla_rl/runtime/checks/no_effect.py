@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from types import FunctionType
 
 from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
+from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import RateSchedule
 from vla_rl.core.spec.source import Item
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
 
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
     """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
-    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec)]
+    warnings = [*_modules_warnings(spec), *_runtime_warnings(spec), *_compile_warnings(spec)]
     if training and spec.train.steps:
         warnings += [
             *_schedule_warnings("train", spec.train),
@@ -31,6 +32,17 @@ def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]
     return warnings
 
 
+def transfer_warnings(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield a strategy of the weight transfer where nothing is transferred."""
+    requested = spec.placement.weight_transfer
+    if requested in ("auto", "shared"):
+        return
+    learners = plan.hosting("learner")
+    if spec.runtime.backend == "local" or all(index in learners for index in plan.hosting("policy")):
+        text = f"{requested} has no effect: every policy is in a learner's worker and shares its weights; leave it out"
+        yield ("placement", "weight_transfer"), text
+
+
 def _modules_warnings(spec: Spec) -> Iterator[Item]:
     for i, (name, module) in enumerate(hook_modules(spec.plugins)):
         hooks = any(isinstance(x, FunctionType) and hasattr(x, "vla_rl_impl") for x in vars(module).values())
@@ -40,6 +52,12 @@ def _modules_warnings(spec: Spec) -> Iterator[Item]:
                 f"function with @hookimpl"
             )
             yield ("plugins", i), text
+
+
+def _compile_warnings(spec: Spec) -> Iterator[Item]:
+    if spec.rollout.compile is not None and has_own_policy(spec):
+        text = f"has no effect: engine {spec.rollout.engine.type!r} acts with a policy of its own"
+        yield ("rollout", "compile"), text
 
 
 def _runtime_warnings(spec: Spec) -> Iterator[Item]:
@@ -81,8 +99,8 @@ def _steps_warnings(spec: Spec) -> Iterator[Item]:
 
 def _limit(spec: Spec) -> int | None:
     """Return the most environment steps of a ticket; None: only the simulator knows."""
-    own = getattr(spec.env.config, "max_steps", None)
-    return spec.rollout.steps or spec.rollout.max_steps or (own if isinstance(own, int) else None)
+    env_limit = getattr(spec.env.config, "max_steps", None)
+    return spec.rollout.steps or spec.rollout.max_steps or (env_limit if isinstance(env_limit, int) else None)
 
 
 def _rollout_warnings(spec: Spec) -> Iterator[Item]:
@@ -93,16 +111,16 @@ def _rollout_warnings(spec: Spec) -> Iterator[Item]:
 
 
 def _samples_warnings(spec: Spec) -> Iterator[Item]:
-    limit, wanted = _limit(spec), spec.train.global_batch
-    if limit is None or wanted is None:
+    limit, global_batch = _limit(spec), spec.train.global_batch
+    if limit is None or global_batch is None:
         return
     shape = RunShape.of(spec)
     tickets = (shape.groups_per_step + shape.imagined_groups) * shape.group_size
     chunks = -(-limit // shape.chunk)
     samples = tickets * chunks * shape.uses
-    if wanted > samples:
+    if global_batch > samples:
         text = (
-            f"an optimiser step takes {wanted} samples, and a training step has {samples} at most ({tickets} "
+            f"an optimiser step takes {global_batch} samples, and a training step has {samples} at most ({tickets} "
             f"trajectories of {chunks} chunks): it is one optimiser step an epoch, as without global_batch"
         )
         yield ("train", "global_batch"), text

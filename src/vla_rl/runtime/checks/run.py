@@ -20,17 +20,19 @@ from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, acts_only, missing, takes_data_statistics
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
-from vla_rl.runtime.checks.no_effect import without_effect
+from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
 from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
+from vla_rl.toolkit.models.adapters import merge_mode
 
 logger = logging.getLogger(__name__)
 
@@ -52,19 +54,27 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     for path, kind, part in _components(spec, imitation):
         if path not in lacking:
             problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
-    if (training or imitation) and ("model",) not in lacking:
-        problems += _acting_model_problems(spec)
+    if training or imitation:
+        problems += _engine_problems(spec)
     if training:
         problems += _training_problems(spec)
     if ("algorithm",) not in lacking:
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
-    problems += [*_interpreter_problems(spec), *_plan_problems(spec, training, cluster)]
+    problems += _interpreter_problems(spec)
+    cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
+    plan = None
+    if cluster is not None:
+        plan, plan_problems = _planned(spec, training, cluster)
+        problems += plan_problems
     if problems:
         raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
-    for text in located(without_effect(spec, training=training, imitation=imitation), spec.source):
+    warnings = without_effect(spec, training=training, imitation=imitation)
+    if plan is not None:
+        warnings += transfer_warnings(spec, plan)
+    for text in located(warnings, spec.source):
         logger.warning("warning: %s", text)
 
 
@@ -129,7 +139,9 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], 
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
         return
-    yield ("model",), "model", spec.model
+    yield ("rollout", "engine"), "engine", spec.rollout.engine
+    if not has_own_policy(spec):
+        yield ("model",), "model", spec.model
     if spec.env.python is None:
         yield ("env",), "env", spec.env
     if spec.world_model is not None:
@@ -162,11 +174,14 @@ def _plugin_problems(
     return []
 
 
-def _acting_model_problems(spec: Spec) -> Iterator[Item]:
-    """Refuse to train a model that only acts."""
-    if acts_only(spec):
-        text = f"model {spec.model.type!r} only acts, so nothing can train it; evaluate it (vla-rl eval), or serve it"
-        yield ("model",), text
+def _engine_problems(spec: Spec) -> Iterator[Item]:
+    """Refuse to train beside an engine that would not act with what is trained."""
+    if has_own_policy(spec):
+        text = (
+            f"{spec.rollout.engine.type!r} acts with a policy of its own, so nothing can train it; evaluate it (vla-rl "
+            f"eval), serve it, or leave it out to train model {spec.model.type!r}"
+        )
+        yield ("rollout", "engine"), text
 
 
 def _training_problems(spec: Spec) -> Iterator[Item]:
@@ -239,22 +254,22 @@ def _interpreter_problems(spec: Spec) -> Iterator[Item]:
         yield ("env", "python"), "runtime.backend: local has one process and so one interpreter; use ray"
 
 
-def _plan_problems(spec: Spec, training: bool, cluster: Cluster | None) -> Iterator[Item]:
-    """Check the plan. For a cluster that is not this machine only a run can tell, unless its size is given."""
+def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None, list[Item]]:
+    """Return the plan, where it can be made without measuring, and its problems."""
     from vla_rl.runtime.planning.plan import NoCuda, plan_for
 
-    if spec.runtime.address is not None and cluster is None:
-        return
     try:
-        plan = plan_for(spec, cluster or this_machine(spec))
-        yield from _lane_problems(spec, plan)
-        yield from [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)] if training else ()
+        plan = plan_for(spec, cluster)
+        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
+        if training:
+            problems += [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)]
     except MeasureFirst:
-        return
+        return None, []
     except NoCuda as exc:
-        yield ("runtime", "require"), str(exc)
+        return None, [(("runtime", "require"), str(exc))]
     except (DoesNotFit, PluginError) as exc:
-        yield ("placement",), str(exc)
+        return None, [(("placement",), str(exc))]
+    return plan, problems
 
 
 def this_machine(spec: Spec) -> Cluster:
@@ -263,19 +278,23 @@ def this_machine(spec: Spec) -> Cluster:
     """
     from vla_rl.runtime.placement.hardware import machine
 
-    here = machine()
+    local_machine = machine()
     if spec.runtime.backend == "local":
-        return here
-    cpus = float(os.cpu_count() or here.cpus)
-    return Cluster(cpus=cpus, gpus=here.gpus, memory=here.memory, gpu_memory=here.gpu_memory)
+        return local_machine
+    cpus = float(os.cpu_count() or local_machine.cpus)
+    return Cluster(
+        cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory
+    )
 
 
-def check_plan(spec: Spec, plan: Plan) -> None:
-    """Raise SpecError where lanes cannot be what the plan says, or rollouts cannot run while learners train. The driver
-    calls this.
+def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
+    """Raise SpecError where lanes or the weight transfer cannot be what the plan says, or rollouts cannot run while
+    learners train. The driver calls this.
     """
     problems = [
         *_lane_problems(spec, plan),
+        *_transfer_problems(spec, plan, cluster),
+        *_merge_problems(spec, plan),
         *_asynchrony_problems(spec, plan),
         *world_model_placement_problems(spec, plan),
     ]
@@ -284,12 +303,12 @@ def check_plan(spec: Spec, plan: Plan) -> None:
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    asked = "lanes" if plan.concurrent_lanes else "batching"
+    key = "lanes" if plan.concurrent_lanes else "batching"
     if not plan.concurrent_lanes and plan.batching.max_wait_s is None:
         return
     if spec.runtime.backend == "local":
         text = "one process does one thing after another (runtime.backend: local), so no env waits for another's step"
-        yield ("placement", asked), f"{text}; leave it out, or use runtime.backend: ray"
+        yield ("placement", key), f"{text}; leave it out, or use runtime.backend: ray"
     elif plan.concurrent_lanes and not independent_envs(spec.env.config):
         text = (
             f"the envs of env {spec.env.type!r} step as one batch with these settings, and lanes of some of them would "
@@ -298,20 +317,53 @@ def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
         yield ("placement", "lanes"), text
 
 
+def _transfer_problems(spec: Spec, plan: Plan, cluster: Cluster) -> Iterator[Item]:
+    if spec.runtime.backend == "local":
+        return
+    here = spec.runtime.address is None
+    try:
+        planned_strategy(spec.placement.weight_transfer, plan, cluster, _has_nccl() if here else None)
+    except TransferNotPossible as exc:
+        yield ("placement", "weight_transfer"), str(exc)
+
+
+def _has_nccl() -> bool:
+    import torch
+
+    return torch.distributed.is_nccl_available()
+
+
+def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield why adapters cannot be merged for acting in the workers of this plan."""
+    mode = merge_mode(spec.model.config)
+    path = ("model", "lora", "merge_for_acting")
+    if mode == "off" or has_own_policy(spec):
+        return
+    shared = any({"policy", "learner"} <= set(slot.roles) for slot in plan.slots)
+    if shared and spec.train.sharding == "full":
+        text = "policies act with the learners' shards (train.sharding: full), whose layers cannot be merged; use off"
+        yield path, f"{text}, train.sharding: replicated, or `placement: {{type: disaggregated}}`"
+    elif mode == "copy" and "policy" in plan.offload and not shared:
+        text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
+        yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
+
+
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
-    wrong, local = "", spec.runtime.backend == "local"
+    obstacle, local = "", spec.runtime.backend == "local"
     if local and spec.asynchrony.max_lag:
-        wrong = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
+        obstacle = "one process does one thing after another (runtime.backend: local); use runtime.backend: ray"
     elif not local and any(plan.slots[index].roles != ("learner",) for index in plan.hosting("learner")):
-        wrong = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
+        obstacle = "learners share workers with simulators or policies; use `placement: {type: disaggregated}`"
     elif plan.offload:
-        wrong = f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
-    if wrong and spec.asynchrony.max_lag:
-        text = f"rollouts cannot go on while learners train: {wrong}, or asynchrony.max_lag: 0"
+        obstacle = (
+            f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
+        )
+    if obstacle and spec.asynchrony.max_lag:
+        text = f"rollouts cannot go on while learners train: {obstacle}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
-    elif wrong and spec.asynchrony.streaming_update:
+    elif obstacle and spec.asynchrony.streaming_update:
         text = (
-            f"learners cannot begin while the rest of a step is collected: {wrong}, or "
+            f"learners cannot begin while the rest of a step is collected: {obstacle}, or "
             "asynchrony.streaming_update: false"
         )
         yield ("asynchrony", "streaming_update"), text
@@ -385,8 +437,10 @@ def _replay_problems(algorithm: Algorithm, spec: Spec) -> Iterator[Item]:
     if replay.capacity is not None and replay.capacity < needed:
         yield (*section, "capacity"), f"{replay.capacity} groups are too few: {demand}; give at least {needed}"
     elif replay.sampling == "uniform" and (replay.capacity or 0) <= needed:
-        kept = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
-        text = f"there is nothing to draw from: {demand}, and {kept}; give capacity: {2 * needed}, or sampling: oldest"
+        effect = "nothing says how many are kept" if replay.capacity is None else f"so all {needed} are, every time"
+        text = (
+            f"there is nothing to draw from: {demand}, and {effect}; give capacity: {2 * needed}, or sampling: oldest"
+        )
         yield (*section, "sampling"), text
     lag = max(spec.rollout.lag, spec.asynchrony.max_lag)
     if replay.max_lag is not None and replay.max_lag <= lag:

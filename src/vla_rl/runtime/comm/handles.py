@@ -14,11 +14,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from attrs import frozen
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import EnvInfo
+from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.comm.remote import ConcurrencyGroup, Phase, declared
-from vla_rl.runtime.comm.weight_sync import PublishedWeights
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import summed
 
@@ -116,6 +115,11 @@ class Fleet:
         """Lane -> handle of the sim role that hosts it."""
         self.policy_of = {lane.index: policy for policy in self.policies for lane in policy.assignment.served}
         """Lane -> handle of the policy that acts for it."""
+        learner_workers = {learner.worker for learner in self.learners}
+        self.remote_policies = [policy for policy in self.policies if policy.worker not in learner_workers]
+        """Policies that share no worker with a learner, so that weights have to reach them."""
+        self.through_store = False
+        """True where weights reach them through the object store."""
         self.phases = Phases(offload, self.workers, self.get_all)
 
     def send(self, handle: Handle[Any], method: Callable[..., Any], arguments: Sequence[Any], returns: int) -> Any:
@@ -158,19 +162,21 @@ class Fleet:
     def publish(self, version: int, check: bool) -> list[Ref[Any]]:
         """Publish the learners' weights as this version, with checksums if `check`.
 
-        Policies in a learner's process already hold the weights. The call does not wait: learners continue once the
-        weights are copied, and policies load them between two requests.
+        Policies in a learner's process already hold the weights. The call does not wait: the learners send, and
+        policies load between two requests.
         """
-        learner_workers = {learner.worker for learner in self.learners}
-        remote = [policy for policy in self.policies if policy.worker not in learner_workers]
-        collocated = [policy for policy in self.policies if policy.worker in learner_workers]
-        sending = [learner.call(LearnerInterface.weights, check) for learner in self.learners] if remote else []
-        loading = [
-            policy.call(PolicyInterface.load, version, cast(PublishedWeights, by_reference(sending[0])))
-            for policy in remote
-        ]
-        adopting = [policy.call(PolicyInterface.adopt, version) for policy in collocated]
-        return [*sending[1:], *loading, *adopting]
+        calls: list[Ref[Any]] = []
+        if self.remote_policies:
+            sending = [learner.call_for_two(LearnerInterface.send_weights, check) for learner in self.learners]
+            memory, checksums = sending[0]
+            loaded = cast(Array, by_reference(memory)) if self.through_store else None
+            calls = [checksums for _, checksums in sending]
+            calls += [policy.call(PolicyInterface.load, version, loaded) for policy in self.remote_policies]
+            if check:
+                known = by_reference(checksums)
+                calls += [policy.call(PolicyInterface.verify, version, known) for policy in self.remote_policies]
+        collocated = [policy for policy in self.policies if policy not in self.remote_policies]
+        return [*calls, *(policy.call(PolicyInterface.adopt, version) for policy in collocated)]
 
     def skip(self, version: int) -> None:
         """Count a version whose weights equal those of the version before."""

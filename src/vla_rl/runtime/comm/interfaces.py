@@ -16,15 +16,17 @@ from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
-from vla_rl.runtime.comm.weight_sync import PublishedWeights
 from vla_rl.runtime.messages.learning import ImitationStep, SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, RecordingKey, StepRequest
+from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.messages.world_model import FitResult, RecordedEpisode
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import WorkerDevice
+from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.toolkit.data.recording import Recording
+from vla_rl.toolkit.models.compilation import CompilationReport
 
 Demonstrations = tuple[Observation, Array]
 """Observations of B chunk steps, and the expert's actions, float32 [B, C, A]."""
@@ -182,8 +184,18 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
+    def location(self) -> WorkerLocation:
+        """Return this worker's machine and device, as a weight transfer needs them."""
+
+    @remote(track="none")
+    @abstractmethod
     def model_size(self) -> dict[str, float]:
         """Return "parameters", "trainable" (how many of them are) and "weight_bytes" (of one parameter, on average)."""
+
+    @remote(track="none", group="concurrent")
+    @abstractmethod
+    def compilation(self) -> CompilationReport | None:
+        """Return what the compiler did since the last time; None: the model is not compiled."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod
@@ -270,10 +282,24 @@ class PolicyInterface(ABC):
     def release(self, tickets: Sequence[int] | None = None) -> None:
         """Free the samples of these tickets; None: all samples."""
 
+    @remote(track="none")
+    @abstractmethod
+    def connect_learner(self, transfer: WeightTransfer) -> None:
+        """Open this policy's end of the transfer. Raises PluginError naming the parameter where the learner's weights
+        do not fit.
+        """
+
     @remote(group="weights")
     @abstractmethod
-    def load(self, version: int, published: PublishedWeights) -> None:
-        """Receive a version of the weights, and swap it in between two requests."""
+    def load(self, version: int, memory: Array | None) -> None:
+        """Receive a version of the weights between two requests. `memory`: the version, uint8 [bytes], where the
+        runtime passes it on.
+        """
+
+    @remote(group="weights")
+    @abstractmethod
+    def verify(self, version: int, checksums: Mapping[str, int]) -> None:
+        """Raise PluginError naming the parameter where the model does not hold the weights with these checksums."""
 
     @remote(group="weights")
     @abstractmethod
@@ -345,11 +371,24 @@ class LearnerInterface(ABC):
     def forget_demonstrations(self) -> None:
         """Free the demonstrations and reset the optimiser's moments."""
 
+    @remote(track="none")
+    @abstractmethod
+    def weight_layout(self) -> WeightLayout:
+        """Return the layout in which trainable weights are sent to policies."""
+
+    @remote(track="none")
+    @abstractmethod
+    def connect_policies(self, transfer: WeightTransfer) -> None:
+        """Open the learner's end of the transfer, on the first rank."""
+
     @remote(phase="learn")
     @abstractmethod
-    def weights(self, check: bool) -> PublishedWeights | None:
-        """Return the trainable weights for policies in other processes, with checksums if `check`. All ranks together;
-        only the first returns them."""
+    def send_weights(self, check: bool) -> tuple[Array | None, dict[str, int]]:
+        """Send the trainable weights to policies in other processes; all ranks together, of which the first sends.
+
+        Returns: (the version's memory, uint8 [bytes], where the runtime has to pass it on; checksums by name if
+        `check`).
+        """
 
     @remote(phase="learn")
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Rendezvous of the learners: torch's store and the connections between ranks, on one address of the machine.
+"""Rendezvous of learners, and of the ends of a weight transfer: torch's store and the connections between ranks, on one
+address of the machine.
 
 torch itself would listen on all addresses.
 """
@@ -7,11 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import psutil
 import torch
+
+STORE_TIMEOUT = timedelta(minutes=5)
+"""Time that a store waits for a key; torch's own default."""
 
 
 def open_listener(host: str) -> socket.socket:
@@ -40,16 +45,29 @@ def enter_group(backend: str, address: str, rank: int, world: int, listener: soc
     if where.scheme != "tcp" or where.hostname is None or where.port is None:
         torch.distributed.init_process_group(backend, init_method=address, rank=rank, world_size=world)
         return
+    store = open_store(address, rank, world, listener)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+
+def open_store(
+    address: str, rank: int, world: int, listener: socket.socket | None, timeout: timedelta = STORE_TIMEOUT
+) -> torch.distributed.TCPStore:  # type: ignore[name-defined]
+    """Return torch's store at rank 0's listening socket, and let groups that are made with it connect through the same
+    network interface.
+    """
+    where = urlsplit(address)
+    assert where.hostname is not None
+    assert where.port is not None
     _connect_through(where.hostname, listener)
-    store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+    return torch.distributed.TCPStore(  # type: ignore[attr-defined]
         where.hostname,
         where.port,
         world_size=world,
         is_master=rank == 0,
+        timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
     )
-    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
 
 
 def _connect_through(host: str, listener: socket.socket | None) -> None:

@@ -163,10 +163,10 @@ def joined_advantages(first: Advantages, second: Advantages) -> Advantages:
 
 def find_samples(selected: Rollout, columns: Array, batch: RolloutBatch) -> SampleIndex:
     """Return the samples of the columns (indices) of a batch that `selected` consists of, in time-major order."""
-    steps, kept = np.nonzero(selected.samples.numpy())
-    source = columns[kept]
+    steps, selected_columns = np.nonzero(selected.samples.numpy())
+    source = columns[selected_columns]
     return SampleIndex(
-        steps=steps, columns=kept, workers=batch.workers[source], sample_ids=batch.sample_ids[steps, source]
+        steps=steps, columns=selected_columns, workers=batch.workers[source], sample_ids=batch.sample_ids[steps, source]
     )
 
 
@@ -175,18 +175,18 @@ def batch_fields(rollout: Rollout, advantages: Advantages, samples: SampleIndex)
     are not divided yet; "counts" and "value_counts" [S] are added.
     """
 
-    def pick(tensor: torch.Tensor | None) -> Array | None:
+    def of_samples(tensor: torch.Tensor | None) -> Array | None:
         return None if tensor is None else tensor.numpy()[samples.steps, samples.columns]
 
-    def total(tensor: torch.Tensor | None) -> Array:
-        array = pick(tensor)
+    def total_of_samples(tensor: torch.Tensor | None) -> Array:
+        array = of_samples(tensor)
         return np.zeros(len(samples.steps)) if array is None else array.reshape(len(array), -1).sum(1, dtype=np.float64)
 
     counts, value_counts = advantages.divisors
     return {
-        **{field.name: pick(read(rollout, field)) for field in ROLLOUT if field.in_batch},
-        **{field.name: pick(read(advantages, field)) for field in ADVANTAGES if field.in_batch},
-        **{name: pick(tensor) for name, tensor in advantages.extras.items()},
-        "counts": total(counts),
-        "value_counts": total(value_counts),
+        **{field.name: of_samples(read(rollout, field)) for field in ROLLOUT if field.in_batch},
+        **{field.name: of_samples(read(advantages, field)) for field in ADVANTAGES if field.in_batch},
+        **{name: of_samples(tensor) for name, tensor in advantages.extras.items()},
+        "counts": total_of_samples(counts),
+        "value_counts": total_of_samples(value_counts),
     }

@@ -77,8 +77,8 @@ class ImitationTrainer:
             order = generator(self._seed, self._purpose, rank, epoch).permutation(len(rank_samples))
             shards.append(rank_samples[order[position * self._rank_batch : (position + 1) * self._rank_batch]])
         total = self.batch_size(step)
-        most = max(map(len, shards))
-        return [ImitationStep(indices=shard, total=total, most=most, lr=lr) for shard in shards]
+        largest_shard = max(map(len, shards))
+        return [ImitationStep(indices=shard, total=total, most=largest_shard, lr=lr) for shard in shards]
 
 
 def start_behaviour_cloning(

@@ -216,8 +216,8 @@ class Collector:
                         self._receive(worker, self.fleet.get(reports.pop(worker)))
             handle = self.fleet.workers[worker]
             self._receive(worker, self.fleet.get(handle.call(HostInterface.wait_for_report, (), False, self.purpose)))
-            lost = self._assigned[worker]
+            lost_tickets = self._assigned[worker]
             self._assigned[worker] = {}
-            self.fleet.get(policy.call(PolicyInterface.release, list(lost)))
-            self._queue.appendleft(deque(lost.values()))
+            self.fleet.get(policy.call(PolicyInterface.release, list(lost_tickets)))
+            self._queue.appendleft(deque(lost_tickets.values()))
         self.fleet.connect_policies(dead)

@@ -11,6 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from attrs import evolve
+
 from vla_rl.core.events import Evaluation
 from vla_rl.core.interrupts import Interrupts
 from vla_rl.core.plan import Cluster, Plan
@@ -27,6 +29,7 @@ from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, Poli
 from vla_rl.runtime.comm.tracing import clock_ahead
 from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer, bc_warmup, start_behaviour_cloning
 from vla_rl.runtime.driver.collector import Collector
+from vla_rl.runtime.driver.compilation_monitor import CompilationMonitor
 from vla_rl.runtime.driver.episode_requests import EpisodeRequests
 from vla_rl.runtime.driver.evaluation_rollout import Evaluator
 from vla_rl.runtime.driver.faults import FaultLog
@@ -107,9 +110,10 @@ class Driver:
 
     def _choose_plan(self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None) -> Plan:
         """Return the plan, or the one for the spec's placement."""
-        chosen = plan or plan_for(self.spec, self.backend.cluster(), measure)
+        cluster = self.backend.cluster()
+        chosen = plan or plan_for(self.spec, cluster, measure)
         if self.spec.runtime.backend != "local":
-            check_plan(self.spec, chosen)
+            check_plan(self.spec, chosen, cluster)
         return chosen
 
     def _start(self, imitation: bool, scaling: Scaling, world_model_folder: Path | None) -> None:
@@ -136,6 +140,7 @@ class Driver:
         self.scaling = started.scaling
         self.recorded_samples = started.recorded_samples
         self.memory = SampleMemory(self.fleet, spec, self.plan, self.info)
+        self._compiling = CompilationMonitor(self.fleet, spec)
 
         restarts = Restarts(self.fleet, spec.runtime.restarts, self.fault_log.announce, imagines)
         router = SampleRouter(self.fleet, spec, self.algorithm.needs)
@@ -219,7 +224,12 @@ class Driver:
             self.publish()
         else:
             self.fleet.skip(self.version)
-        return metrics | {"time/publish": perf_counter() - start} | self.fleet.phases.metrics()
+        metrics |= {"time/publish": perf_counter() - start} | self.fleet.phases.metrics()
+        compilation = self._compiling.report()
+        if compilation is None:
+            return metrics
+        self.info = evolve(self.info, notes=(*self.info.notes, *compilation.notes))
+        return metrics | compilation.metrics()
 
     # ----------------------------------------------------------------------------------- evaluation and imitation
 

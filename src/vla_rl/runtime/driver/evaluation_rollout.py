@@ -28,7 +28,7 @@ def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, s
         raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
     if spec.eval.episodes_per_task is not None:
         states = _first_of_each_task(states, spec.eval.episodes_per_task)
-    shown = _spread(frames, len(states))
+    with_frames = _spread(frames, len(states))
     settings = settings_in(spec.hooks)
     recorded = frozenset[int]()
     if settings is not None and settings.records("evaluation", step):
@@ -40,7 +40,7 @@ def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, s
             state=state,
             number=i,
             episode=repeat,
-            record=repeat == 0 and i in shown,
+            record=repeat == 0 and i in with_frames,
             recorded=repeat * len(states) + i in recorded,
         )
         for repeat in range(spec.eval.repeats)

@@ -33,8 +33,8 @@ class FetchedRecordings:
 
     def __iter__(self) -> Iterator[Recording]:
         sims = self.fleet.sims
-        known = self.fleet.get_all([sim.call(EnvInterface.recorded, self.what) for sim in sims])
-        sim_of = {key: sim for sim, keys in zip(sims, known, strict=True) for key in keys}
+        keys_of_sims = self.fleet.get_all([sim.call(EnvInterface.recorded, self.what) for sim in sims])
+        sim_of = {key: sim for sim, keys in zip(sims, keys_of_sims, strict=True) for key in keys}
         try:
             for key in self.keys:
                 if key in sim_of:
@@ -73,6 +73,6 @@ class RecordingSchedule:
             return False
         if settings.only != "all" or settings.max_episodes is None:
             return True
-        self._counts = {known: count for known, count in self._counts.items() if known >= step}
+        self._counts = {counted_step: count for counted_step, count in self._counts.items() if counted_step >= step}
         count = self._counts[step] = self._counts.get(step, 0) + 1
         return count <= settings.max_episodes

@@ -149,11 +149,13 @@ class ReplayBuffer(Replay):
     def finish(self, trained: bool) -> ReplayChanges:
         leaving = [*self._expired, *(self.index.record_use(self._repeated, self._new) if trained else ())]
         dropped = [self.batches.pop(group) for group in leaving if group in self.batches]
-        kept = [ticket for group in self._new if group in self.batches for ticket in self.batches[group].numbers]
+        kept_tickets = [
+            ticket for group in self._new if group in self.batches for ticket in self.batches[group].numbers
+        ]
         self._new = {}
         self._repeated = []
         self._expired = []
-        return ReplayChanges(kept_tickets=kept, dropped=dropped)
+        return ReplayChanges(kept_tickets=kept_tickets, dropped=dropped)
 
     def batch_metrics(self, rollout: Rollout, repeated: Array, version: int) -> dict[str, float]:
         samples = rollout.samples.numpy()

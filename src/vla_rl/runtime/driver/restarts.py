@@ -60,9 +60,9 @@ class Restarts:
         fleet.backend.revive([worker.worker for worker in dead])
         fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
         workers = ", ".join(str(worker.worker) for worker in dead)
-        lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
+        num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
         self.on_fault(
-            f"sim worker {workers} died with {lost} unfinished episodes and was started again; they are re-run: "
+            f"sim worker {workers} died with {num_lost} unfinished episodes and was started again; they are re-run: "
             f"{str(error).splitlines()[0]}"
         )
         return {worker.worker for worker in dead}

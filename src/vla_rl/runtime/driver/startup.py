@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +13,12 @@ from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
-from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface
+from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
 from vla_rl.runtime.gpu_memory.checks import check_before_building
+from vla_rl.runtime.messages.weights import WeightTransfer
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, choose_strategy
+
+logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
@@ -60,6 +65,8 @@ def start_workers(
     fleet.connect_policies([sim.worker for sim in fleet.sims])
     if len(fleet.learners) > 1:
         _join_learners(fleet)
+    if fleet.learners and fleet.remote_policies:
+        _connect_weights(fleet, spec)
     first_sim = fleet.sim_of[0]
     return StartedRun(
         info=info,
@@ -74,6 +81,35 @@ def _open_data(fleet: Fleet, info: EnvInfo) -> int:
     """Let all learners open the demonstrations. Return the number of samples that all of them have."""
     workers = [fleet.worker_of(learner) for learner in fleet.learners]
     return min(fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers]))
+
+
+def _connect_weights(fleet: Fleet, spec: Spec) -> None:
+    """Open the ends of the weight transfer from the first learner to policies in other workers. Raises
+    TransferNotPossible.
+    """
+    learner = fleet.learners[0]
+    policies = fleet.remote_policies
+    hosts = [fleet.worker_of(learner), *map(fleet.worker_of, policies)]
+    locations = fleet.get_all([host.call(HostInterface.location) for host in hosts])
+    try:
+        strategy = choose_strategy(spec.placement.weight_transfer, locations[0], locations[1:])
+    except TransferNotPossible as exc:
+        raise TransferNotPossible(f"placement.weight_transfer: {exc}") from exc
+    machine = locations[0].machine
+    one_machine = machine is not None and all(location.machine == machine for location in locations)
+    fleet.through_store = strategy == "host" and not one_machine
+    transfer = WeightTransfer(
+        strategy=strategy,
+        through_store=fleet.through_store,
+        layout=fleet.get(learner.call(LearnerInterface.weight_layout)),
+        address="" if fleet.through_store else fleet.get(hosts[0].call(HostInterface.rendezvous)),
+        learner=learner.worker,
+        policies=tuple(policy.worker for policy in policies),
+        deadline_s=spec.runtime.deadline_s,
+    )
+    logger.info("weights reach policies by strategy %s", strategy)
+    connecting = [policy.call(PolicyInterface.connect_learner, transfer) for policy in policies]
+    fleet.get_all([learner.call(LearnerInterface.connect_policies, transfer), *connecting])
 
 
 def _join_learners(fleet: Fleet) -> None:

@@ -89,9 +89,9 @@ class StreamingUpdate(UpdateStrategy):
         if tickets[scored].tolist() != kept_in_parts:
             raise self._scope_error(OTHER_SELECTION)
         parts = list(self._scored_parts)
-        rest = np.flatnonzero(~scored)
-        if len(rest):
-            parts.append(self._prepare_part(version, batch, take_columns(selected, rest), columns[rest]))
+        remaining = np.flatnonzero(~scored)
+        if len(remaining):
+            parts.append(self._prepare_part(version, batch, take_columns(selected, remaining), columns[remaining]))
         prepared = joined(parts)
         return evolve(prepared, rollout=prepared.rollout.evolve(episodes=batch.rollout.episodes))
 

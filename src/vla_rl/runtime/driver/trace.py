@@ -197,9 +197,9 @@ class Trace:
                     if where is not None and track in lanes:
                         events[-1]["tid"] = LANE_THREADS + call.lane
             for track, start, end, parts in waits(segment):
-                most = max(parts, key=lambda role: parts[role])
+                main_cause = max(parts, key=lambda role: parts[role])
                 milliseconds = {f"{role}_ms": round(1e3 * seconds, 3) for role, seconds in parts.items()}
-                events.append(self._slice(track, "wait", f"waits for {most}", start, end, milliseconds))
+                events.append(self._slice(track, "wait", f"waits for {main_cause}", start, end, milliseconds))
         iterations = [
             {"kind": s.kind, "step": s.step, "seconds": s.end - s.begin, "env_steps": s.env_steps, "tickets": s.tickets}
             for s in self.segments
@@ -255,7 +255,7 @@ class Trace:
                 within = sum(end - start for start, end in spans if first <= start and end <= last)
                 usage.bubbles += len(tracks) * (last - first) - within
         for mask, seconds in seconds_of_mask.items():
-            for role, worker_seconds in _blamed(mask, self.tracks).items():
+            for role, worker_seconds in _waited_for(mask, self.tracks).items():
                 for cause, share in worker_seconds.items():
                     waited = self.usage[role].waits
                     waited[cause] = waited.get(cause, 0.0) + share * seconds
@@ -287,7 +287,7 @@ def causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
     return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {NOBODY: 1.0}
 
 
-def _blamed(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
+def _waited_for(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:
     """Return role -> the roles that its idle workers wait for, in numbers of workers. Bit i of `mask`: track i is
     busy.
     """

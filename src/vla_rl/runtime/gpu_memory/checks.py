@@ -11,7 +11,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, MeasureFirst, Plan
 from vla_rl.core.spec.source import located
-from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import this_machine
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
@@ -37,7 +37,7 @@ NOT_PREDICTED = Prediction()
 
 def predict(spec: Spec) -> Prediction:
     """Count the memory of the spec's model for the simulator that its plugin describes."""
-    if acts_only(spec):
+    if has_own_policy(spec):
         return Prediction(reason=f"model {spec.model.type!r} only acts")
     describe = load("env", spec.env.type, spec.plugins).env_info
     if describe is None:
@@ -102,7 +102,7 @@ def check_before_building(
     """Raise UserError where a model would not fit on a GPU. The driver calls this once the simulators are there and
     before models are built. A model that cannot be predicted is not refused.
     """
-    if capacity is None or acts_only(spec) or not on_gpus(plan):
+    if capacity is None or has_own_policy(spec) or not on_gpus(plan):
         return
     try:
         memory = measure_model(spec, info)

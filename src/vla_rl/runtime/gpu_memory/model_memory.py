@@ -19,7 +19,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Chunk, EnvInfo, Observation
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_memory import Line, ModelMemory
-from vla_rl.runtime.workers.models import build_model, trainable
+from vla_rl.runtime.workers.models import Role, build_model
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics
 
@@ -43,9 +43,10 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
 
     algorithm = build_algorithm(spec)
     with CudaSemantics(), LiveMemory() as memory:
-        built = build_model(spec, info, META, None, algorithm, hook_modules(spec.plugins))
+        role: Role = "both" if learns else "act"
+        model = build_model(spec, info, META, None, algorithm, hook_modules(spec.plugins), role)
         gc.collect()
-        model, base = trainable(built), memory.now
+        base = memory.now
         with collect_called_blocks(model) as blocks:
             (one, chunk), (several, _) = (_acting(model, info, memory, rows) for rows in (1, ROWS))
         module = model.module

@@ -49,7 +49,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
         ]
     spread = len(sims) >= len(policies)  # then each policy serves whole sim workers; otherwise single lanes
     of_sim = {slot: tuple(lanes[i * plan.stages : (i + 1) * plan.stages]) for i, slot in enumerate(sims)}
-    slot_of_lane = {lane.index: slot for slot, own in of_sim.items() for lane in own}
+    slot_of_lane = {lane.index: slot for slot, sim_lanes in of_sim.items() for lane in sim_lanes}
     served: dict[int, list[LaneSlice]] = {policy: [] for policy in policies}
     for i, sim in enumerate(sims):
         for lane in of_sim[sim]:
@@ -92,9 +92,9 @@ def ranks_of(maker: Array, rank_of: Mapping[int, int]) -> Array:
     ranks = np.full(len(maker), -1, np.int64)
     left = np.array([(len(maker) + world - 1 - rank) // world for rank in range(world)])
     for rank in range(world):
-        own = np.flatnonzero(made_by == rank)[: left[rank]]
-        ranks[own] = rank
-        left[rank] -= len(own)
+        own_samples = np.flatnonzero(made_by == rank)[: left[rank]]
+        ranks[own_samples] = rank
+        left[rank] -= len(own_samples)
     ranks[ranks < 0] = np.repeat(np.arange(world), left)
     return ranks
 

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
-from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import Context
 from vla_rl.runtime.planning.forecast import compared_seconds
 from vla_rl.runtime.planning.profile import Profile
@@ -27,8 +27,8 @@ class NoCuda(UserError):
 
 
 def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Profile] | None = None) -> Plan:
-    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; for a
-    model that only acts the plan has no learners.
+    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; for an
+    engine with a policy of its own the plan has no learners.
 
     Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
     """
@@ -46,8 +46,9 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
     try:
         plan = placement.plan(cluster, job)
     except MeasureFirst as exc:
-        if acts_only(spec):
-            text = f"placement {spec.placement.type!r} measures training, and model {spec.model.type!r} only acts"
+        if has_own_policy(spec):
+            engine = spec.rollout.engine.type
+            text = f"placement {spec.placement.type!r} measures training, and engine {engine!r} has its own policy"
             raise DoesNotFit(f"{text}; choose another placement") from exc
         if measure is None:
             raise
@@ -61,7 +62,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
 
             plan = placement.plan(cluster, evolve(job, forecast=forecast))
     plan = checked(plan, cluster, job)
-    if acts_only(spec):
+    if has_own_policy(spec):
         plan = _without_learners(plan)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:

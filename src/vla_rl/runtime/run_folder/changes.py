@@ -31,7 +31,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
     "model.checkpoint": (NUMBERS, "it may lie elsewhere; weights that are not trained come from there"),
     "model.tokenizer": (NUMBERS, "it may lie elsewhere"),
-    "model.gradient_checkpointing": (NONE, "memory for time"),
+    "model.recompute": (NONE, "memory for time"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
     "env.num_envs": (NUMBERS, "with auto_reset each env has a stream of its own"),
     "env.processes": (NONE, "where envs run and how long they may take"),
@@ -100,8 +100,8 @@ class Change:
         """Effect of the change. A key that only one of the specs has is from another version, and has its default
         there.
         """
-        known = NOTHING_THERE not in (self.before, self.now)
-        return self.rule[0] if known or self.rule[0] is NONE else NUMBERS
+        in_both = NOTHING_THERE not in (self.before, self.now)
+        return self.rule[0] if in_both or self.rule[0] is NONE else NUMBERS
 
 
 def rule_of(key: str) -> tuple[Effect, str]:
@@ -119,18 +119,18 @@ def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
         first = document.errors[0] if document.errors else None
         line, why = (first.line, first.message) if first else (1, "holds no spec")
         raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
-    found = _differences(current_spec(document.data), spec.to_dict())
-    return [change for change in found if change.key.partition(".")[0] not in NOT_READ[mode]]
+    changes = _differences(current_spec(document.data), spec.to_dict())
+    return [change for change in changes if change.key.partition(".")[0] not in NOT_READ[mode]]
 
 
 def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> None:
     """Raise UserError if any change makes it another run."""
-    wrong = [change for change in changes if change.effect is ANOTHER_RUN]
-    if not wrong:
+    forbidden = [change for change in changes if change.effect is ANOTHER_RUN]
+    if not forbidden:
         return
     weights = f", from its weights with model.checkpoint={checkpoint / 'model'}" if checkpoint is not None else ""
     raise UserError(
-        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(wrong)])
+        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(forbidden)])
         + f"\n  go on with its own: give {run} in place of the spec"
         + f"\n  or start a new run in another --folder, without --resume{weights}"
     )

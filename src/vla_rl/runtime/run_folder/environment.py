@@ -28,13 +28,13 @@ LIBRARIES = (
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed `LIBRARIES`."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def environment(spec: Spec) -> dict[str, Any]:

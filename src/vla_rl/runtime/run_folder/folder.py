@@ -61,9 +61,9 @@ class RunFolder:
         """
         try:
             if resume and not self.spec_file.is_file():
-                there = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
+                problem = "holds no run (there is no spec.yaml)" if self.path.exists() else "does not exist"
                 raise UserError(
-                    f"there is nothing to resume: {self.path} {there}\n"
+                    f"there is nothing to resume: {self.path} {problem}\n"
                     "  give the folder of the run with --folder, or leave out --resume to start one there"
                 )
             if not resume:
@@ -110,9 +110,9 @@ class RunFolder:
         self._write(ENVIRONMENT, _json(environment(spec)))
         text = dump(spec.to_dict())
         if resumed is not None and self.spec_file.read_text(encoding="utf-8") != text:
-            kept = self.path / f"spec-until_step_{resumed:06d}.yaml"
-            if not kept.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
-                shutil.copyfile(self.spec_file, kept)
+            old_spec = self.path / f"spec-until_step_{resumed:06d}.yaml"
+            if not old_spec.exists():  # an earlier attempt from this step saved no checkpoint, so its spec made nothing
+                shutil.copyfile(self.spec_file, old_spec)
         self._write("spec.yaml", text)
 
     def _refuse_strangers(self) -> None:
@@ -160,7 +160,7 @@ class RunFolder:
         target = self.checkpoints / f"step_{state.step:06d}"
         partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
         try:
-            self._tidy()
+            self._repair_checkpoints()
             (partial / "model").mkdir(parents=True)
             (partial / "trainer").mkdir()
             write(partial / "model", partial / "trainer")
@@ -178,7 +178,7 @@ class RunFolder:
             free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
             full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
             with suppress(OSError):  # an error in tidying would hide the first one
-                self._tidy()
+                self._repair_checkpoints()
             raise CheckpointError(
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
                 f"  {free / 2**20:.1f} MiB were free on that disk\n"
@@ -195,7 +195,7 @@ class RunFolder:
         """Return state and trainer folder of the newest sound checkpoint; None if there is no checkpoint at all. Newer
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
         """
-        self._tidy()
+        self._repair_checkpoints()
         damaged: dict[Path, CheckpointError] = {}
         for checkpoint in self._saved():
             try:
@@ -204,7 +204,7 @@ class RunFolder:
                 damaged[checkpoint] = exc
                 continue
             for other, why in damaged.items():
-                aside = self._set_aside(other)
+                aside = self._mark_damaged(other)
                 logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
             if damaged:
                 self._point_last_to(checkpoint)
@@ -218,10 +218,12 @@ class RunFolder:
 
     def _saved(self) -> list[Path]:
         """Return the checkpoints, newest first."""
-        found = {int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))}
-        return [found[step] for step in sorted(found, reverse=True)]
+        folder_of_step = {
+            int(match[1]): p for p in self.checkpoints.glob("step_*") if (match := STEP.fullmatch(p.name))
+        }
+        return [folder_of_step[step] for step in sorted(folder_of_step, reverse=True)]
 
-    def _tidy(self) -> None:
+    def _repair_checkpoints(self) -> None:
         """Clean up after a kill or a copy: restore a checkpoint that was being replaced, unless it was replaced; delete
         half-written ones; replace what a copy made of the link.
         """
@@ -236,9 +238,9 @@ class RunFolder:
         for name in (LAST, f".{LAST}"):
             link = self.checkpoints / name
             if os.path.lexists(link) and not link.is_symlink():
-                self._clear(link)
+                self._make_room_for_link(link)
 
-    def _clear(self, link: Path) -> None:
+    def _make_room_for_link(self, link: Path) -> None:
         """Make room for the link where a copy of the run (`cp -rL`, a bucket, a zip) has a folder or a file in its
         place. Content that is nowhere else becomes a checkpoint, or is kept under another name.
         """
@@ -246,7 +248,7 @@ class RunFolder:
             names_one = link.stat().st_size < 100 and STEP.fullmatch(
                 link.read_text(encoding="utf-8", errors="replace").strip()
             )
-            link.unlink() if names_one else self._keep_aside(link)
+            link.unlink() if names_one else self._keep_under_another_name(link)
             return
         same = [saved for saved in self._saved() if same_manifest(saved, link)]
         if any(not damage(saved) for saved in same):
@@ -255,25 +257,27 @@ class RunFolder:
         try:
             step = read_state(link).step
         except CheckpointError as exc:
-            logger.warning("%s\n  kept as %s", exc, self._keep_aside(link).name)
+            logger.warning("%s\n  kept as %s", exc, self._keep_under_another_name(link).name)
             return
         target = self.checkpoints / f"step_{step:06d}"
         if target.exists() and not damage(target):
-            logger.warning("%s differs from %s; kept as %s", link, target.name, self._keep_aside(link).name)
+            logger.warning(
+                "%s differs from %s; kept as %s", link, target.name, self._keep_under_another_name(link).name
+            )
             return
         if target.exists():
-            self._set_aside(target)
+            self._mark_damaged(target)
         os.replace(link, target)
         logger.warning("%s is a folder, as copies of runs have it; taken for %s", link, target.name)
 
-    def _keep_aside(self, other: Path) -> Path:
+    def _keep_under_another_name(self, other: Path) -> Path:
         name = f"kept_{other.name.removeprefix('.')}"
         free = (self.checkpoints / (name if number == 1 else f"{name}{number}") for number in count(1))
         aside = next(path for path in free if not os.path.lexists(path))
         os.replace(other, aside)
         return aside
 
-    def _set_aside(self, damaged: Path) -> Path:
+    def _mark_damaged(self, damaged: Path) -> Path:
         aside = damaged.with_name(f"damaged_{damaged.name}")
         shutil.rmtree(aside, ignore_errors=True)
         os.replace(damaged, aside)
@@ -345,8 +349,8 @@ def read_state(checkpoint: Path) -> State:
     """Return the state in a checkpoint folder, after a check of all its files. Raises CheckpointError, which names the
     damaged files.
     """
-    if wrong := damage(checkpoint):
-        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(wrong)}")
+    if problems := damage(checkpoint):
+        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(problems)}")
     return read_state_file(checkpoint / "trainer" / STATE)
 
 
@@ -371,11 +375,11 @@ def checkpoint_in(path: Path) -> Path:
 def _checkpoints_near(path: Path) -> str:
     """Describe what there is instead of a missing checkpoint: its neighbours, or runs in the folder or beside it."""
     if path.parent.name == "checkpoints" and path.parent.is_dir():
-        names = sorted(found.name for found in path.parent.glob("step_*"))
+        names = sorted(checkpoint.name for checkpoint in path.parent.glob("step_*"))
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"
     folders = (path, path.parent, Path("runs"))
     for place in folders:
-        runs = sorted({found.parents[1].name for found in place.glob("*/checkpoints/step_*")})
+        runs = sorted({checkpoint.parents[1].name for checkpoint in place.glob("*/checkpoints/step_*")})
         if runs:
             return f"runs with a checkpoint in {place}: {', '.join(runs[:8])}{' ...' if len(runs) > 8 else ''}"
     where = " and ".join(dict.fromkeys(str(place) for place in folders[1:]))

@@ -38,12 +38,12 @@ def damage(checkpoint: Path) -> list[str]:
         entries = _read(checkpoint)
     except UserError as exc:
         return [f"{NAME} cannot be read: {exc}"]
-    wrong = list(_wrong_sizes(checkpoint, entries))
-    if wrong:
-        return wrong
+    wrong_sizes = list(_wrong_sizes(checkpoint, entries))
+    if wrong_sizes:
+        return wrong_sizes
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
-        return [text for text in found if text]
+        problems = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
+        return [text for text in problems if text]
 
 
 def same_manifest(checkpoint: Path, other: Path) -> bool:

@@ -33,8 +33,8 @@ def read_state_file(file: Path) -> State:
     """
     read = read_record(file, CheckpointError)
     record = attrs.evolve(read, data=renamed(read.data, STATE_KEYS))
-    known = attrs.fields_dict(State)
-    for inside, names in ((record.data, known), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
+    state_fields = attrs.fields_dict(State)
+    for inside, names in ((record.data, state_fields), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
         unknown = [key for key in inside if key not in names] if isinstance(inside, dict) else []
         if unknown:
             near = did_you_mean(unknown[0], names)

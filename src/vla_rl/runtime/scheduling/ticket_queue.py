@@ -144,11 +144,11 @@ class TicketQueue:
         """
         with self._changed:
             spare = self._left if self.lanes == 1 else (self._left - free) // (2 * self.lanes)
-            want = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
+            needed = free + max(ending, min(lane.slice.num_envs - free, spare)) - waiting
             loaded_tasks = self._loaded_tasks.setdefault(lane.slice.index, deque(maxlen=lane.slice.num_envs))
             tickets = self._stream_tickets.pop(lane.slice.index, [])
             self._left -= len(tickets)
-            while len(tickets) < want and self._batches:
+            while len(tickets) < needed and self._batches:
                 request = self._batches[0].pop(loaded_tasks)
                 tickets.append(request)
                 loaded_tasks.append(request.state.task)

@@ -9,7 +9,7 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 | threads (number) | run | may hold, one at a time |
 | call (1) | roll_out, evaluate, serve, update, forward_backward, score, set-up, close | in_lane of its simulators, between_requests |
 | concurrent (1) | add_tickets, share_samples, take, release, receive, recordings, trace | between_requests, for the policy's methods |
-| weights (1) | load and adopt of the policy | between_requests, while it swaps weights |
+| weights (1) | load, adopt and verify of the policy | between_requests, while a version arrives |
 | waiting (2) | wait_for_report | none |
 | imagination (2) | imagine, evaluate_imagined; the world model's methods | imagining, between_requests |
 | lanes (concurrent lanes) | begin, step, demonstrate of a simulator | in_lane |
@@ -21,13 +21,14 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 2. Inner locks may be acquired while an outer one is held, and never the other way round: `TicketQueue._changed` (a new
 version of the weights, within `between_requests`), `EnvLanes._counting` and `RecordingStore._lock` (within `in_lane` or
 `imagining`), `CallRecorder._changing` (within any). None of them is held while another one is acquired.
-3. No lock is held while a thread waits for another worker of the run, except `Channel._sending`, while a full socket
-drains.
+3. No lock is held while a thread waits for another worker of the run. Exceptions: `Channel._sending`, while a full socket
+drains; and `between_requests`, while the learner, which has begun and holds no lock, sends a version.
 """  # noqa: E501 - rows of the table
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.catalogue import hook_modules
-from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.core.types import Array, EnvInfo
@@ -44,6 +45,7 @@ from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import IMAGINED
 from vla_rl.runtime.comm.rpc_server import RpcServer
+from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.comm.tracing import Event, clock
 from vla_rl.runtime.messages.learning import SampleRefs
 from vla_rl.runtime.messages.model_inputs import ModelInputs
@@ -52,6 +54,7 @@ from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, threads
+from vla_rl.runtime.placement.weight_strategy import WorkerLocation
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.heartbeat import Heartbeats
@@ -62,6 +65,7 @@ from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
+from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.waiting import works_now
 
 
@@ -77,6 +81,7 @@ class WorkerHost(HostInterface):
         self.stop_requested: Callable[[], bool] = lambda: False
         self.roles: dict[str, Any] = {}
         self._demonstrations: Demonstrations | None = None
+        self._compiled_blocks: CompiledBlocks | None = None
         self._heartbeats = Heartbeats(on_heartbeat)
         algorithm = build_algorithm(self.spec, assignment.slot.device)
 
@@ -129,15 +134,20 @@ class WorkerHost(HostInterface):
         return self._demonstrations.data_statistics()
 
     def start_model(self, info: EnvInfo, scaling: Any) -> None:
-        model = self._builder.model(info, scaling)
+        @cache
+        def make_model() -> VLAModel:
+            model = self._builder.model(info, scaling)
+            self._compiled_blocks = self._builder.compiled_blocks(model)
+            return model
+
         if "policy" in self.assignment.slot.roles:
             self.roles["policy"] = self._builder.policy(
-                model,
+                self._builder.engine(info, make_model),
                 on_version=self._rollouts.queues["action"].reach,
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:
-            self.roles["learner"] = self._builder.learner(model, info, self._demonstrations)
+            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations)
 
     def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
@@ -212,15 +222,30 @@ class WorkerHost(HostInterface):
     def device(self) -> WorkerDevice:
         return own_device(self.assignment.slot.device)
 
+    def location(self) -> WorkerLocation:
+        device = torch.device(self.assignment.slot.device).type
+        gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if device == "cuda" else None
+        return WorkerLocation(
+            worker=self.assignment.index,
+            machine=host_key(),
+            device=device,
+            gpu=gpu,
+            nccl=torch.distributed.is_nccl_available(),
+        )
+
     def model_size(self) -> dict[str, float]:
-        role = self.roles.get("learner") or self.roles["policy"]
-        parameters = list(role.model.module.parameters())
+        learner: Learner | None = self.roles.get("learner")
+        model = self.roles["policy"].engine.model if learner is None else learner.model
+        parameters = [] if model is None else list(model.module.parameters())
         count = sum(p.numel() for p in parameters)
         return {
             "parameters": count,
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
+
+    def compilation(self) -> CompilationReport | None:
+        return None if self._compiled_blocks is None else self._compiled_blocks.report()
 
     # ------------------------------------------------------------------------------------------------- monitor
 
@@ -240,6 +265,8 @@ class WorkerHost(HostInterface):
         return self._calls.recorder.drain()
 
     def close(self) -> list[str]:
+        if "policy" in self.roles:
+            self.roles["policy"].close()
         if "sim" not in self.roles:
             return []
         with self._calls.locks.all_lanes():

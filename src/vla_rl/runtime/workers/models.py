@@ -1,16 +1,16 @@
-"""Construction of a run's model, for a worker that acts and learns or for a process that only acts."""
+"""Construction of a run's model, and of the engine that acts with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import CheckpointError
-from vla_rl.core.hookspecs import ActingModel, Algorithm, VLAModel
+from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
@@ -20,10 +20,13 @@ from vla_rl.toolkit.models.checkpoints import read_pickled
 Scaling = Mapping[str, Any] | None
 
 
+Role = Literal["act", "learn", "both"]
+
+
 def build_model(
-    spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named
-) -> ActingModel:
-    """Build the spec's model with its wrappers. It is a `VLAModel` (`trainable`) unless its plugin says `acts_only`.
+    spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named, role: Role
+) -> VLAModel:
+    """Build the spec's model with its wrappers.
 
     Raises UserError where it lacks the critic or the reference policy that the algorithm needs, unless nothing can
     train the model.
@@ -31,6 +34,7 @@ def build_model(
     Args:
         info: description of the simulator.
         scaling: as in `Context`.
+        role: as in `Context`.
     """
     context = Context(
         seed=spec.seed,
@@ -38,34 +42,58 @@ def build_model(
         chunk=spec.rollout.chunk,
         env=info,
         temperature=spec.rollout.temperature,
+        role=role,
         values=values_for(algorithm),
         scaling=scaling,
     )
-    component: ActingModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
+    component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
-    learns = not plugin.acts_only and (plugin.no_rl is None or plugin.no_rl(spec.model.config) is None)
+    learns = plugin.no_rl is None or plugin.no_rl(spec.model.config) is None
     if learns and context.values != "none":
-        check_critic(trainable(component), spec)
+        check_critic(component, spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
     model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
     if learns and algorithm.needs.reference:
-        check_reference(trainable(model), spec, info)
+        check_reference(model, spec, info)
     return model
 
 
-def trainable(model: ActingModel) -> VLAModel:
-    """Return a model as a `VLAModel`. A cast, since wrapped models are proxies: `check_spec` has refused to train a
-    model that only acts.
+def build_engine(
+    spec: Spec, info: EnvInfo, device: str, make_model: Callable[[], VLAModel], wrappers: Named, role: Role
+) -> PolicyEngine:
+    """Build the spec's `rollout.engine` with its wrappers.
+
+    Args:
+        make_model: returns the run's model in this process. Not called by engines with a policy of their own.
+        role: as in `Context`.
     """
-    return cast(VLAModel, model)
+    part = spec.rollout.engine
+    own_policy = has_own_policy(spec)
+    context = Context(
+        seed=spec.seed,
+        device=device,
+        chunk=spec.rollout.chunk,
+        env=info,
+        temperature=spec.rollout.temperature,
+        role=role,
+        model_config=None if own_policy else spec.model.config,
+        make_model=None if own_policy else make_model,
+    )
+    engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
+    return wrap("engine", engine, part.type, wrappers)
 
 
-def load_trained(model: VLAModel, trainer: Path) -> None:
-    """Load the exact weights of a checkpoint's trainer folder into a model. Raises CheckpointError where they belong to
-    another model.
+def policy_name(spec: Spec) -> str:
+    """Return the name of the policy that acts, for messages: of the model, or of an engine with its own policy."""
+    return f"engine {spec.rollout.engine.type!r}" if has_own_policy(spec) else f"model {spec.model.type!r}"
+
+
+def load_trained(engine: PolicyEngine, trainer: Path) -> None:
+    """Load the exact weights of a checkpoint's trainer folder into an engine. Raises CheckpointError where they belong
+    to another model.
     """
     state = read_pickled(trainer / "learner.pt", ("weights",), mmap=True)
     try:
-        model.load_weights(state["weights"].items())
+        engine.load(state["weights"].items())
     except (KeyError, RuntimeError, AttributeError) as exc:
         raise CheckpointError(f"{trainer / 'learner.pt'} holds the weights of another model: {exc}") from exc

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.runtime.workers.env.closing import close_env
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ class Offload:
             for state, name, tensor in _moments(learner.trained.optimizer):
                 state[name] = copy(tensor)
             sharded = learner.trained.strategy.lockstep
-            model = learner.model
+            model: VLAModel | None = learner.model
         else:
             policy: PolicyWorker = self._roles[role]
-            model = policy.trained_model
-        if not self._one_model and not sharded:
+            model = policy.engine.model
+        if model is not None and not self._one_model and not sharded:
             model.module._apply(copy)  # noqa: SLF001 - what Module.to is made of, which would not copy on a CPU
         return moved
 
@@ -125,7 +125,7 @@ class Offload:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Yield the tensors of the optimiser's state. AdamW's step counters are scalars on the host and stay there."""
+    """Yield the tensors of the optimiser's state. AdamW's step counters are scalars and stay where they are."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim():

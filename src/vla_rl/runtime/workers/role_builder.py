@@ -12,21 +12,25 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.hookspecs import ActingModel, Algorithm, Demonstrations, SimEnv
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, acts_only
+from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.models import build_model, trainable
+from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
+from vla_rl.toolkit.models.adapters import merge_mode
+from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 
 @frozen(eq=False)
@@ -88,33 +92,58 @@ class RoleBuilder:
         """Open the demonstrations of the spec's `imitation:`."""
         return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
 
-    def model(self, info: EnvInfo, scaling: Any) -> ActingModel:
-        return build_model(self.spec, info, self.assignment.slot.device, scaling, self.algorithm, self.wrappers)
+    def model(self, info: EnvInfo, scaling: Any) -> VLAModel:
+        slot = self.assignment.slot
+        role = role_of_model(slot.roles)
+        return build_model(self.spec, info, slot.device, scaling, self.algorithm, self.wrappers, role)
+
+    def compiled_blocks(self, model: VLAModel) -> CompiledBlocks | None:
+        """Let the model be compiled as the spec says; None: it is not."""
+        slot = self.assignment.slot
+        moves = bool({"policy", "learner"} & set(self.assignment.offload))
+        return compile_model(self.spec, model, slot.device, role_of_model(slot.roles), moves=moves)
+
+    def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
+        """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
+        slot = self.assignment.slot
+        role = role_of_model(slot.roles)
+        engine = build_engine(self.spec, info, slot.device, make_model, self.wrappers, role)
+        engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
+        return engine
 
     def policy(
         self,
-        model: ActingModel,
+        engine: PolicyEngine,
         *,
         on_version: Callable[[int], None],
         between_requests: AbstractContextManager[Any],
     ) -> PolicyWorker:
         shape = RunShape.of(self.spec)
         needs = self.algorithm.needs
+        lag = 0 if has_own_policy(self.spec) else shape.pinned_lag
+        if lag and engine.model is None:
+            raise UserError(
+                f"engine {self.spec.rollout.engine.type!r} has no model in this process, and only such a model acts "
+                f"with earlier weights; use rollout.engine.type: torch, or asynchrony.weights: latest and rollout.lag: "
+                f"0"
+            )
         return PolicyWorker(
-            model,
-            name=self.spec.model.type,
+            engine,
+            name=policy_name(self.spec),
             seed=self.spec.seed,
-            lag=0 if acts_only(self.spec) else shape.pinned_lag,
+            worker=self.assignment.index,
+            device=self.assignment.slot.device,
+            lag=lag,
             finals=needs.recomputed_values or (needs.values and shape.replays),
             embed=self.algorithm.features,
             on_version=on_version,
             between_requests=between_requests,
         )
 
-    def learner(self, model: ActingModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
+    def learner(self, model: VLAModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
         slot = self.assignment.slot
         return Learner(
-            trainable(model),
+            model,
             self.algorithm,
             self.spec.train,
             name=self.spec.model.type,
@@ -124,6 +153,7 @@ class RoleBuilder:
             acting="policy" in slot.roles,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
+            compare_acting=merge_mode(self.spec.model.config) != "off",
         )
 
     @property

@@ -18,6 +18,7 @@ from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call
 from vla_rl.runtime.workers.heartbeat import Heartbeats
+from vla_rl.runtime.workers.models import policy_name
 
 
 class RoleLocks:
@@ -146,4 +147,6 @@ class RoleCalls:
         """Return kind and type of the plugin that a role runs, for messages."""
         if role in ("imagination", IMAGINED) and self._spec.world_model is not None:
             return f"world model {self._spec.world_model.type!r}"
+        if role == "policy":
+            return policy_name(self._spec)
         return f"env {self._spec.env.type!r}" if role == "sim" else f"model {self._spec.model.type!r}"

@@ -16,7 +16,6 @@ from attrs import frozen
 import vla_rl
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import ActingModel
 from vla_rl.core.manager import wrap
 from vla_rl.core.types import Context, Plugin
 
@@ -85,7 +84,7 @@ class Findings:
     @contextmanager
     def section(self, what: str) -> Generator[None]:
         """Turn an exception inside the section into a finding; the check continues after it."""
-        known, before, skipped = len(self._found), perf_counter(), ""
+        num_before, before, skipped = len(self._found), perf_counter(), ""
         self._section = what
         self._notices = []
         self._on_section(what)
@@ -94,12 +93,12 @@ class Findings:
         except LeftOut as exc:
             skipped = str(exc)
         except Unfit:
-            skipped = "" if len(self._found) > known else "not done: see the findings above"
+            skipped = "" if len(self._found) > num_before else "not done: see the findings above"
         except Exception as exc:
             at = f"{type(exc).__name__}: {str(exc).strip()}{_place(exc)}"
             self.raised(f"{what}: expected no exception", at, "fix what raises it")
-        found = tuple(self._found)[known:]
-        self.sections.append(Section(what, found, perf_counter() - before, skipped, tuple(self._notices)))
+        new_findings = tuple(self._found)[num_before:]
+        self.sections.append(Section(what, new_findings, perf_counter() - before, skipped, tuple(self._notices)))
 
     def close(self) -> None:
         if self._found:
@@ -129,12 +128,9 @@ def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any
     so signatures are compared with the contract. -> (component, name of its class)."""
     base = KINDS[kind].base
     if isinstance(component, Plugin):
-        base = KINDS[kind].contract_of(component)
         component = component.build(_config(component, config), context)
     elif config is not None:
         raise TypeError("a config goes with a Plugin; this component is built already")
-    elif kind == "model" and isinstance(component, ActingModel):
-        base = ActingModel
     name = type(component).__name__
     if not isinstance(component, base):
         text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"

@@ -75,17 +75,17 @@ def determinism(player: Player, reference: Reference, earliest: Mapping[int, Env
     player.roll_out({env_id: others[(env_id + 1) % len(others)] for env_id in others}, stop=False)
     once_more = player.roll_out(scripts)
     expected = "the same episode again after other ones"
-    fine = compare(player, first, once_more, expected, RESET_ALL)
+    repeats = compare(player, first, once_more, expected, RESET_ALL)
     if earliest and not late:
         as_at_first = player.roll_out({env_id: trace.script for env_id, trace in earliest.items()})
-        fine &= compare(player, earliest, as_at_first, expected, RESET_ALL)
-    if fine:
+        repeats &= compare(player, earliest, as_at_first, expected, RESET_ALL)
+    if repeats:
         reference.scripts, reference.traces = scripts, first
 
 
 def independent_envs(player: Player, reference: Reference) -> None:
     """Check that an env's results depend neither on its number nor on the other envs."""
-    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
+    scripts, first, count = _scripts_of(reference), reference.traces, len(player.env_ids)
     if count < 2:
         raise LeftOut("there is one env only")
     turned = player.roll_out({(env_id + 1) % count: script for env_id, script in scripts.items()})
@@ -104,13 +104,15 @@ def independent_envs(player: Player, reference: Reference) -> None:
 
 def chunks(player: Player, reference: Reference) -> None:
     """A chunk does what its actions do one after the other; shorter chunks are applied too."""
-    scripts, first = _of(reference), reference.traces
+    scripts, first = _scripts_of(reference), reference.traces
     length = len(scripts[0])
     count = min(length, player.chunk * max(1, player.affordable(0.06, 1, length) // player.chunk))
     short = {env_id: script.cut(count) for env_id, script in scripts.items()}
     cut = {env_id: _cut(trace, count) for env_id, trace in first.items()}
     remedy = "apply every action of a chunk, in order, and report what each led to"
-    if player.chunk > 1:
+    if player.info.chunk_is_one_motion:
+        player.notice("chunks of other lengths: EnvInfo.chunk_is_one_motion says that they lead elsewhere")
+    elif player.chunk > 1:
         singly = player.roll_out(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
         expected = f"the same episode with chunks of {player.chunk} as with single actions"
         compare(player, singly, cut, expected, remedy, player.loose, cut_off=True)
@@ -126,7 +128,7 @@ def chunks(player: Player, reference: Reference) -> None:
 
 def independent_envs_agree(player: Player, reference: Reference) -> None:
     """Resets of other envs, calls without an active env and questions to the expert change nothing."""
-    scripts, first, count = _of(reference), reference.traces, len(player.env_ids)
+    scripts, first, count = _scripts_of(reference), reference.traces, len(player.env_ids)
     widths, middle = _in_parts(player, first)
     for env_id in (0, count - 1) if count > 1 else ():
         other = scripts[(env_id + 1) % count]
@@ -152,7 +154,7 @@ def independent_envs_agree(player: Player, reference: Reference) -> None:
 
 def expert_leaves_others(player: Player, reference: Reference) -> None:
     """Asking the expert has no effect on the envs."""
-    scripts = _of(reference)
+    scripts = _scripts_of(reference)
 
     def ask(index: int) -> None:
         try:
@@ -160,9 +162,9 @@ def expert_leaves_others(player: Player, reference: Reference) -> None:
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
 
-    asked = player.roll_out(scripts, between=ask)
+    collected = player.roll_out(scripts, between=ask)
     expected, remedy = "no effect on the envs", "work it out on copies, and put back what it moves"
-    compare(player, reference.traces, asked, expected, remedy, player.loose, where="expert_chunk")
+    compare(player, reference.traces, collected, expected, remedy, player.loose, where="expert_chunk")
 
 
 def offload(player: Player, reference: Reference, another: Callable[[], Any] | None) -> None:
@@ -171,14 +173,14 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
     Args:
         another: builds the simulator once more; none: the one that is there goes back.
     """
-    scripts = _of(reference)
-    (widths, middle), kept = _in_parts(player, reference.traces), player.env
+    scripts = _scripts_of(reference)
+    (widths, middle), original_env = _in_parts(player, reference.traces), player.env
 
     def back(index: int) -> None:
         if index != middle:
             return
         try:
-            saved = kept.snapshot()
+            saved = original_env.snapshot()
         except NotOffered as exc:
             raise LeftOut(str(exc)) from exc
         before = player.remembered()
@@ -195,16 +197,16 @@ def offload(player: Player, reference: Reference, another: Callable[[], Any] | N
             player, reference.traces, collected, expected, "save all that a step changes", player.loose, where="restore"
         )
     finally:
-        if player.env is not kept:
+        if player.env is not original_env:
             player.env.close()
-            player.env = kept
+            player.env = original_env
             player.forget()
 
 
 # ------------------------------------------------------------------------------------------------------ inside
 
 
-def _of(reference: Reference) -> dict[int, Script]:
+def _scripts_of(reference: Reference) -> dict[int, Script]:
     if not reference.holds:
         raise LeftOut(NOT_TWICE)
     return reference.scripts
@@ -213,9 +215,9 @@ def _of(reference: Reference) -> dict[int, Script]:
 def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int], int]:
     """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
     shortest = min(len(trace) for trace in first.values())
-    width = min(player.chunk, max(1, shortest // 2))
-    most = max(len(trace.script) for trace in first.values())
-    return [width] * -(-most // width), min(max(1, shortest // width // 2), shortest - 1)
+    width = player.chunk if player.info.chunk_is_one_motion else min(player.chunk, max(1, shortest // 2))
+    longest = max(len(trace.script) for trace in first.values())
+    return [width] * -(-longest // width), min(max(1, shortest // width // 2), shortest - 1)
 
 
 def compare(
@@ -231,14 +233,14 @@ def compare(
     cut_off: bool = False,
 ) -> bool:
     """`cut_off`: that one of the two is shorter is no difference."""
-    fine = True
+    equal = True
     for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto
-        found = difference(first[env_id], trace, slack or player.slack, end)
-        got = f"{found} (env {trace.env_id}, {trace.script})"
-        at = "reset" if found.startswith("after the reset") else where
-        fine &= player.expect(not found, at, expected, got, remedy)
-    return fine
+        deviation = difference(first[env_id], trace, slack or player.slack, end)
+        got = f"{deviation} (env {trace.env_id}, {trace.script})"
+        at = "reset" if deviation.startswith("after the reset") else where
+        equal &= player.expect(not deviation, at, expected, got, remedy)
+    return equal
 
 
 def _before(trace: EnvTrace) -> int:
@@ -283,7 +285,7 @@ def measure_chance(player: Player) -> None:
     scripts = chosen_scripts(player, min(limit, player.chunk * player.affordable(0.05, 3, limit)))
     first = player.roll_out(scripts)
     pixels, numbers = player.slack.pixels, max(player.slack.numbers, LOOSE_MOVES * _smallest_move(first))
-    known = pixels, numbers
+    baseline = pixels, numbers
     for key in (1, 2):
         other = player.roll_out(
             {env_id: evolve(s, seed=player.seed(s.state + key + 10**6)) for env_id, s in scripts.items()}
@@ -291,7 +293,7 @@ def measure_chance(player: Player) -> None:
         for env_id, trace in other.items():
             pixels = max(pixels, 2 * _pixels(first[env_id], trace))
             numbers = max(numbers, 2 * _numbers(first[env_id], trace))
-        if (pixels, numbers) == known:
+        if (pixels, numbers) == baseline:
             break
     player.loose = Slack(pixels, numbers)
 
@@ -300,8 +302,8 @@ def _smallest_move(collected: Mapping[int, EnvTrace]) -> float:
     """Return by how much a chunk changes the state number that it changes least; 0 if it changes none."""
     states = [[trace.views[t].state for t in sorted(trace.views)] for trace in collected.values()]
     moves = [np.abs(b - a) for of_env in states for a, b in pairwise(of_env) if a is not None and b is not None]
-    most = np.max(moves, axis=0) if moves else np.zeros(0)
-    return float(np.min(most[most > 0], initial=np.inf)) if (most > 0).any() else 0.0
+    largest = np.max(moves, axis=0) if moves else np.zeros(0)
+    return float(np.min(largest[largest > 0], initial=np.inf)) if (largest > 0).any() else 0.0
 
 
 def _shared(one: EnvTrace, two: EnvTrace) -> list[int]:

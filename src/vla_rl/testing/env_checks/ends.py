@@ -30,6 +30,8 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
     """
     if not repeats:
         raise LeftOut(NOT_TWICE)
+    if player.info.chunk_is_one_motion:
+        raise LeftOut("EnvInfo.chunk_is_one_motion says that chunks cut at other places lead elsewhere")
     sets = _chosen(player, ended)
     if not sets:
         raise LeftOut("not seen: an end")
@@ -98,25 +100,25 @@ def _compare(
     """Up to the end, which is where envs stop."""
     for env_id, trace in first.items():
         end = _end(trace)
-        found = difference(trace, collected[env_id], player.loose, end if upto is None else upto)
-        if not found and upto is None and len(collected[env_id]) != end:
-            found = f"after {len(collected[env_id])} executed actions instead of {end}"
-        got = f"{found} (env {collected[env_id].env_id}, {trace.script}, ended by action {end})"
-        player.expect(not found, "chunk_step", expected, got, remedy)
+        deviation = difference(trace, collected[env_id], player.loose, end if upto is None else upto)
+        if not deviation and upto is None and len(collected[env_id]) != end:
+            deviation = f"after {len(collected[env_id])} executed actions instead of {end}"
+        got = f"{deviation} (env {collected[env_id].env_id}, {trace.script}, ended by action {end})"
+        player.expect(not deviation, "chunk_step", expected, got, remedy)
 
 
 def _chosen(player: Player, ended: Sequence[EnvTrace]) -> list[dict[int, EnvTrace]]:
     """Sets of one for each env that it ran in, until every kind of end that was seen is among them; the shorter
     ones first that are longer than a chunk."""
-    known = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
+    ordered = sorted(ended, key=lambda t: (_end(t) > LONGEST, _end(t) <= player.chunk, _end(t)))
     kinds: set[tuple[bool, bool]] = set()
     sets: list[dict[int, EnvTrace]] = []
     while kinds < {_kind(trace) for trace in ended}:
         chosen: dict[int, EnvTrace] = {}
         for env_id in (int(env_id) for env_id in player.env_ids):
-            own = [trace for trace in known if trace.env_id == env_id]
-            missing = [trace for trace in own if _kind(trace) not in kinds]
-            for trace in (missing or own)[:1]:
+            candidates = [trace for trace in ordered if trace.env_id == env_id]
+            missing = [trace for trace in candidates if _kind(trace) not in kinds]
+            for trace in (missing or candidates)[:1]:
                 chosen[env_id] = trace
                 kinds.add(_kind(trace))
         sets.append(chosen)
@@ -154,22 +156,24 @@ def _end(trace: EnvTrace) -> int:
 
 def _of_its_own_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
     """A final observation is not where an episode starts."""
-    marks = {start.mark: start.state for start in starts.every.values()}
-    tells = len(marks) == len(starts.every)
+    state_of_mark = {start.mark: start.state for start in starts.every.values()}
+    marks_differ = len(state_of_mark) == len(starts.every)
     for trace in collected.values():
         end = _end(trace)
         final, before = trace.views.get(end), trace.views.get(end - 1)
         if final is None or before is None or not final.images or not before.images:
             continue
-        own = trace.views[0]
-        found = marks.get(final.mark)
-        if final.mark == own.mark:
-            found = trace.script.state
-        if not tells:
-            found = None
-        if before.mark in (final.mark, own.mark) or (found is None and not _leaps_back(player, final, before, starts)):
+        initial = trace.views[0]
+        matching_state = state_of_mark.get(final.mark)
+        if final.mark == initial.mark:
+            matching_state = trace.script.state
+        if not marks_differ:
+            matching_state = None
+        if before.mark in (final.mark, initial.mark) or (
+            matching_state is None and not _leaps_back(player, final, before, starts)
+        ):
             continue
-        got = "where an episode starts" if found is None else f"what state {found} starts with"
+        got = "where an episode starts" if matching_state is None else f"what state {matching_state} starts with"
         got += f" (env {trace.env_id}, {trace.script}, ended by action {end})"
         remedy = "do not start the next episode by yourself: core resets envs"
         player.expect(False, "chunk_step", "the final observation of the episode that ended", got, remedy)

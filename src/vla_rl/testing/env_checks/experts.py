@@ -12,7 +12,7 @@ from vla_rl.testing.env_checks.traces import NUMBERS, EnvTrace
 from vla_rl.testing.env_checks.values import check_array
 
 
-def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:
+def demonstrate(player: Player, min_success: float) -> list[EnvTrace]:
     """Run one episode of the expert in every env. Return the trace of each env, up to success or the end."""
     train = player.splits["train"]
     chosen = [train[i] for i in np.linspace(0, len(train) - 1, len(player.env_ids)).round().astype(int)]
@@ -29,10 +29,12 @@ def demonstrate(player: Player, wanted: float) -> list[EnvTrace]:
         for env_id, state in enumerate(chosen):
             trace = traces[env_id]
             active[env_id] &= trace.end is None and not trace.won and len(trace) < player.limit(state.id)
-    lost = [state.id for env_id, state in enumerate(chosen) if not traces[env_id].won]
-    share = 1 - len(lost) / len(chosen)
-    got = f"{share:.0%} of {len(chosen)} (not solved: {lost})"
-    player.expect(share >= wanted, "expert_chunk", f"success in {wanted:.0%} of train states", got, "fix the expert")
+    unsolved = [state.id for env_id, state in enumerate(chosen) if not traces[env_id].won]
+    share = 1 - len(unsolved) / len(chosen)
+    got = f"{share:.0%} of {len(chosen)} (not solved: {unsolved})"
+    player.expect(
+        share >= min_success, "expert_chunk", f"success in {min_success:.0%} of train states", got, "fix the expert"
+    )
     return list(traces.values())
 
 

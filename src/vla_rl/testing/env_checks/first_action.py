@@ -37,11 +37,11 @@ def first_actions(player: Player) -> None:
     """Play a few single actions from several states, and compare the first change with the later ones."""
     states = spread(player.splits["train"])
     traces: list[EnvTrace] = []
-    most = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
-    if most < 2:
+    max_actions = min(ACTIONS, *(player.limit(state.id) for state in states[:EPISODES]))
+    if max_actions < 2:
         player.notice("not seen: whether resets and steps show the same; an episode is one action")
         return
-    length = player.affordable(0.02, 2, most)
+    length = player.affordable(0.02, 2, max_actions)
     for index in range(-(-EPISODES // len(player.env_ids))):
         chosen = [states[(index * len(player.env_ids) + int(env_id)) % len(states)].id for env_id in player.env_ids]
         kinds = ("random", "extreme")
@@ -94,7 +94,7 @@ def _gap(trace: EnvTrace, camera: str, t: int) -> float:
 def _changes(player: Player, camera: str) -> dict[str, Change]:
     """Return the changes that a plugin may make to the images of resets or of steps only, by their description."""
     sizes = player.info.cameras
-    found: dict[str, Change] = {
+    changes: dict[str, Change] = {
         "colours in another order (RGB and BGR)": lambda images, name: images[name][..., ::-1],
         "a picture upside down": lambda images, name: images[name][::-1],
         "a mirrored picture": lambda images, name: images[name][:, ::-1],
@@ -102,13 +102,13 @@ def _changes(player: Player, camera: str) -> dict[str, Change]:
         "inverted colours": lambda images, name: 255 - images[name],
     }
     if sizes[camera][0] == sizes[camera][1]:
-        found["height and width exchanged"] = lambda images, name: images[name].transpose(1, 0, 2)
-        found["a picture turned by 90 degrees"] = lambda images, name: np.rot90(images[name])
-        found["a picture turned by 270 degrees"] = lambda images, name: np.rot90(images[name], 3)
+        changes["height and width exchanged"] = lambda images, name: images[name].transpose(1, 0, 2)
+        changes["a picture turned by 90 degrees"] = lambda images, name: np.rot90(images[name])
+        changes["a picture turned by 270 degrees"] = lambda images, name: np.rot90(images[name], 3)
     for other in sizes:
         if other != camera and sizes[other] == sizes[camera]:
-            found[f"the picture of camera {other!r}"] = _picture_of(other)
-    return found
+            changes[f"the picture of camera {other!r}"] = _picture_of(other)
+    return changes
 
 
 def _picture_of(camera: str) -> Change:
@@ -130,14 +130,14 @@ def _explained(traces: Sequence[EnvTrace], camera: str, change: Change) -> float
         changed = change(trace.views[0].images, camera).astype(np.float32)
         pairs.append((changed, [view.images[camera].astype(np.float32) for view in _views(trace)]))
     for feature in features:
-        own = np.array([np.abs(feature(images[0]) - feature(images[1])).mean() for _, images in pairs])
+        unchanged = np.array([np.abs(feature(images[0]) - feature(images[1])).mean() for _, images in pairs])
         other = np.array([np.abs(feature(changed) - feature(images[1])).mean() for changed, images in pairs])
         later = np.mean(
             [np.abs(feature(a) - feature(b)).mean() for _, images in pairs for a, b in pairwise(images[1:])]
         )
-        if own.mean() < max(VISIBLE, 1.6 * later) or (other >= own).any():
+        if unchanged.mean() < max(VISIBLE, 1.6 * later) or (other >= unchanged).any():
             continue
-        if other.mean() < min(0.6 * own.mean(), 1.25 * later + 0.02 * own.mean() + 0.01):
+        if other.mean() < min(0.6 * unchanged.mean(), 1.25 * later + 0.02 * unchanged.mean() + 0.01):
             return float(np.mean([np.abs(changed - images[1]).mean() for changed, images in pairs]))
     return np.inf
 
@@ -197,8 +197,8 @@ def _factor(start: Array, after: Array, later: float) -> float | None:
     if rest > 1.5 * later + 1e-4 * np.abs(after).max() or np.abs(after - start).max() < max(3 * later, 4 * rest, 1e-3):
         return None
     varied = np.ptp(start) > 0.2 * np.abs(start).max()
-    known = any(abs(factor / unit - 1) < 0.05 or abs(factor * unit - 1) < 0.05 for unit in UNITS)
-    return factor if varied or known or factor < -0.5 else None
+    is_unit = any(abs(factor / unit - 1) < 0.05 or abs(factor * unit - 1) < 0.05 for unit in UNITS)
+    return factor if varied or is_unit or factor < -0.5 else None
 
 
 def _compare_delays(player: Player, traces: Sequence[EnvTrace]) -> None:

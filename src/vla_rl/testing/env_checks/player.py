@@ -107,7 +107,7 @@ class Player:
         self._views: list[EnvView | None] = [None] * env.num_envs
         self._instructions: dict[int, str] = {}
         self._state: dict[int, int] = {}
-        self._kept: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
+        self._returned: deque[list[tuple[str, Any, Array]]] = deque(maxlen=3)
 
     # -------------------------------------------------------------------------------------------- findings
 
@@ -143,11 +143,11 @@ class Player:
         """Return whether resets take so long that only few states are entered."""
         return self.cost("reset") > 0.01 * self.seconds
 
-    def affordable(self, share: float, rollouts: int, wanted: int) -> int:
-        """Chunks that each of `rollouts` rollouts may have, 2 to `wanted`, to stay within a share of the time."""
+    def affordable(self, share: float, rollouts: int, max_chunks: int) -> int:
+        """Chunks that each of `rollouts` rollouts may have, 2 to `max_chunks`, to stay within a share of the time."""
         room = share * self.seconds / rollouts - self.cost("reset")
         count = int(room / max(self.cost("chunk_step"), 1e-6))
-        return max(min(count, wanted), min(2, wanted))
+        return max(min(count, max_chunks), min(2, max_chunks))
 
     def limit(self, state: int) -> int:
         task = self.tasks.get(state)
@@ -161,74 +161,74 @@ class Player:
         """Reset the envs. Return the view of each, in that order."""
         if self.hopeless:
             raise LeftOut(self.hopeless)
-        given = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
-        kept = [values.copy() for values in given]
+        passed = [np.array(values, np.int64) for values in (env_ids, states, seeds)]
+        originals = [values.copy() for values in passed]
         began = perf_counter()
         try:
-            obs = self.env.reset(*given)
+            obs = self.env.reset(*passed)
         except Exception as exc:
             self.env.faults()  # what is raised says them too
             self._note_failure("reset", f"{type(exc).__name__}: {exc}", began)
             raise
         if "reset" not in self._worked:
             self.started_in = perf_counter() - began
-        self._count("reset", began)
-        self._broken("reset")
-        self._unwritten("reset", zip(("env_ids", "state_ids", "seed"), given, kept, strict=True))
-        fine = check_observation(self, self.info, obs, len(env_ids), "reset")
-        self._keep("reset", _parts(obs))
-        if not fine:
+        self._note_success("reset", began)
+        self._report_faults("reset")
+        self._check_arguments_unchanged("reset", zip(("env_ids", "state_ids", "seed"), passed, originals, strict=True))
+        valid = check_observation(self, self.info, obs, len(env_ids), "reset")
+        self._check_earlier_results("reset", _parts(obs))
+        if not valid:
             raise Unfit
-        shown = views(obs)
-        for env_id, state, view in zip(kept[0], kept[1], shown, strict=True):
+        env_views = views(obs)
+        for env_id, state, view in zip(originals[0], originals[1], env_views, strict=True):
             self._views[env_id], self._instructions[int(env_id)], self._state[int(env_id)] = (
                 view,
                 view.instruction,
                 int(state),
             )
-            self._wording(int(env_id), view, "reset")
-            self._look(view)
-        return shown
+            self._check_instruction(int(env_id), view, "reset")
+            self._note_changes(view)
+        return env_views
 
     def step(self, actions: Array, active: Array, stop: bool) -> tuple[ChunkResult, list[EnvView]]:
         """Step the envs. Return the result as NumPy arrays, and the view of each env."""
-        given = [np.array(actions, np.float32), np.array(active, bool)]
-        kept = [values.copy() for values in given]
+        passed = [np.array(actions, np.float32), np.array(active, bool)]
+        originals = [values.copy() for values in passed]
         began = perf_counter()
         try:
-            result = self.env.chunk_step(given[0], given[1], stop)
+            result = self.env.chunk_step(passed[0], passed[1], stop)
         except Exception as exc:
             self._note_failure("chunk_step", f"{type(exc).__name__}: {exc}", began)
             raise
-        if broken := self._broken("chunk_step"):
+        if broken := self._report_faults("chunk_step"):
             self._note_failure("chunk_step", broken[0], began)
             raise Unfit
-        self._count("chunk_step", began)
-        self._unwritten("chunk_step", zip(("actions", "active"), given, kept, strict=True))
-        fine = check_result(self, self.info, result, kept[1], actions.shape[1], stop)
+        self._note_success("chunk_step", began)
+        self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), passed, originals, strict=True))
+        valid = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
-        self._keep("chunk_step", _parts(result.obs) + list(flags.items()))
-        if not fine:
+        self._check_earlier_results("chunk_step", _parts(result.obs) + list(flags.items()))
+        if not valid:
             raise Unfit
-        shown = views(result.obs)
-        for env_id, view in enumerate(shown):
+        env_views = views(result.obs)
+        for env_id, view in enumerate(env_views):
             before = self._views[env_id]
             if before is None:
                 continue
-            if kept[1][env_id]:
-                self._wording(env_id, view, "chunk_step")
-                self._look(view, before)
+            if originals[1][env_id]:
+                self._check_instruction(env_id, view, "chunk_step")
+                self._note_changes(view, before)
                 ended = to_numpy(result.terminated)[env_id] | to_numpy(result.truncated)[env_id]
                 if actions.shape[1] == 1 and not ended[0]:
-                    self._stride(view, before)
+                    self._note_stride(view, before)
             else:
                 got = gap(before, view, self.loose)
                 self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
             self._views[env_id] = view
         self.seen.chunks += 1
-        own = {name: np.array(to_numpy(array)) for name, array in flags.items()}
-        held = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
-        return ChunkResult(obs=result.obs, succeeded=held, **own), shown
+        flag_arrays = {name: np.array(to_numpy(array)) for name, array in flags.items()}
+        succeeded = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
+        return ChunkResult(obs=result.obs, succeeded=succeeded, **flag_arrays), env_views
 
     # ---------------------------------------------------------------------------------------------- episodes
 
@@ -254,8 +254,8 @@ class Player:
             between: called before each chunk with its number, counted from 0.
             restart: (number of a chunk, env, script): before it the env starts anew with this script.
         """
-        both = {**scripts, **(waiting or {})}
-        traces = self.begin(both)
+        all_scripts = {**scripts, **(waiting or {})}
+        traces = self.begin(all_scripts)
         active = np.zeros(len(self.env_ids), bool)
         active[list(scripts)] = True
         index = 0
@@ -277,9 +277,10 @@ class Player:
     def begin(self, scripts: Mapping[int, Script]) -> dict[int, EnvTrace]:
         """Reset envs to where their scripts start."""
         env_ids = list(scripts)
-        shown = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
+        env_views = self.reset(env_ids, [s.state for s in scripts.values()], [s.seed for s in scripts.values()])
         return {
-            r: EnvTrace(script=scripts[r], env_id=r, views={0: view}) for r, view in zip(env_ids, shown, strict=True)
+            r: EnvTrace(script=scripts[r], env_id=r, views={0: view})
+            for r, view in zip(env_ids, env_views, strict=True)
         }
 
     def advance(
@@ -291,10 +292,10 @@ class Player:
         keep: Callable[[int], bool] = lambda t: True,
     ) -> None:
         """Play the next `width` actions of the scripts of active envs."""
-        result, shown = self.step(self._chunk(traces, active, width), active, stop)
+        result, env_views = self.step(self._chunk(traces, active, width), active, stop)
         for env_id in (int(env_id) for env_id in np.flatnonzero(active)):
-            _record(traces[env_id], result, env_id, shown[env_id], keep)
-            self._note(traces[env_id], result, env_id, stop)
+            _record(traces[env_id], result, env_id, env_views[env_id], keep)
+            self._note_chunk(traces[env_id], result, env_id, stop)
 
     def remembered(self) -> tuple[Any, ...]:
         """Return the records of the envs, for `remember` once the simulator is restored to this moment."""
@@ -306,10 +307,10 @@ class Player:
         self._instructions = {}
         self._state = {}
 
-    def remember(self, known: tuple[Any, ...]) -> None:
-        self._views = list(known[0])
-        self._instructions = dict(known[1])
-        self._state = dict(known[2])
+    def remember(self, remembered: tuple[Any, ...]) -> None:
+        self._views = list(remembered[0])
+        self._instructions = dict(remembered[1])
+        self._state = dict(remembered[2])
 
     # ----------------------------------------------------------------------------------------------- inside
 
@@ -323,93 +324,93 @@ class Player:
 
     def _note_failure(self, call: str, error: str, began: float) -> None:
         """Give up where a call fails alike again and again, or where its failures have taken all of the time."""
-        body, (known, count, seconds) = error_body(error), self._failed.get(call, ("", 0, 0.0))
-        count, seconds = (count + 1 if body == known else 1), seconds + perf_counter() - began
+        body, (last_body, count, seconds) = error_body(error), self._failed.get(call, ("", 0, 0.0))
+        count, seconds = (count + 1 if body == last_body else 1), seconds + perf_counter() - began
         self._failed[call] = body, count, seconds
         if count >= HOPELESS[call in self._worked] or seconds > self.seconds > 0:
             times = "once" if count == 1 else f"{count} times in a row"
             self.hopeless = f"not done: {call} failed {times} in {seconds:.0f} s; see the findings above"
 
-    def _count(self, call: str, began: float) -> None:
+    def _note_success(self, call: str, began: float) -> None:
         self._worked.add(call)
         self._failed.pop(call, None)
         self.seconds_of[call][0] += perf_counter() - began
         self.seconds_of[call][1] += 1
 
-    def _broken(self, where: str) -> list[str]:
+    def _report_faults(self, where: str) -> list[str]:
         texts = [text for of_env in self.env.faults().values() for text in of_env]
         for text in texts:
             self.findings.raised(f"{where}: expected an env that works", text.strip(), "fix what breaks it")
         return texts
 
-    def _unwritten(self, where: str, arguments: Any) -> None:
-        for name, given, copy in arguments:
-            same = np.array_equal(given, copy)
+    def _check_arguments_unchanged(self, where: str, arguments: Any) -> None:
+        for name, passed, copy in arguments:
+            same = np.array_equal(passed, copy)
             self.expect(same, where, f"its {name} unchanged", "others written into them", "copy before you write")
 
-    def _keep(self, where: str, arrays: list[tuple[str, Any]]) -> None:
+    def _check_earlier_results(self, where: str, arrays: list[tuple[str, Any]]) -> None:
         """Check that arrays returned by the last calls are unchanged, and keep a copy of these."""
-        for kept in self._kept:
-            for name, raw, copy in kept:
+        for returned in self._returned:
+            for name, raw, copy in returned:
                 same = np.array_equal(to_numpy(raw), copy, equal_nan=copy.dtype.kind == "f")
                 got = f"{name} that changed in a later {where}"
                 expectation = "observations and results that stay as returned"
                 self.expect(same, name.partition(":")[0], expectation, got, REMEDY_COPIES)
-        self._kept.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
+        self._returned.append([(f"{where}: {name}", raw, np.array(to_numpy(raw))) for name, raw in arrays])
 
-    def _wording(self, env_id: int, view: EnvView, where: str) -> None:
+    def _check_instruction(self, env_id: int, view: EnvView, where: str) -> None:
         task = self.tasks.get(self._state[env_id])
         if task is None:
             return
-        want = self._instructions[env_id] if task.instruction_varies else task.instruction
+        expected = self._instructions[env_id] if task.instruction_varies else task.instruction
         remedy = "one wording for an episode" if task.instruction_varies else "that of the state's task"
-        self.expect(view.instruction == want, where, f"instruction {want!r}", view.instruction, remedy)
+        self.expect(view.instruction == expected, where, f"instruction {expected!r}", view.instruction, remedy)
 
-    def _look(self, view: EnvView, before: EnvView | None = None) -> None:
+    def _note_changes(self, view: EnvView, before: EnvView | None = None) -> None:
         """Take note of what changes."""
-        seen = self.seen
+        sightings = self.seen
         shown = dict(view.images) | ({} if view.state is None else {"state": view.state})
         for name, array in shown.items():
-            if name not in seen.first:
-                seen.first[name], seen.varied[name], seen.moved[name] = array, False, False
+            if name not in sightings.first:
+                sightings.first[name], sightings.varied[name], sightings.moved[name] = array, False, False
             if before is None:
-                seen.varied[name] |= not np.array_equal(array, seen.first[name])
+                sightings.varied[name] |= not np.array_equal(array, sightings.first[name])
             else:
                 old = before.state if name == "state" else before.images[name]
-                seen.moved[name] |= old is not None and not np.array_equal(array, old)
+                sightings.moved[name] |= old is not None and not np.array_equal(array, old)
         for pair in itertools.combinations(view.images, 2):
             one, two = (view.images[name] for name in pair)
-            if one.shape == two.shape and seen.alike.get(pair, True):
-                seen.alike[pair] = np.array_equal(one, two)
+            if one.shape == two.shape and sightings.alike.get(pair, True):
+                sightings.alike[pair] = np.array_equal(one, two)
         for name, image in view.images.items():
-            low, high = seen.levels.get(name, (255, 0))
-            seen.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
+            low, high = sightings.levels.get(name, (255, 0))
+            sightings.levels[name] = min(low, int(image.min())), max(high, int(image.max()))
 
-    def _stride(self, view: EnvView, before: EnvView) -> None:
+    def _note_stride(self, view: EnvView, before: EnvView) -> None:
         if view.state is not None and before.state is not None:
-            move, known = np.abs(view.state - before.state), self.seen.stride
-            self.seen.stride = move if known is None else np.maximum(known, move)
+            move, largest = np.abs(view.state - before.state), self.seen.stride
+            self.seen.stride = move if largest is None else np.maximum(largest, move)
 
-    def _note(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
+    def _note_chunk(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""
-        seen, count = self.seen, int(result.executed[env_id].sum())
+        sightings, count = self.seen, int(result.executed[env_id].sum())
         success = trace.success[len(trace)]
         rewarded = result.rewards[env_id] != 0
-        seen.rewarded |= bool(rewarded.any())
-        seen.rewarded_between |= bool((rewarded & ~result.terminated[env_id] & ~result.truncated[env_id]).any())
+        sightings.rewarded |= bool(rewarded.any())
+        sightings.rewarded_between |= bool((rewarded & ~result.terminated[env_id] & ~result.truncated[env_id]).any())
         if stop:
-            seen.longest = max(seen.longest, len(trace))
-        seen.won |= success
-        seen.lost |= not success
+            sightings.longest = max(sightings.longest, len(trace))
+        sightings.won |= success
+        sightings.lost |= not success
         end = trace.end
         if end is not None and stop and len(trace) - count < end:
             earlier = max((abs(r) for r in trace.rewards[: end - 1]), default=0.0)
             reward, terminated = trace.rewards[end - 1], trace.terminated[end - 1]
             limit = self.limit(trace.script.state)
-            held = trace.succeeded[:end]
-            first_only = held[-1] is True and not any(held[:-1])
+            succeeded = trace.succeeded[:end]
+            first_only = succeeded[-1] is True and not any(succeeded[:-1])
             truncated = trace.truncated[end - 1]
-            seen.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
+            sightings.ends.append(End(terminated, reward, success, earlier, end, limit, truncated, first_only))
 
 
 def _draws(chance: np.random.Generator, kind: str, length: int, size: int) -> Array:
@@ -434,7 +435,7 @@ def _record(trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, ke
     trace.rewards += result.rewards[env_id, :count].tolist()
     trace.terminated += result.terminated[env_id, :count].tolist()
     trace.truncated += result.truncated[env_id, :count].tolist()
-    held = result.succeeded
-    trace.succeeded += [None] * count if held is None else held[env_id, :count].tolist()
+    succeeded = result.succeeded
+    trace.succeeded += [None] * count if succeeded is None else succeeded[env_id, :count].tolist()
     trace.success[len(trace)] = bool(result.success[env_id])
     trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)

@@ -29,15 +29,15 @@ def ranges_count(player: Player, states: Sequence[int], length: int, whole_range
     low, high = (bound.astype(np.float64) for bound in (player.low, player.high))
     idle = []
     for number in range(len(low)):
-        found = _look_at(_RangeRollouts(player, states, length, number), low[number], high[number])
-        if found == "idle":
+        part = _part_without_effect(_RangeRollouts(player, states, length, number), low[number], high[number])
+        if part == "idle":
             idle.append(number)
-        elif found and whole_range:
+        elif part and whole_range:
             expected = f"other actions to lead to something else, over the whole range of number {number}"
-            got = f"no effect of {found}, in {length} actions from states {list(states)}"
+            got = f"no effect of {part}, in {length} actions from states {list(states)}"
             player.expect(False, "chunk_step", expected, got, WHOLE)
-        elif found:
-            player.notice(f"no effect of {found} of number {number} of an action")
+        elif part:
+            player.notice(f"no effect of {part} of number {number} of an action")
     last = len(low) - 1
     if idle and whole_range and idle != [last] and len(set(states)) > 1:
         numbers = ", ".join(str(number) for number in idle)
@@ -76,17 +76,17 @@ class _RangeRollouts:
         )
         """Values of the number after which something was seen."""
 
-    def same(self, change: Callable[[Array], Array]) -> bool:
+    def unchanged_by(self, change: Callable[[Array], Array]) -> bool:
         """Return whether all episodes stay the same when the number is changed so."""
         return not any(self._differ(change))
 
-    def graded(self, chosen: Callable[[Array], Array], nudge: float) -> bool:
-        """Return whether small changes of the number, where `chosen`, have an effect in every episode, in both
+    def small_changes_matter(self, selects: Callable[[Array], Array], nudge: float) -> bool:
+        """Return whether small changes of the number, where `selects`, have an effect in every episode, in both
         directions. A number that acts in steps (a gripper that is open or closed) rightly ignores most small
         differences."""
 
         def moved(by: float) -> Callable[[Array], Array]:
-            return lambda actions: np.where(chosen(actions), actions + by, actions)
+            return lambda actions: np.where(selects(actions), actions + by, actions)
 
         return all(all(self._differ(moved(by))) for by in (nudge, -nudge))
 
@@ -100,22 +100,22 @@ class _RangeRollouts:
         return [bool(difference(self._first[env_id], collected[env_id], EXACT)) for env_id in collected]
 
 
-def _look_at(rollouts: _RangeRollouts, low: float, high: float) -> str:
+def _part_without_effect(rollouts: _RangeRollouts, low: float, high: float) -> str:
     """The part of the range that has no effect, in words; "idle": all of it; nothing: none."""
     middle = 0.0 if low < 0 < high else (low + high) / 2
     if not (rollouts.shown < middle).any() or not (rollouts.shown > middle).any():
         return ""
     nudge, quarter = NUDGE * (high - low), (high - low) / 4
-    lower = rollouts.same(lambda a: np.maximum(a, middle))
-    upper = rollouts.same(lambda a: np.minimum(a, middle))
+    lower = rollouts.unchanged_by(lambda a: np.maximum(a, middle))
+    upper = rollouts.unchanged_by(lambda a: np.minimum(a, middle))
     if lower and upper:
-        return "idle" if rollouts.same(lambda a: np.where(a > middle, low, high)) else ""
+        return "idle" if rollouts.unchanged_by(lambda a: np.where(a > middle, low, high)) else ""
     if lower or upper:
         part = f"{low:g} to {middle:g}" if lower else f"{middle:g} to {high:g}"
-        return f"the part from {part}" if rollouts.graded(lambda a: (a > middle) == lower, nudge) else ""
-    if low == -high and rollouts.same(lambda a: -a):
+        return f"the part from {part}" if rollouts.small_changes_matter(lambda a: (a > middle) == lower, nudge) else ""
+    if low == -high and rollouts.unchanged_by(lambda a: -a):
         return f"the sign (-x does what x does, from {low:g} to {high:g})"
-    outer = rollouts.same(lambda a: np.clip(a, low + quarter, high - quarter))
-    if outer and rollouts.graded(lambda a: np.abs(a - (low + high) / 2) < quarter, nudge):
+    outer = rollouts.unchanged_by(lambda a: np.clip(a, low + quarter, high - quarter))
+    if outer and rollouts.small_changes_matter(lambda a: np.abs(a - (low + high) / 2) < quarter, nudge):
         return f"the outer half (beyond {low + quarter:g} and {high - quarter:g})"
     return ""

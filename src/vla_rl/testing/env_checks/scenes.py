@@ -97,44 +97,44 @@ def enter_states(player: Player) -> StartChecks:
         soon, late = (share * player.seconds for share in SHARES[split])
         entered: list[ResetState] = []
         failed: dict[int, str] = {}
-        for some in _spread(states, len(player.env_ids)):
+        for batch in _spread(states, len(player.env_ids)):
             if player.hopeless:
                 break
             limit = soon if len(entered) >= FEW else late
             if entered and (perf_counter() - began > limit or len(failed) >= FAILURES):
                 break
-            failed |= _enter(player, starts, split, some, len(entered))
-            entered += some
+            failed |= _enter(player, starts, split, batch, len(entered))
+            entered += batch
         for error in dict.fromkeys(failed.values()):
             ids = ", ".join(str(state) for state, text in failed.items() if text == error)
             player.findings.raised(f"reset: expected {split} state {ids} to be entered", error, "fix what raises it")
         if len(entered) < len(states) and not player.hopeless:
-            tasks, seen = ({state.task for state in several} for several in (states, entered))
-            of_tasks = f" ({len(seen)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
+            tasks, entered_tasks = ({state.task for state in several} for several in (states, entered))
+            of_tasks = f" ({len(entered_tasks)} of {len(tasks)} tasks)" if len(tasks) > 1 else ""
             player.notice(f"not seen: all {split} states; entered {len(entered)} of {len(states)}{of_tasks}")
         player.splits[split] = tuple(s for s in states if s.id not in failed) if starts.of(split) else ()
     return starts
 
 
-def _enter(player: Player, starts: StartChecks, split: str, some: Sequence[ResetState], shift: int) -> dict[int, str]:
+def _enter(player: Player, starts: StartChecks, split: str, batch: Sequence[ResetState], shift: int) -> dict[int, str]:
     """Enter the states. Return the error of each state that cannot be entered."""
-    env_ids = np.roll(player.env_ids, shift)[: len(some)]
-    ids = [state.id for state in some]
+    env_ids = np.roll(player.env_ids, shift)[: len(batch)]
+    ids = [state.id for state in batch]
     try:
-        shown = player.reset(env_ids, ids, [player.seed(0)] * len(ids))
+        env_views = player.reset(env_ids, ids, [player.seed(0)] * len(ids))
     except (Unfit, LeftOut):
         raise
     except Exception as exc:
-        if len(some) == 1 or player.hopeless:
-            return {some[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
+        if len(batch) == 1 or player.hopeless:
+            return {batch[0].id: f"{type(exc).__name__}: {str(exc).strip()}"}
         failed: dict[int, str] = {}
-        for state in some:
+        for state in batch:
             if not player.hopeless:
                 failed |= _enter(player, starts, split, [state], 0)
         return failed
-    for state, view in zip(some, shown, strict=True):
-        kept = view if len(starts.of(split)) < AGAIN else None
-        starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, kept)
+    for state, view in zip(batch, env_views, strict=True):
+        view_to_compare = view if len(starts.of(split)) < AGAIN else None
+        starts.every[state.id] = FirstFrames(state.id, split, view.mark, view.state, view_to_compare)
     return {}
 
 
@@ -142,10 +142,10 @@ def enter_again(player: Player, starts: StartChecks) -> None:
     """States that were entered before, the other way round and in the last env, are the same scenes."""
     for start in reversed([start for start in starts.every.values() if start.view is not None]):
         (view,) = player.reset(player.env_ids[-1:], [start.state], [player.seed(0)])
-        found = gap(start.view, view, player.slack) if start.view else ""
-        got = f"{found} ({start.split} state {start.state})"
+        deviation = gap(start.view, view, player.slack) if start.view else ""
+        got = f"{deviation} ({start.split} state {start.state})"
         expected = "equal observations when a state is entered again with the same seed"
-        player.expect(not found, "reset", expected, got, "derive everything random from state id and seed")
+        player.expect(not deviation, "reset", expected, got, "derive everything random from state id and seed")
 
 
 def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
@@ -166,9 +166,10 @@ def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
     others = one[1:] + one[:1]
     by_seed = np.mean([_distances(a, b) for a, b in zip(one, two, strict=True)], axis=0)
     by_state = np.mean([_distances(a, b) for a, b in zip(one, others, strict=True)], axis=0)
-    most = int(np.argmin(by_seed - by_state))
+    worst = int(np.argmin(by_seed - by_state))
     got = (
-        f"first observations that differ by {by_seed[most]:.2g} between seeds, and by {by_state[most]:.2g} between ids"
+        f"first observations that differ by {by_seed[worst]:.2g} between seeds, "
+        f"and by {by_state[worst]:.2g} between ids"
     )
     remedy = "the id alone says where an episode starts; the seed keys what else is random"
     fixed = bool((by_seed < 0.5 * by_state).any())
@@ -177,8 +178,8 @@ def scenes_follow_ids(player: Player, starts: StartChecks) -> None:
 
 def _of_one_task(states: Sequence[ResetState]) -> list[ResetState]:
     """Return the states of the task that has most of them."""
-    most = Counter(state.task for state in states).most_common(1)[0]
-    return spread([state for state in states if most[1] < 2 or state.task == most[0]])
+    commonest = Counter(state.task for state in states).most_common(1)[0]
+    return spread([state for state in states if commonest[1] < 2 or state.task == commonest[0]])
 
 
 def _enter_with(player: Player, ids: Sequence[int], seed: int) -> list[EnvView]:
@@ -196,13 +197,13 @@ def splits_apart(player: Player, starts: StartChecks) -> None:
     if not pairs:
         return
     chosen = spread(pairs)[:PAIRS]
-    alike = [(a, b) for a, b in chosen if not _differ(player, a.state, b.state)]
-    if not alike:
+    same_scenes = [(a, b) for a, b in chosen if not _differ(player, a.state, b.state)]
+    if not same_scenes:
         return
-    ids = ", ".join(f"{b.state} as {a.state}" for a, b in alike[:4])
+    ids = ", ".join(f"{b.state} as {a.state}" for a, b in same_scenes[:4])
     marks = [start.mark for start in evals]
-    tells = len(set(marks)) == len(marks)
-    if tells or len(pairs) >= 0.9 * len(evals):
+    marks_differ = len(set(marks)) == len(marks)
+    if marks_differ or len(pairs) >= 0.9 * len(evals):
         got = f"{len(pairs)} of {len(evals)} eval states that start as a train state, and run as it: {ids}"
         player.expect(False, "reset_states", "scenes that differ between train and eval", got, "draw them apart")
     else:

@@ -59,7 +59,7 @@ def generators_left_alone(player: Player) -> None:
 
 def seeded(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
     """The libraries whose global generator is the same after a call, wherever it was before; it is put back."""
-    kept, after = _generators(), []
+    original, after = _generators(), []
     try:
         for key in (1, 2):
             before()
@@ -67,15 +67,15 @@ def seeded(before: Callable[[], None], call: Callable[[], Any]) -> list[str]:
             call()
             after.append(_generators())
     finally:
-        _restore(kept)
-    return [name for name in kept if _bytes(after[0][name]) == _bytes(after[1][name])]
+        _restore(original)
+    return [name for name in original if _bytes(after[0][name]) == _bytes(after[1][name])]
 
 
 def _generators() -> dict[str, Any]:
-    found: dict[str, Any] = {"numpy": np.random.get_state(), "random": random.getstate()}  # noqa: NPY002
+    states: dict[str, Any] = {"numpy": np.random.get_state(), "random": random.getstate()}  # noqa: NPY002
     if "torch" in sys.modules:
-        found["torch"] = sys.modules["torch"].get_rng_state()
-    return found
+        states["torch"] = sys.modules["torch"].get_rng_state()
+    return states
 
 
 def _seed(key: int) -> None:
@@ -138,9 +138,9 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
 
 
 def _new_threads(before: Surroundings) -> list[threading.Thread]:
-    known = ("tqdm", "ray", "IPython", "debugpy")  # which start some for good, when they are first used
+    exempt = ("tqdm", "ray", "IPython", "debugpy")  # which start some for good, when they are first used
     new = [thread for thread in threading.enumerate() if thread not in before.threads]
-    return [thread for thread in new if type(thread).__module__.partition(".")[0] not in known]
+    return [thread for thread in new if type(thread).__module__.partition(".")[0] not in exempt]
 
 
 def _settings() -> dict[str, str]:
@@ -149,18 +149,18 @@ def _settings() -> dict[str, str]:
         folder = str(Path.cwd())
     except FileNotFoundError:
         folder = "one that is gone"
-    found = {"working folder": folder, "np.geterr()": str(np.geterr())}
+    settings = {"working folder": folder, "np.geterr()": str(np.geterr())}
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
-        found["torch.get_default_dtype()"] = str(torch.get_default_dtype())
-        found["torch.is_grad_enabled()"] = str(torch.is_grad_enabled())
-    return found
+        settings["torch.get_default_dtype()"] = str(torch.get_default_dtype())
+        settings["torch.is_grad_enabled()"] = str(torch.is_grad_enabled())
+    return settings
 
 
 def descendants() -> dict[int, psutil.Process]:
     """The processes that this one started, and those that these started; without those that Python keeps."""
-    own = psutil.Process()
-    return {p.pid: p for p in own.children(recursive=True) if not _is_pythons_own(p, own.pid)}
+    process = psutil.Process()
+    return {p.pid: p for p in process.children(recursive=True) if not _is_pythons_own(p, process.pid)}
 
 
 def _is_pythons_own(process: psutil.Process, parent: int) -> bool:
@@ -200,11 +200,11 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
             for _ in range(RESETS // 2):
                 episode()
             counts.append(_counts(folder))
-        _say_what_grew(player, counts, "after each episode", "close in `reset` what the last episode opened")
+        _report_growth(player, counts, "after each episode", "close in `reset` what the last episode opened")
         if another is None or player.started_in > 0.02 * player.seconds:
             return
         counts, after = [], []
-        kept, generators = player.env, _generators()
+        original_env, generators = player.env, _generators()
         remembered = player.remembered()
         try:
             for key in (1, 2, 3):
@@ -218,10 +218,10 @@ def nothing_piles_up(player: Player, another: Callable[[], SimEnv] | None) -> No
                     player.env.close()
                 counts.append(_counts(folder))
         finally:
-            player.env = kept
+            player.env = original_env
             player.remember(remembered)
             _restore(generators)
-    _say_what_grew(player, counts, "after each simulator that was closed", "free in `close` what you opened")
+    _report_growth(player, counts, "after each simulator that was closed", "free in `close` what you opened")
     for name in generators:
         same = len({_bytes(states[name]) for states in after if name in states}) == 1 and name in after[0]
         expected = f"the global generator of {name} left alone"
@@ -244,7 +244,7 @@ def _counts(folder: Path) -> dict[str, int]:
     }
 
 
-def _say_what_grew(player: Player, counts: list[dict[str, int]], when: str, remedy: str) -> None:
+def _report_growth(player: Player, counts: list[dict[str, int]], when: str, remedy: str) -> None:
     for what in counts[0]:
         rising = [after[what] - before[what] for before, after in pairwise(counts)]
         got = f"{counts[0][what]}, then {', '.join(str(later[what]) for later in counts[1:])}"
@@ -253,13 +253,13 @@ def _say_what_grew(player: Player, counts: list[dict[str, int]], when: str, reme
 
 @contextmanager
 def _own_temporary_folder() -> Generator[Path]:
-    known = tempfile.tempdir
+    original = tempfile.tempdir
     folder = Path(tempfile.mkdtemp(prefix="check_env_"))
     tempfile.tempdir = str(folder)
     try:
         yield folder
     finally:
-        tempfile.tempdir = known
+        tempfile.tempdir = original
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -276,7 +276,7 @@ def envs_of_one_process(player: Player, reference: Reference) -> None:
     if player.started_in > 0.1 * player.seconds:
         player.notice(f"not seen: envs that share a process; they take {player.started_in:.0f} s to start")
         return
-    kept, remembered = player.env, player.remembered()
+    original_env, remembered = player.env, player.remembered()
     shared = env.in_one_process()
     try:
         player.env = wrap("env", shared, "envs of one process")
@@ -289,6 +289,6 @@ def envs_of_one_process(player: Player, reference: Reference) -> None:
     except UserError as exc:
         player.notice(f"not done: envs that share a process; {exc}")
     finally:
-        player.env = kept
+        player.env = original_env
         player.remember(remembered)
         shared.close()

@@ -121,7 +121,7 @@ class EnvTrace:
 
     @property
     def won(self) -> bool:
-        return any(self.success.values()) or any(bool(held) for held in self.succeeded)
+        return any(self.success.values()) or any(bool(succeeded) for succeeded in self.succeeded)
 
 
 def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = None) -> str:
@@ -129,13 +129,13 @@ def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = No
     `upto`: ignore actions after it."""
     length = min(len(one), len(two)) if upto is None else min(len(one), len(two), upto)
     for t in range(length + 1):
-        found = _reported(one, two, t) if t else ""
-        if not found and t in one.views and t in two.views:
-            found = gap(one.views[t], two.views[t], slack)
-        if not found and t in one.success and t in two.success and one.success[t] != two.success[t]:
-            found = f"success {two.success[t]} instead of {one.success[t]}"
-        if found:
-            return f"after {t} actions: {found}" if t else f"after the reset: {found}"
+        deviation = _reported(one, two, t) if t else ""
+        if not deviation and t in one.views and t in two.views:
+            deviation = gap(one.views[t], two.views[t], slack)
+        if not deviation and t in one.success and t in two.success and one.success[t] != two.success[t]:
+            deviation = f"success {two.success[t]} instead of {one.success[t]}"
+        if deviation:
+            return f"after {t} actions: {deviation}" if t else f"after the reset: {deviation}"
     if upto is None and len(one) != len(two):
         return f"{len(two)} executed actions instead of {len(one)}"
     return ""

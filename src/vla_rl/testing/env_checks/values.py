@@ -69,56 +69,56 @@ def check_states(f: Expects, env: SimEnv) -> dict[str, tuple[ResetState, ...]]:
 
 
 def check_array(f: Expects, array: Any, shape: tuple[int, ...], dtype: str, what: str) -> bool:
-    found = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
-    return f.expect(found == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", found, "convert or reshape it")
+    got = f"{np.asarray(to_numpy(array)).dtype} {list(np.shape(to_numpy(array)))}"
+    return f.expect(got == f"{dtype} {list(shape)}", what, f"{dtype} {list(shape)}", got, "convert or reshape it")
 
 
 def check_observation(f: Expects, info: EnvInfo, obs: Observation, n: int, where: str) -> bool:
     """Check an observation. Return whether its shapes are right."""
     cameras = list(info.cameras)
-    fine = f.expect(list(obs.images) == cameras, f"{where}: images", cameras, list(obs.images), "as in info.cameras")
+    valid = f.expect(list(obs.images) == cameras, f"{where}: images", cameras, list(obs.images), "as in info.cameras")
     for name in set(cameras) & set(obs.images):
-        fine &= check_array(f, obs.images[name], (n, *info.cameras[name], 3), "uint8", f"{where}: image {name!r}")
+        valid &= check_array(f, obs.images[name], (n, *info.cameras[name], 3), "uint8", f"{where}: image {name!r}")
     count = len(obs.instructions)
-    fine &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each env, as a tuple")
+    valid &= f.expect(count == n, f"{where}: instructions", f"{n}", count, "one for each env, as a tuple")
     if info.state_dim == 0 or obs.state is None:
-        want = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
+        expected = "None" if info.state_dim == 0 else f"float32 [{n}, {info.state_dim}]"
         consistent = (info.state_dim == 0) == (obs.state is None)
         got = "None" if obs.state is None else "a state"
-        return f.expect(consistent, f"{where}: state", want, got, "mind info.state_dim") and fine
+        return f.expect(consistent, f"{where}: state", expected, got, "mind info.state_dim") and valid
     if not check_array(f, obs.state, (n, info.state_dim), "float32", f"{where}: state"):
         return False
-    bad = int((~np.isfinite(to_numpy(obs.state))).any(-1).sum())
-    got = f"NaN or inf in {bad} of {n} envs"
-    return f.expect(bad == 0, f"{where}: state", "finite numbers", got, "find the cause") and fine
+    not_finite = int((~np.isfinite(to_numpy(obs.state))).any(-1).sum())
+    got = f"NaN or inf in {not_finite} of {n} envs"
+    return f.expect(not_finite == 0, f"{where}: state", "finite numbers", got, "find the cause") and valid
 
 
 def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, width: int, stop: bool) -> bool:
     """Check a result. Return whether its shapes and masks are right."""
     n, where = len(active), f"chunk_step(stop_at_end={stop})"
-    fine = check_observation(f, info, result.obs, n, where)
+    valid = check_observation(f, info, result.obs, n, where)
     shape = (n, width)
-    fine &= check_array(f, result.rewards, shape, "float32", f"{where}: rewards")
+    valid &= check_array(f, result.rewards, shape, "float32", f"{where}: rewards")
     for name in FLAGS:
-        fine &= check_array(f, getattr(result, name), shape, "bool", f"{where}: {name}")
-    fine &= check_array(f, result.success, (n,), "bool", f"{where}: success")
+        valid &= check_array(f, getattr(result, name), shape, "bool", f"{where}: {name}")
+    valid &= check_array(f, result.success, (n,), "bool", f"{where}: success")
     if result.succeeded is not None:
-        fine &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
-    return fine and _check_masks(f, result, active, stop, where)
+        valid &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
+    return valid and _check_masks(f, result, active, stop, where)
 
 
 def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, where: str) -> bool:
     rewards, executed = to_numpy(result.rewards), to_numpy(result.executed)
     ended = to_numpy(result.terminated) | to_numpy(result.truncated)
-    fine = f.expect(
+    valid = f.expect(
         bool(np.isfinite(rewards).all()), f"{where}: rewards", "finite numbers", "NaN or inf", "find the cause"
     )
-    gone = bool((rewards[~executed] == 0).all())
-    f.expect(gone, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
+    masked = bool((rewards[~executed] == 0).all())
+    f.expect(masked, f"{where}: rewards", "0 where nothing was executed", "others", "multiply by executed")
     f.expect(not ended[~executed].any(), f"{where}: ends", "only at executed actions", "others", "mask with executed")
     idle = not executed[~active].any()
-    fine &= f.expect(idle, f"{where}: executed", "False in envs that are not active", "True", "leave those envs alone")
-    fine &= f.expect(
+    valid &= f.expect(idle, f"{where}: executed", "False in envs that are not active", "True", "leave those envs alone")
+    valid &= f.expect(
         bool(executed[active, 0].all()),
         f"{where}: executed",
         "True for the first action of active envs",
@@ -126,26 +126,26 @@ def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, whe
         "every chunk of an active env does something",
     )
     holes = bool((executed[:, 1:] & ~executed[:, :-1]).any())
-    fine &= f.expect(
+    valid &= f.expect(
         not holes, f"{where}: executed", "a run of True from the first action", "a gap", "stop for good in a chunk"
     )
     before = np.cumsum(ended, 1) - ended > 0
     if stop:
         late = bool((executed & before).any())
-        fine &= f.expect(
+        valid &= f.expect(
             not late, f"{where}: executed", "nothing after the end", "more actions", "stop the env at its end"
         )
         early = bool((~executed & ~before)[active].any())
-        fine &= f.expect(
+        valid &= f.expect(
             not early, f"{where}: executed", "all up to the end", "fewer actions", "only an end stops an env"
         )
     else:
         all_of_it = bool(executed[active].all())
-        fine &= f.expect(all_of_it, f"{where}: executed", "all actions of active envs", "fewer", "run on after an end")
-    if result.succeeded is not None and fine:
+        valid &= f.expect(all_of_it, f"{where}: executed", "all actions of active envs", "fewer", "run on after an end")
+    if result.succeeded is not None and valid:
         last = np.maximum(executed.sum(1) - 1, 0)
         after = to_numpy(result.succeeded)[np.arange(len(active)), last]
         agree = bool((after == to_numpy(result.success))[active].all())
         remedy = "both tell the same predicate after the last executed action: see at_last_action in vla_rl.core.types"
         f.expect(agree, f"{where}: success", "as succeeded at the last executed action", "the opposite", remedy)
-    return fine
+    return valid

@@ -47,24 +47,26 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
 def actions_count(player: Player, whole_range: bool) -> None:
     """Other actions lead to something else, be it seen, rewarded or an end. `whole_range`: over all of their range."""
     states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
-    whole = min(player.limit(state) for state in states)
-    length = min(whole, player.chunk * player.affordable(0.06, 4, whole))
+    episode_limit = min(player.limit(state) for state in states)
+    length = min(episode_limit, player.chunk * player.affordable(0.06, 4, episode_limit))
     rollouts = [_random_rollout(player, states, kind, length) for kind in ("lowest", "highest", "random", "extreme")]
     if _all_equal(rollouts):
         text = f"the same from states {states} after {length} actions at the lower bounds, at the upper ones, and drawn"
-        if length < min(whole, ENOUGH):
+        if length < min(episode_limit, ENOUGH):
             player.notice(f"not seen: an effect of actions; {text}")
             return
         expected = "other observations, rewards or ends after other actions"
         player.expect(False, "chunk_step", expected, text, "apply the actions that are given")
         return
-    _each_number_counts(player, states, length, whole, whole_range)
+    _each_number_counts(player, states, length, episode_limit, whole_range)
 
 
-def _each_number_counts(player: Player, states: Sequence[int], length: int, whole: int, whole_range: bool) -> None:
+def _each_number_counts(
+    player: Player, states: Sequence[int], length: int, episode_limit: int, whole_range: bool
+) -> None:
     numbers = len(player.low)
     seconds_needed = player.cost("reset") + -(-length // player.chunk) * player.cost("chunk_step")
-    if length < min(whole, ENOUGH):
+    if length < min(episode_limit, ENOUGH):
         return
     if 3 * numbers * seconds_needed > 0.08 * player.seconds:
         player.notice("not seen: whether each number of an action counts, for want of time")
@@ -82,39 +84,39 @@ def _all_equal(rollouts: Sequence[dict[int, EnvTrace]]) -> bool:
 
 def success_is_reported(player: Player) -> None:
     """Success is neither always nor never true, and does not contradict a reward that is given at ends only."""
-    seen = player.seen
-    if not seen.chunks:
+    sightings = player.seen
+    if not sightings.chunks:
         raise LeftOut("not done: no chunk was executed")
-    rewarded = [end for end in seen.ends if end.terminated and end.reward > 0 and end.earlier == 0]
+    rewarded = [end for end in sightings.ends if end.terminated and end.reward > 0 and end.earlier == 0]
     once = len({end.reward for end in rewarded}) == 1 and (len(rewarded) > 1 or rewarded[0].steps > 1)
-    if once and not seen.rewarded_between and not any(end.success for end in rewarded):
-        got = f"no success in {len(rewarded)} such ends{_opposite(seen.ends)}"
+    if once and not sightings.rewarded_between and not any(end.success for end in rewarded):
+        got = f"no success in {len(rewarded)} such ends{_opposite(sightings.ends)}"
         expected = f"success where an episode ends with the only reward that it gives, {rewarded[0].reward:g}"
         player.expect(False, "chunk_step: success", expected, got, "tell the task's predicate")
-    elif seen.won and not seen.lost:
-        got = f"success after each of {seen.chunks} chunks, whatever was done"
+    elif sightings.won and not sightings.lost:
+        got = f"success after each of {sightings.chunks} chunks, whatever was done"
         player.expect(False, "chunk_step: success", "False until the task is solved", got, "tell the task's predicate")
-    elif not seen.won:
-        player.notice(f"not seen: success; {seen.chunks} chunks were executed")
+    elif not sightings.won:
+        player.notice(f"not seen: success; {sightings.chunks} chunks were executed")
     _rewards_success(player)
     _limits_are_truncations(player)
-    if not seen.ends:
-        player.notice(f"not seen: an end; {seen.chunks} chunks were executed")
-    if not seen.rewarded:
+    if not sightings.ends:
+        player.notice(f"not seen: an end; {sightings.chunks} chunks were executed")
+    if not sightings.rewarded:
         player.notice("not seen: a reward other than 0")
 
 
 def _rewards_success(player: Player) -> None:
     """Check that success is rewarded, and more than failure."""
-    seen = player.seen
-    won = [end for end in seen.ends if end.success]
-    if seen.won and not seen.rewarded and (won or len(seen.ends) > 2):
-        got = f"0 for every action of {seen.chunks} chunks, successes included"
+    sightings = player.seen
+    won = [end for end in sightings.ends if end.success]
+    if sightings.won and not sightings.rewarded and (won or len(sightings.ends) > 2):
+        got = f"0 for every action of {sightings.chunks} chunks, successes included"
         player.expect(False, "chunk_step: rewards", "a reward where the task is solved", got, "reward success")
-    alone = [end for end in won if end.earlier == 0]
-    if alone and not seen.rewarded_between and all(end.reward < 0 for end in alone):
-        least = min(end.reward for end in alone)
-        got = f"{least:g} where it is solved, as the only reward of the episode"
+    only_rewards = [end for end in won if end.earlier == 0]
+    if only_rewards and not sightings.rewarded_between and all(end.reward < 0 for end in only_rewards):
+        lowest = min(end.reward for end in only_rewards)
+        got = f"{lowest:g} where it is solved, as the only reward of the episode"
         player.expect(False, "chunk_step: rewards", "more for success than for failure", got, "mind the sign")
 
 
@@ -128,19 +130,22 @@ def _limits_are_truncations(player: Player) -> None:
         got = f"terminated in each of {len(late)} episodes that lasted to the step limit of {late[0].limit} unsolved"
         player.expect(False, "chunk_step: terminated", expected, got, remedy)
         return
-    lost = [end for end in ends if end.terminated and not end.success]
+    unsolved = [end for end in ends if end.terminated and not end.success]
     longest = max((end.steps for end in ends), default=0)
-    last = [end for end in lost if end.steps == longest]
+    last = [end for end in unsolved if end.steps == longest]
     if (
         len(last) > 3
-        and 2 * len(last) >= len(lost)
+        and 2 * len(last) >= len(unsolved)
         and longest > 2
         and player.seen.longest <= longest
         and all(end.steps < end.limit for end in last)
         and not any(end.truncated for end in ends)
         and sum(end.steps < longest for end in ends) > 1  # no game of fixed length, which is won or lost at its end
     ):
-        got = f"terminated after {longest} actions in {len(last)} of {len(lost)} unsolved episodes, and none is longer"
+        got = (
+            f"terminated after {longest} actions in {len(last)} of {len(unsolved)} unsolved episodes, "
+            "and none is longer"
+        )
         player.expect(False, "chunk_step: terminated", expected, got, remedy)
     cut = [end for end in ends if end.truncated]
     if len(cut) > 2 and all(end.steps == end.limit - 1 > 1 for end in cut):
@@ -160,22 +165,22 @@ def _opposite(ends: Sequence[End]) -> str:
 
 def what_is_shown_changes(player: Player) -> None:
     """Check that what differs between scenes also changes while envs move, in the images or in the state."""
-    seen = player.seen
-    text_of = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in seen.moved}
-    still = [text_of[name] for name, moved in seen.moved.items() if not moved]
-    if len(still) == len(text_of) and any(seen.varied.values()) and (seen.rewarded or seen.ends):
-        got = f"the same after each of {seen.chunks} chunks as after the reset"
+    sightings = player.seen
+    text_of = {name: "the state" if name == "state" else f"the image of camera {name!r}" for name in sightings.moved}
+    still = [text_of[name] for name, moved in sightings.moved.items() if not moved]
+    if len(still) == len(text_of) and any(sightings.varied.values()) and (sightings.rewarded or sightings.ends):
+        got = f"the same after each of {sightings.chunks} chunks as after the reset"
         expected = f"{' or '.join(still)} to show what was done"
         player.expect(False, "chunk_step", expected, got, "observe after the last action")
     else:
         for what in still:
             player.notice(f"not seen: a change of {what} by actions")
-    for (one, two), alike in seen.alike.items():
-        low, high = seen.levels[two]
-        got = f"the picture of camera {one!r} after each of {seen.chunks} chunks"
+    for (one, two), alike in sightings.alike.items():
+        low, high = sightings.levels[two]
+        got = f"the picture of camera {one!r} after each of {sightings.chunks} chunks"
         expected = "a view of its own"
         player.expect(not alike or low == high, f"image {two!r}", expected, got, "render each camera, or leave one out")
-    for name, (low, high) in seen.levels.items():
+    for name, (low, high) in sightings.levels.items():
         if (low, high) == (0, 1):
             remedy = "multiply by 255 before the conversion"
             player.expect(False, f"image {name!r}", "values from 0 to 255", "nothing above 1", remedy)

@@ -58,10 +58,11 @@ def check_finite(**tensors: Tensor) -> None:
     """Raise NotFiniteError, with the number of non-finite entries and the position of the first. Use it on the
     trajectory record only: on a device it would wait for the numbers."""
     for name, tensor in tensors.items():
-        wrong = ~torch.isfinite(tensor)
-        if bool(wrong.any()):
-            first = wrong.nonzero()[0].tolist()
+        not_finite = ~torch.isfinite(tensor)
+        if bool(not_finite.any()):
+            first = not_finite.nonzero()[0].tolist()
             raise NotFiniteError(
-                f"{name} {list(tensor.shape)}: {int(wrong.sum())} of {wrong.numel()} are not finite, the first at "
-                f"{first} ({float(tensor[tuple(first)])}); look at what the simulator, the critic or the reward gave"
+                f"{name} {list(tensor.shape)}: {int(not_finite.sum())} of {not_finite.numel()} are not finite, "
+                f"the first at {first} ({float(tensor[tuple(first)])}); "
+                f"look at what the simulator, the critic or the reward gave"
             )

@@ -69,7 +69,7 @@ def proximal_policy(entries: LossTerms, batch: Batch, settings: CorrectionSettin
     if settings.proximal == "interpolate":
         old = interpolated(entries.log_probs, mu, batch.lag)
     else:
-        old = F.reduce_tokens(_given(batch.proximal_log_probs), batch.valid, settings.log_prob)
+        old = F.reduce_tokens(_required(batch.proximal_log_probs), batch.valid, settings.log_prob)
     behaviour = F.log_ratio(old, mu)
     weights = behaviour.exp()
     if settings.correction == "v-trace":
@@ -109,8 +109,8 @@ def renormalise_masked(
     threshold = settings.behaviour_weight_threshold
     if threshold is None or settings.proximal == "interpolate" or aggregation == "rlinf":
         return advantages
-    kept = (_behaviour(rollout, settings.log_prob).exp() <= threshold).float()
-    share = kept.mean(-1) if settings.log_prob == "token" else kept
+    within_threshold = (_behaviour(rollout, settings.log_prob).exp() <= threshold).float()
+    share = within_threshold.mean(-1) if settings.log_prob == "token" else within_threshold
     return attrs.evolve(advantages, counts=advantages.divisors[0] * share)
 
 
@@ -182,13 +182,13 @@ def v_trace(
 
 def _behaviour(rollout: Rollout, granularity: Granularity) -> Tensor:
     """Return log(pi_old / mu), clamped to +-20: [T, N], [T, N, C] or [T, N, C, M]; 0 where not valid."""
-    old, valid = _given(rollout.proximal_log_probs).flatten(0, 1), rollout.valid.flatten(0, 1)
+    old, valid = _required(rollout.proximal_log_probs).flatten(0, 1), rollout.valid.flatten(0, 1)
     mu = F.reduce_tokens(rollout.log_probs.flatten(0, 1), valid, granularity)
     weights = F.log_ratio(F.reduce_tokens(old, valid, granularity), mu)
     return weights.reshape(*rollout.samples.shape, *weights.shape[1:])
 
 
-def _given(proximal: Tensor | None) -> Tensor:
+def _required(proximal: Tensor | None) -> Tensor:
     if proximal is None:
         raise ShapeError("the correction needs proximal_log_probs; set that field of the algorithm's Requirements")
     return proximal

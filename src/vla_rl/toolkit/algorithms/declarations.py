@@ -33,9 +33,9 @@ class WrongDeclaration:
 
 def check_declarations(algorithm: Algorithm, name: str) -> None:
     """Raise PluginError with every wrong declaration of this plugin's algorithm."""
-    wrong = wrong_declarations(algorithm)
-    if wrong:
-        raise PluginError(f"algorithm {name!r}{_place(type(algorithm))}: " + "\n  ".join(map(str, wrong)))
+    errors = wrong_declarations(algorithm)
+    if errors:
+        raise PluginError(f"algorithm {name!r}{_place(type(algorithm))}: " + "\n  ".join(map(str, errors)))
 
 
 def wrong_declarations(algorithm: Algorithm) -> list[WrongDeclaration]:

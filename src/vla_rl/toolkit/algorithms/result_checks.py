@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from vla_rl.core.errors import PluginError
-from vla_rl.core.fields import ADVANTAGES, ROLLOUT, fits
+from vla_rl.core.fields import ADVANTAGES, ROLLOUT, shape_matches
 from vla_rl.core.manager import hookimpl
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEMANDED = "loss/policy"
 """Metric that every algorithm must report in `Loss.metrics`: the policy's contribution to the total."""
-RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm"})
+RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl"})
 """Metric names that the runtime writes itself ..."""
 RESERVED_GROUPS = frozenset(
     {
@@ -96,16 +96,16 @@ class ResultGuard:
                 f"algorithm {self.algorithm!r} declares extras {sorted(self.extras)} and its `advantages` returned "
                 f"{sorted(extras)}; both have to name the same (Algorithm.extras, Advantages.extras)"
             )
-        taken = {field.name for field in (*ROLLOUT, *ADVANTAGES)}
+        reserved_names = {field.name for field in (*ROLLOUT, *ADVANTAGES)}
         steps, columns, chunk = rollout.valid.shape
         for name, dims in self.extras.items():
-            if name in taken:
+            if name in reserved_names:
                 raise PluginError(
                     f"algorithm {self.algorithm!r} declares an extra {name!r}, and samples have a field of that name "
                     "already; choose another name"
                 )
             shape = list(extras[name].shape)
-            if not fits(shape, dims, {"T": steps, "N": columns, "C": chunk, "M": rollout.log_probs.shape[-1]}):
+            if not shape_matches(shape, dims, {"T": steps, "N": columns, "C": chunk, "M": rollout.log_probs.shape[-1]}):
                 raise PluginError(
                     f"algorithm {self.algorithm!r} declares the extra {name!r} as [{', '.join(dims.split())}] and "
                     f"returned {shape}; the rollout has T {steps}, N {columns}, C {chunk}"

@@ -25,7 +25,7 @@ class Mean(Statistic):
     @classmethod
     def of(cls, entries: Tensor, mask: Tensor) -> Mean:
         """Return the mean of the entries in the mask (bool, same shape)."""
-        return cls(torch.stack([_inside(entries, mask).sum(), mask.double().sum()]))
+        return cls(torch.stack([_masked(entries, mask).sum(), mask.double().sum()]))
 
     def read(self, name: str) -> dict[str, float]:
         total, count = self.sums.tolist()
@@ -39,7 +39,7 @@ class EffectiveSize(Statistic):
     @classmethod
     def of(cls, weights: Tensor, mask: Tensor) -> EffectiveSize:
         """Return the statistic of importance weights u >= 0 in the mask (bool, same shape)."""
-        inside = _inside(weights, mask)
+        inside = _masked(weights, mask)
         return cls(torch.stack([inside.sum(), inside.square().sum(), mask.double().sum()]))
 
     def read(self, name: str) -> dict[str, float]:
@@ -67,8 +67,8 @@ class RatioQuantiles(Statistic):
 
     def far_quantile(self, share: float) -> float:
         """Return the |log r| (middle of its bin) below which this share of the entries lies."""
-        both = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
-        return math.log(both.quantile((1 + share) / 2))
+        symmetric = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
+        return math.log(symmetric.quantile((1 + share) / 2))
 
     def read(self, name: str) -> dict[str, float]:
         if not bool(self.sums.any()):
@@ -80,7 +80,7 @@ class RatioQuantiles(Statistic):
         }
 
 
-def _inside(entries: Tensor, mask: Tensor) -> Tensor:
+def _masked(entries: Tensor, mask: Tensor) -> Tensor:
     check_shapes(entries=entries, mask=mask)
     return torch.where(mask, entries, torch.zeros_like(entries)).double()
 

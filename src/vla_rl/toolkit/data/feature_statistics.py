@@ -59,16 +59,16 @@ class FeatureStatistics:
 
     def __add__(self, other: FeatureStatistics) -> FeatureStatistics:
         count = self.count + other.count
-        own, its = self.count / count, other.count / count
-        mean = own * self.mean + its * other.mean
-        square = own * (self.std**2 + self.mean**2) + its * (other.std**2 + other.mean**2)
+        share, other_share = self.count / count, other.count / count
+        mean = share * self.mean + other_share * other.mean
+        square = share * (self.std**2 + self.mean**2) + other_share * (other.std**2 + other.mean**2)
         return FeatureStatistics(
             count,
             mean,
             np.sqrt(np.maximum(square - mean**2, 0)),
             np.minimum(self.low, other.low),
             np.maximum(self.high, other.high),
-            {name: own * self.quantiles[name] + its * other.quantiles[name] for name in QUANTILES},
+            {name: share * self.quantiles[name] + other_share * other.quantiles[name] for name in QUANTILES},
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -113,17 +113,17 @@ class LeRobotWriter:
         self._check(features)
         if not len(recording):
             raise UserError(f"{self.folder}: an episode without rows cannot be recorded")
-        table, found = self._table(recording), self._statistics_of(recording)
+        table, statistics = self._table(recording), self._statistics_of(recording)
         if recording.instruction not in self.tasks:
             self.tasks[recording.instruction] = len(self.tasks)
             _write_table(self.folder / "meta" / "tasks.parquet", _tasks_table(self.tasks))
         chunk, file = divmod(self.episodes, FILES_IN_CHUNK)
         _write_table(self.folder / DATA.format(chunk_index=chunk, file_index=file), table)
-        self._list(recording, found)
+        self._list(recording, statistics)
         self.features = features
         self.episodes = self.episodes + 1
         self.frames = self.frames + len(recording)
-        for name, one in found.items():
+        for name, one in statistics.items():
             self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
         if recording.identity:
             self.identities.add(recording.identity)
@@ -135,11 +135,11 @@ class LeRobotWriter:
     def _check(self, features: Mapping[str, Any]) -> None:
         if self.features is None or features == self.features:
             return
-        here, there = dict(features), dict(self.features)
+        new, existing = dict(features), dict(self.features)
         different = [
-            f"{name}: {_formatted(here.get(name))} here, {_formatted(there.get(name))} there"
-            for name in sorted(here.keys() | there.keys())
-            if here.get(name) != there.get(name)
+            f"{name}: {_formatted(new.get(name))} here, {_formatted(existing.get(name))} there"
+            for name in sorted(new.keys() | existing.keys())
+            if new.get(name) != existing.get(name)
         ]
         raise UserError(
             f"{self.folder} has episodes of another kind, and a data set has one kind only\n  "
@@ -167,28 +167,28 @@ class LeRobotWriter:
         return pa.table(columns | {name: pa.array(numbers[name], kind) for name, (_, kind) in INDICES.items()})
 
     def _statistics_of(self, recording: Recording) -> dict[str, FeatureStatistics]:
-        found = {
+        statistics = {
             name: FeatureStatistics.of(array.reshape(len(array), -1).astype(np.float64), array.shape[1:])
             for name, array in _numbers(recording).items()
         }
         chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
         for camera, images in recording.images.items():
-            shown = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
-            found[f"observation.images.{camera}"] = FeatureStatistics.of_images(shown)
-        return found
+            frames = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
+            statistics[f"observation.images.{camera}"] = FeatureStatistics.of_images(frames)
+        return statistics
 
     def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
         """Add an episode whose data are written to the list of episodes."""
         index, file = self.episodes, self.episodes // LISTED
         file_of = dict(zip(("chunk_index", "file_index"), divmod(file, FILES_IN_CHUNK), strict=True))
-        own = dict(zip(("chunk_index", "file_index"), divmod(index, FILES_IN_CHUNK), strict=True))
+        data_file = dict(zip(("chunk_index", "file_index"), divmod(index, FILES_IN_CHUNK), strict=True))
         line: dict[str, Any] = {
             "episode_index": index,
             "tasks": [recording.instruction],
             "length": len(recording),
             "dataset_from_index": self.frames,
             "dataset_to_index": self.frames + len(recording),
-            **{f"data/{name}": number for name, number in own.items()},
+            **{f"data/{name}": number for name, number in data_file.items()},
             **{f"meta/episodes/{name}": number for name, number in file_of.items()},
             "vla_rl/identity": recording.identity,
             "vla_rl/task": recording.task,
@@ -226,13 +226,13 @@ class LeRobotWriter:
         try:
             info = read_record(self.folder / "meta" / "info.json").data
             lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
-            known = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
+            tasks = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
             numbers = [(line["data/chunk_index"], line["data/file_index"], line["vla_rl/identity"]) for line in lines]
-            own = [place[:2] for place in numbers] == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
-            own = own and info["codebase_version"] == VERSION and info["data_path"] == DATA
+            same_layout = [place[:2] for place in numbers] == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
+            same_layout = same_layout and info["codebase_version"] == VERSION and info["data_path"] == DATA
             self.features = info["features"]
-            self.tasks = dict(zip(known["task"], known["task_index"], strict=True))
-            there = {"fps": info["fps"], "robot_type": info["robot_type"]}
+            self.tasks = dict(zip(tasks["task"], tasks["task_index"], strict=True))
+            existing = {"fps": info["fps"], "robot_type": info["robot_type"]}
             frames, listed = sum(line["length"] for line in lines), info["total_episodes"]
             statistics = [_statistics_in(line) for line in lines]
         except (OSError, KeyError, ValueError, TypeError, AttributeError, UserError, pa.ArrowException) as exc:
@@ -240,15 +240,15 @@ class LeRobotWriter:
                 f"{self.folder} holds a data set that this program did not write ({type(exc).__name__}: {exc}), and "
                 "only those can be appended to; choose another folder"
             ) from exc
-        if not own:
+        if not same_layout:
             raise UserError(
                 f"{self.folder} holds a data set in another layout than this program writes, and only those can be "
                 "appended to; choose another folder"
             )
         for key, value in {"fps": self.fps, "robot_type": self.robot}.items():
-            if there[key] != value:
+            if existing[key] != value:
                 raise UserError(
-                    f"{self.folder}: its {key} is {there[key]!r}, and what comes now has {value!r}; choose another "
+                    f"{self.folder}: its {key} is {existing[key]!r}, and what comes now has {value!r}; choose another "
                     "folder, or the same setting"
                 )
         self.episodes = len(lines)
@@ -292,19 +292,19 @@ def features_of(recording: Recording) -> dict[str, Any]:
 
 def _numbers(recording: Recording) -> dict[str, Array]:
     """Return the numeric features: name -> [n, ...]; scalar features are [n]."""
-    found: dict[str, Array] = {}
+    features: dict[str, Array] = {}
     if recording.state.shape[1]:
-        found["observation.state"] = recording.state.astype(np.float32)
-    found["action"] = recording.actions.astype(np.float32)
+        features["observation.state"] = recording.state.astype(np.float32)
+    features["action"] = recording.actions.astype(np.float32)
     if recording.executed is not None:
-        found["action.executed"] = recording.executed.astype(np.int64)
+        features["action.executed"] = recording.executed.astype(np.int64)
     last = np.arange(len(recording)) == len(recording) - 1
     if recording.rewards is not None:
-        found["next.reward"] = recording.rewards.astype(np.float32)
-        found["next.done"] = last
+        features["next.reward"] = recording.rewards.astype(np.float32)
+        features["next.done"] = last
     if recording.success is not None:
-        found["next.success"] = last & recording.success
-    return {name: array[:, 0] if array.shape[1:] == (1,) else array for name, array in found.items()}
+        features["next.success"] = last & recording.success
+    return {name: array[:, 0] if array.shape[1:] == (1,) else array for name, array in features.items()}
 
 
 def _column(array: Array) -> Any:

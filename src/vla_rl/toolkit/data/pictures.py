@@ -38,6 +38,6 @@ def stack_pictures(source: str, name: str, frames: Sequence[Array]) -> Array:
     """Stack frames [H, W, 3] to [B, H, W, 3]. Raise UserError if their sizes differ."""
     sizes = sorted({frame.shape[:2] for frame in frames})
     if len(sizes) > 1:
-        shown = " and ".join(f"{height} x {width}" for height, width in sizes[:3])
-        raise UserError(f"{source}: pictures of {name} are {shown}; one size is expected, resize them")
+        listed_sizes = " and ".join(f"{height} x {width}" for height, width in sizes[:3])
+        raise UserError(f"{source}: pictures of {name} are {listed_sizes}; one size is expected, resize them")
     return np.stack(frames)

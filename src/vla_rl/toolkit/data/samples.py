@@ -39,7 +39,7 @@ class StepWindows:
 def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:
     """Return the statistics of arrays [steps, D] over all steps, for `Demonstrations.data_statistics`; std with divisor
     n, as in OpenVLA's and lerobot's files."""
-    found = {}
+    result = {}
     for name, array in features.items():
         values = array.astype(np.float64)
         rows = {
@@ -50,8 +50,8 @@ def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float
             "q01": np.quantile(values, 0.01, axis=0),
             "q99": np.quantile(values, 0.99, axis=0),
         }
-        found[name] = {key: tuple(row.tolist()) for key, row in rows.items()}
-    return found
+        result[name] = {key: tuple(row.tolist()) for key, row in rows.items()}
+    return result
 
 
 def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int) -> EnvInfo:
@@ -59,10 +59,10 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
     simulator's info."""
     if env is None:
         raise UserError(f"{source} is opened for a simulator: Context.env is needed")
-    for what, here, there in (("action", action_dim, env.action_dim), ("state", state_dim, env.state_dim)):
-        if here != there:
+    for what, size, env_size in (("action", action_dim, env.action_dim), ("state", state_dim, env.state_dim)):
+        if size != env_size:
             raise UserError(
-                f"{source}: its {what}s have {here} numbers and the simulator's have {there}; "
+                f"{source}: its {what}s have {size} numbers and the simulator's have {env_size}; "
                 "choose demonstrations of this robot"
             )
     return env
@@ -75,15 +75,15 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
         raise UserError(f"{source} has no samples")
     obs, actions = data.read_samples(np.zeros(1, np.int64))
     state = None if obs.state is None else tuple(obs.state.shape)
-    for what, found, wanted in (
+    for what, actual, expected in (
         ("actions", tuple(actions.shape), (1, chunk, env.action_dim)),
         ("states", state, (1, env.state_dim) if env.state_dim else None),
         ("cameras", sorted(obs.images), sorted(env.cameras)),
         ("instructions", len(obs.instructions), 1),
     ):
-        if found != wanted:
+        if actual != expected:
             raise UserError(
-                f"{source} does not go with {simulator}: the {what} of a sample are {found}, and {wanted} is wanted "
+                f"{source} does not go with {simulator}: the {what} of a sample are {actual}, and {expected} is wanted "
                 f"({simulator} has {env.action_dim} numbers an action, {env.state_dim} in its state, cameras "
                 f"{', '.join(env.cameras)}; rollout.chunk is {chunk}); fix the data plugin, or choose its file or key "
                 f"for this simulator"
@@ -103,25 +103,25 @@ def check_finite(source: str, what: str, values: Array, episodes: Array, steps: 
 
 
 def match_cameras(
-    source: str, env: EnvInfo, known: Sequence[str], wanted: Mapping[str, str] | None = None
+    source: str, env: EnvInfo, available: Sequence[str], name_of_camera: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the simulator's cameras -> names in the data: those of the spec's `cameras` (`wanted`), if the plugin has
-    such a key, else equal names. Raise UserError for a camera that either side lacks."""
-    for camera in wanted or ():
+    """Return the simulator's cameras -> names in the data: those of `name_of_camera` (the spec's
+    `cameras`), if the plugin has such a key, else equal names. Raise UserError for a camera that either side lacks."""
+    for camera in name_of_camera or ():
         if camera not in env.cameras:
             raise UserError(
                 f"cameras: the simulator has no camera {camera!r}{did_you_mean(camera, env.cameras)}\n"
                 f"  it has: {', '.join(env.cameras)}"
             )
-    chosen = {camera: (wanted or {}).get(camera, camera) for camera in env.cameras}
+    chosen = {camera: (name_of_camera or {}).get(camera, camera) for camera in env.cameras}
     for camera, name in chosen.items():
-        if name not in known:
+        if name not in available:
             remedy = "choose cameras in `env`"
-            if wanted is not None:
+            if name_of_camera is not None:
                 remedy = f"say which is which in `cameras: {{{camera}: ...}}`"
             raise UserError(
-                f"{source} has no images {name!r} for camera {camera!r}{did_you_mean(name, known)}\n"
-                f"  it has: {', '.join(known) or 'none'}; {remedy}"
+                f"{source} has no images {name!r} for camera {camera!r}{did_you_mean(name, available)}\n"
+                f"  it has: {', '.join(available) or 'none'}; {remedy}"
             )
     return chosen
 

@@ -76,13 +76,13 @@ def sample_flaws(
 
 def _array_flaws(indices: Array, array: Any, shape: tuple[int, ...], what: str) -> Iterator[Flaw]:
     """Yield the problems of actions or states (`what`)."""
-    found = None if array is None else f"{_dtype(array)} {list(np.shape(to_numpy(array)))}"
-    wanted = f"float32 {list(shape)}"
-    if found != wanted:
+    actual = None if array is None else f"{_dtype(array)} {list(np.shape(to_numpy(array)))}"
+    expected = f"float32 {list(shape)}"
+    if actual != expected:
         yield Flaw(
-            f"samples {indices[0]} to {indices[-1]}, {what}", f"{what} {wanted}", str(found), "convert or reshape"
+            f"samples {indices[0]} to {indices[-1]}, {what}", f"{what} {expected}", str(actual), "convert or reshape"
         )
-        if found is None or list(np.shape(to_numpy(array))) != list(shape):
+        if actual is None or list(np.shape(to_numpy(array))) != list(shape):
             return
     values = to_numpy(array)
     broken = np.argwhere(~np.isfinite(values))
@@ -110,13 +110,13 @@ def _bounds_flaws(env: EnvInfo, indices: Array, actions: Array, outside: float) 
 def _image_flaws(indices: Array, camera: str, image: Any, sizes: Sizes) -> Iterator[Flaw]:
     where = f"samples {indices[0]} to {indices[-1]}, images of {camera!r}"
     shape, count = tuple(np.shape(to_numpy(image))), len(indices)
-    found = f"{_dtype(image)} {list(shape)}"
+    actual = f"{_dtype(image)} {list(shape)}"
     if _dtype(image) != "uint8" or len(shape) != 4 or shape[0] != count or shape[3] != 3:
-        yield Flaw(where, f"uint8 [{count}, H, W, 3]", found, "convert or turn them")
+        yield Flaw(where, f"uint8 [{count}, H, W, 3]", actual, "convert or turn them")
     elif camera in sizes and shape[1:3] != sizes[camera]:
-        wanted = f"{sizes[camera][0]} x {sizes[camera][1]} pixels as in other samples"
+        expected = f"{sizes[camera][0]} x {sizes[camera][1]} pixels as in other samples"
         got = f"{shape[1]} x {shape[2]}"
-        yield Flaw(where, wanted, got, "resize them, or leave out those episodes")
+        yield Flaw(where, expected, got, "resize them, or leave out those episodes")
 
 
 def _dtype(array: Any) -> str:
@@ -145,31 +145,31 @@ def _order_flaws(where: str, rows: Mapping[str, Array]) -> Iterator[Flaw]:
             number = int(np.flatnonzero(~np.isfinite(row))[0])
             yield Flaw(where, f"finite numbers in {name!r}", f"{row[number]} (number {number})", "leave out such steps")
             return
-    least, most = rows["min"], rows["max"]
-    slack = 1e-6 + 1e-5 * np.maximum(np.abs(least), np.abs(most))
+    minimum, maximum = rows["min"], rows["max"]
+    slack = 1e-6 + 1e-5 * np.maximum(np.abs(minimum), np.abs(maximum))
     order = ("min", "q01", "q99", "max")
     pairs = [("min", "max"), ("q01", "q99"), *pairwise(order), ("min", "mean"), ("mean", "max")]
     for low, high in pairs:
-        wrong = np.flatnonzero(rows[low] > rows[high] + slack)
-        if len(wrong):
-            number = int(wrong[0])
+        columns = np.flatnonzero(rows[low] > rows[high] + slack)
+        if len(columns):
+            number = int(columns[0])
             got = f"{rows[low][number]:g} and {rows[high][number]:g} (number {number})"
             yield Flaw(where, f"{low} <= {high}", got, "work them out anew over all steps")
             return
     std = rows["std"]
-    wrong = np.flatnonzero((std < 0) | ((std == 0) & (most > least + slack)) | (std > most - least + slack))
-    if len(wrong):
-        number = int(wrong[0])
-        got = f"std {std[number]:g} with min {least[number]:g} and max {most[number]:g} (number {number})"
+    columns = np.flatnonzero((std < 0) | ((std == 0) & (maximum > minimum + slack)) | (std > maximum - minimum + slack))
+    if len(columns):
+        number = int(columns[0])
+        got = f"std {std[number]:g} with min {minimum[number]:g} and max {maximum[number]:g} (number {number})"
         yield Flaw(where, "a deviation above 0 and no larger than the range", got, "work them out anew over all steps")
 
 
 def unknown_instruction(env: EnvInfo, text: str) -> str:
     """Describe an instruction that no task of the simulator gives; empty if one does."""
-    known = [task.instruction for task in env.tasks]
-    if text in known or any(task.instruction_varies for task in env.tasks):
+    instructions = [task.instruction for task in env.tasks]
+    if text in instructions or any(task.instruction_varies for task in env.tasks):
         return ""
-    return f"{text!r}, which the simulator never says{did_you_mean(text, known)}"
+    return f"{text!r}, which the simulator never says{did_you_mean(text, instructions)}"
 
 
 class CheckedDemonstrations(Demonstrations):
@@ -195,10 +195,11 @@ class CheckedDemonstrations(Demonstrations):
         strange = {index: text for index, text in instruction_of.items() if unknown_instruction(env, text)}
         if len(strange) == len(instruction_of):
             index, text = next(iter(strange.items()))
-            known = ", ".join(repr(task.instruction) for task in env.tasks[:3]) + ", ..." * (len(env.tasks) > 3)
+            instructions = ", ".join(repr(task.instruction) for task in env.tasks[:3]) + ", ..." * (len(env.tasks) > 3)
             raise UserError(
                 f"{source} does not go with {simulator}: sample {index} is told {unknown_instruction(env, text)}; nor "
-                f"what the other {len(instruction_of) - 1} that were looked at are told\n  {simulator} says: {known}\n"
+                f"what the other {len(instruction_of) - 1} that were looked at are told\n"
+                f"  {simulator} says: {instructions}\n"
                 "  choose its data set, or let the data plugin give the simulator's instruction for each task"
             )
         self._warn(instruction_of)

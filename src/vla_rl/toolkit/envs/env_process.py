@@ -47,17 +47,19 @@ class _Served(gymnasium.Env[Any, Any]):
         self._chunk = chunk
         self.envs: dict[int, SingleEnv] = {}
 
-    def answer(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> dict[int, Answer]:
-        """Call `method` on each env in turn and return the replies. Envs in `anew` are recreated first."""
-        for env_id in anew:
+    def answer(
+        self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]
+    ) -> dict[int, Answer]:
+        """Call `method` on each env in turn and return the replies. Envs in `to_recreate` are recreated first."""
+        for env_id in to_recreate:
             self._drop(env_id)
-        return {env_id: self._answer(method, env_id, given) for env_id, given in asked.items()}
+        return {env_id: self._answer(method, env_id, arguments) for env_id, arguments in requests.items()}
 
-    def _answer(self, method: str, env_id: int, given: tuple[Any, ...]) -> Answer:
+    def _answer(self, method: str, env_id: int, arguments: tuple[Any, ...]) -> Answer:
         try:
             if env_id not in self.envs:
-                self.envs[env_id] = _made(self._make, self._first + env_id)
-            return "answer", getattr(self, f"_{method}")(self.envs[env_id], *given)
+                self.envs[env_id] = _created_env(self._make, self._first + env_id)
+            return "answer", getattr(self, f"_{method}")(self.envs[env_id], *arguments)
         except NotOffered as exc:
             return "not offered", str(exc)
         except UserError as exc:
@@ -67,7 +69,7 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def _reset(self, env: SingleEnv, state_id: int, seed: int) -> View:
         env.reset(state_id, seed)
-        return _rendered(env)
+        return _checked_view(env)
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
         """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
@@ -80,7 +82,7 @@ class _Served(gymnasium.Env[Any, Any]):
             rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
             if stop_at_end and (outcome.terminated or outcome.truncated):
                 break
-        return rewards, flags, _rendered(env)
+        return rewards, flags, _checked_view(env)
 
     def _expert_chunk(self, env: SingleEnv) -> Array:
         return np.asarray(env.expert_chunk(self._chunk), np.float32)
@@ -101,7 +103,7 @@ class _Served(gymnasium.Env[Any, Any]):
             raise first
 
 
-def _made(make: MakeEnv, number: int) -> SingleEnv:
+def _created_env(make: MakeEnv, number: int) -> SingleEnv:
     """Create the env of this number. Raise PluginError if it is no `SingleEnv`, or its methods take other arguments."""
     env = make(number)
     if not isinstance(env, SingleEnv):
@@ -114,29 +116,29 @@ def _made(make: MakeEnv, number: int) -> SingleEnv:
             inspect.signature(getattr(env, method)).bind(*arguments)
         except TypeError as exc:
             raise PluginError(
-                f"{_place(env, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
+                f"{_method_location(env, method)} cannot be called as {method}({', '.join(arguments)}): {exc}"
             ) from None
     return env
 
 
-def _rendered(env: SingleEnv) -> View:
+def _checked_view(env: SingleEnv) -> View:
     view = env.render()
     if not isinstance(view, View):
         raise PluginError(_wrong_type(env, "render", view, "View(images, state)"))
     if not isinstance(view.images, Mapping):
         raise PluginError(
-            f"{_place(env, 'render')} returned a View whose images are {_formatted(view.images)}; "
+            f"{_method_location(env, 'render')} returned a View whose images are {_formatted(view.images)}; "
             "name them by camera: View({'main': image}, state)"
         )
     images = {name: np.asarray(image) for name, image in view.images.items()}
     return View(images, None if view.state is None else np.asarray(view.state), view.instruction)
 
 
-def _wrong_type(env: SingleEnv, method: str, got: object, wanted: str) -> str:
+def _wrong_type(env: SingleEnv, method: str, got: object, expected: str) -> str:
     gym = ", as gymnasium's does" if isinstance(got, tuple) else ""
     return (
-        f"{_place(env, method)} returned {_formatted(got)}{gym}; "
-        f"return {wanted}, from vla_rl.toolkit.envs.single_env import {wanted.partition('(')[0]}"
+        f"{_method_location(env, method)} returned {_formatted(got)}{gym}; "
+        f"return {expected}, from vla_rl.toolkit.envs.single_env import {expected.partition('(')[0]}"
     )
 
 
@@ -146,7 +148,7 @@ def _formatted(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _place(env: SingleEnv, method: str) -> str:
+def _method_location(env: SingleEnv, method: str) -> str:
     """Format a method of the plugin's class with file and line."""
     code = getattr(inspect.unwrap(getattr(type(env), method)), "__code__", None)
     where = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
@@ -160,7 +162,7 @@ class _ProcessType(Protocol):
 
     def __init__(self, make: MakeEnv, first: int, chunk: int) -> None: ...
 
-    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None: ...
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None: ...
 
     def receive(self, timeout: float) -> dict[int, Answer]:
         """Return the replies. Raises TimeoutError, EOFError or ConnectionError."""
@@ -180,11 +182,11 @@ class Inline:
         """Envs that have been called at least once."""
         return self._served.envs
 
-    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
-        self._asked = method, asked, anew
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+        self._call = method, requests, to_recreate
 
     def receive(self, timeout: float) -> dict[int, Answer]:
-        return self._served.answer(*self._asked)
+        return self._served.answer(*self._call)
 
     def close(self) -> None:
         self._served.close()
@@ -213,8 +215,8 @@ class SeparateProcess:
         Finalize(self, self._process.kill, exitpriority=0)  # multiprocessing would ask it to end in vain, and wait
         self.pid = self._process.pid or 0
 
-    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]], anew: Iterable[int]) -> None:
-        self._vector.call_async("answer", method, asked, anew)
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]], to_recreate: Iterable[int]) -> None:
+        self._vector.call_async("answer", method, requests, to_recreate)
 
     def receive(self, timeout: float) -> dict[int, Answer]:
         try:
@@ -227,7 +229,7 @@ class SeparateProcess:
         return answers
 
     def close(self) -> None:
-        begun = _begun_by(self.pid)
+        begun = _descendants(self.pid)
         self._process.kill()  # envs need no cleanup, and a hanging one would not answer
         self._process.join()
         for process in begun:  # started by envs, such as a game engine's server: nothing else ends them
@@ -238,7 +240,7 @@ class SeparateProcess:
             pipe.close()
 
 
-def _begun_by(pid: int) -> list[psutil.Process]:
+def _descendants(pid: int) -> list[psutil.Process]:
     """Return all descendants of a process."""
     try:
         return list(psutil.Process(pid).children(recursive=True))
@@ -275,44 +277,44 @@ class EnvProcess:
     episodes: int = 0
     ready: set[int] = Factory(set)
     """Envs that were reset and have not broken since."""
-    _anew: set[int] = Factory(set)
+    _to_recreate: set[int] = Factory(set)
     """Envs to recreate at their next reset, since they are broken."""
-    _there: _ProcessType | None = None
+    _process: _ProcessType | None = None
     _unsent: str = ""
 
     @property
     def runs(self) -> bool:
-        return self._there is not None
+        return self._process is not None
 
     @property
     def pid(self) -> int:
         """Process id; 0: no process is running."""
-        return 0 if self._there is None else self._there.pid
+        return 0 if self._process is None else self._process.pid
 
-    def here(self, env_id: int) -> SingleEnv:
+    def local_env(self, env_id: int) -> SingleEnv:
         """Return the env object. It must live in this process and have been reset."""
-        assert isinstance(self._there, Inline)
-        return self._there.envs[env_id]
+        assert isinstance(self._process, Inline)
+        return self._process.envs[env_id]
 
     def start(self) -> None:
-        self._there = self.process_type(self.make, self.first, self.chunk)
+        self._process = self.process_type(self.make, self.first, self.chunk)
         self.episodes = 0
 
-    def send(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> None:
-        assert self._there is not None
+    def send(self, method: str, requests: Mapping[int, tuple[Any, ...]]) -> None:
+        assert self._process is not None
         try:
             self._unsent = ""
-            self._there.send(method, asked, self._anew & asked.keys())
+            self._process.send(method, requests, self._to_recreate & requests.keys())
         except OSError as exc:
             self._unsent = f"its process ended before {method}: {exc}"
 
     def receive(self, timeout: float, deadline: float) -> dict[int, Answer] | str:
         """Return the replies, or a text that says what is wrong with the process."""
-        assert self._there is not None
+        assert self._process is not None
         if self._unsent:
             return self._unsent
         try:
-            return self._there.receive(timeout)
+            return self._process.receive(timeout)
         except multiprocessing.TimeoutError:
             return f"no answer for {deadline:g} s (processes.deadline_s)"
         except ConnectionError as exc:
@@ -321,39 +323,39 @@ class EnvProcess:
     def was_reset(self, env_id: int) -> None:
         self.episodes += 1
         self.ready.add(env_id)
-        self._anew.discard(env_id)
+        self._to_recreate.discard(env_id)
 
-    def mend(self, env_id: int) -> bool:
+    def schedule_recreation(self, env_id: int) -> bool:
         """Schedule a broken env for recreation at its next reset. Return False if that needs another process: the env
         is alone in its process, or was already recreated in vain."""
-        if len(self.env_ids) == 1 or env_id in self._anew:
+        if len(self.env_ids) == 1 or env_id in self._to_recreate:
             return False
         self.ready.discard(env_id)
-        self._anew.add(env_id)
+        self._to_recreate.add(env_id)
         return True
 
     def stale(self, limits: Processes) -> bool:
         """Return whether the process has reached its limit of episodes or memory."""
-        if self._there is None or self._there.pid == os.getpid():
+        if self._process is None or self._process.pid == os.getpid():
             return False
         if limits.recycle_episodes is not None and self.episodes >= limits.recycle_episodes:
             return True
         if limits.recycle_mib is None:
             return False
         try:
-            resident: int = psutil.Process(self._there.pid).memory_info().rss
+            resident: int = psutil.Process(self._process.pid).memory_info().rss
             return resident > limits.recycle_mib * 2**20
         except psutil.Error:
             return True
 
     def discard(self) -> None:
         self.ready.clear()
-        self._anew.clear()
-        there = self._there
-        self._there = None
+        self._to_recreate.clear()
+        process = self._process
+        self._process = None
         try:
-            if there is not None:
-                there.close()
+            if process is not None:
+                process.close()
         except Exception as exc:  # the process frees what it held; the collected data count
             where = traceback.extract_tb(exc.__traceback__)[-1]
             logger.warning("%s: close failed (%s:%d): %s", self, where.filename, where.lineno, exc)

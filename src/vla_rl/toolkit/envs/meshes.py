@@ -49,11 +49,13 @@ def clustered(vertices: Array, triangles: Array, cells: int) -> Clustered:
     _, into, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     middles = np.stack([np.bincount(into, column, len(counts)) for column in vertices.T], axis=1) / counts[:, None]
     merged = into[triangles]
-    whole = np.flatnonzero((merged != np.roll(merged, 1, axis=1)).all(1))
-    turned = merged[whole].argmin(1)[:, None] + np.arange(3)  # smallest index first: equal triangles compare equal
-    _, first = np.unique(np.take_along_axis(merged[whole], turned % 3, axis=1), axis=0, return_index=True)
-    kept = whole[np.sort(first)]
-    return Clustered(vertices=middles.astype(np.float32), triangles=merged[kept], kept=kept, into=into)
+    distinct = np.flatnonzero((merged != np.roll(merged, 1, axis=1)).all(1))
+    turned = merged[distinct].argmin(1)[:, None] + np.arange(3)  # smallest index first: equal triangles compare equal
+    _, first = np.unique(np.take_along_axis(merged[distinct], turned % 3, axis=1), axis=0, return_index=True)
+    kept_triangles = distinct[np.sort(first)]
+    return Clustered(
+        vertices=middles.astype(np.float32), triangles=merged[kept_triangles], kept=kept_triangles, into=into
+    )
 
 
 def normals_of(vertices: Array, triangles: Array, mesh: Clustered) -> Array:

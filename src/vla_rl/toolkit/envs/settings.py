@@ -55,8 +55,8 @@ class SharedProcesses(Processes):
 def independent_envs(config: Any) -> bool:
     """Return whether a simulator with these settings can step some envs while others reset. Its setting
     `independent_envs` decides if it has one; otherwise each env must have its own process (`processes`)."""
-    own, processes = getattr(config, "independent_envs", None), getattr(config, "processes", None)
-    return bool(own) if own is not None else isinstance(processes, Processes) and processes.apart is not False
+    setting, processes = getattr(config, "independent_envs", None), getattr(config, "processes", None)
+    return bool(setting) if setting is not None else isinstance(processes, Processes) and processes.apart is not False
 
 
 def in_processes(config: Any) -> Any:

@@ -74,21 +74,21 @@ class SubprocEnvs(SimEnv):
         """Reset all these envs concurrently. An env that breaks is recreated and tried again, up to `RESET_TRIES`
         times."""
         env_ids = [int(env_id) for env_id in to_numpy(env_ids)]
-        wanted = {
+        requests = {
             env_id: (int(state), int(key))
             for env_id, state, key in zip(env_ids, to_numpy(state_ids), to_numpy(seed), strict=True)
         }
-        for env_id, (state, _) in wanted.items():
+        for env_id, (state, _) in requests.items():
             self._instructions[env_id] = self._instruction_of_state[state]
             if self._process_of[env_id].stale(self._processes):
                 self._process_of[env_id].discard()
-        missing = wanted
+        missing = requests
         for _ in range(RESET_TRIES):
-            answers = self._ask("reset", missing, self._view_flaw)
+            answers = self._call_envs("reset", missing, self._view_flaw)
             for env_id, view in answers.items():
                 self._views[env_id] = view
                 self._process_of[env_id].was_reset(env_id)
-            missing = {env_id: wanted[env_id] for env_id in missing.keys() - answers.keys()}
+            missing = {env_id: requests[env_id] for env_id in missing.keys() - answers.keys()}
             if not missing:
                 return self._observation(env_ids)
         env_id = min(missing)
@@ -102,11 +102,11 @@ class SubprocEnvs(SimEnv):
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
         flags = np.zeros((4, *shape), bool)
-        wanted = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
-        for env_id in [env_id for env_id in wanted if env_id not in self._process_of[env_id].ready]:
-            del wanted[env_id]
+        requests = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
+        for env_id in [env_id for env_id in requests if env_id not in self._process_of[env_id].ready]:
+            del requests[env_id]
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
-        for env_id, result in self._ask("step_chunk", wanted, self._result_flaw).items():
+        for env_id, result in self._call_envs("step_chunk", requests, self._result_flaw).items():
             rewards[env_id], flags[:, env_id], self._views[env_id] = result
         succeeded, terminated, truncated, executed = flags
         return ChunkResult(
@@ -122,7 +122,9 @@ class SubprocEnvs(SimEnv):
     def expert_chunk(self) -> Array:
         """Return the scripted expert's chunk. Raise NotOffered for a task without an expert. Broken envs get zeros."""
         chunks = np.zeros((self.num_envs, self._chunk, self.info.action_dim), np.float32)
-        answers = self._ask("expert_chunk", {env_id: () for process in self._env_processes for env_id in process.ready})
+        answers = self._call_envs(
+            "expert_chunk", {env_id: () for process in self._env_processes for env_id in process.ready}
+        )
         for env_id, chunk in answers.items():
             chunks[env_id] = chunk
         return chunks
@@ -155,24 +157,24 @@ class SubprocEnvs(SimEnv):
 
     def env(self, i: int) -> SingleEnv:
         """Return the i-th env object after its reset, if envs live in this process (`processes: {apart: false}`)."""
-        return self._process_of[i].here(i)
+        return self._process_of[i].local_env(i)
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _ask(
+    def _call_envs(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], flaw: Callable[[Any], str] = lambda _: ""
     ) -> dict[int, Any]:
         """Call `method` on envs, in all processes concurrently. Return their replies; faults are noted instead."""
-        asked: dict[int, dict[int, tuple[Any, ...]]] = {}
+        requests_of_process: dict[int, dict[int, tuple[Any, ...]]] = {}
         for env_id, given in arguments.items():
-            asked.setdefault(self._process_of[env_id].env_ids.start, {})[env_id] = given
-        processes = [(self._process_of[start], requests) for start, requests in asked.items()]
+            requests_of_process.setdefault(self._process_of[env_id].env_ids.start, {})[env_id] = given
+        processes = [(self._process_of[start], requests) for start, requests in requests_of_process.items()]
         new_processes = {id(process) for process, _ in processes if not process.runs}
         env_ids = [env_id for process, requests in processes if id(process) in new_processes for env_id in requests]
         with waiting("starting envs", len(env_ids), self._tasks(env_ids)) as note:
-            return self._asked(method, processes, flaw, new_processes, note)
+            return self._call_processes(method, processes, flaw, new_processes, note)
 
-    def _asked(
+    def _call_processes(
         self,
         method: str,
         processes: Sequence[tuple[EnvProcess, Mapping[int, tuple[Any, ...]]]],
@@ -180,7 +182,13 @@ class SubprocEnvs(SimEnv):
         new_processes: Collection[int],
         note: Callable[[int], None],
     ) -> dict[int, Any]:
-        """Do the work of `_ask`; `note` is called with the number of envs in `fresh` processes that have answered."""
+        """Call `method` on the envs of these processes, starting those that do not run.
+
+        Args:
+            flaw: describes what is wrong with a reply; empty if nothing is.
+            new_processes: `id` of the processes that this call starts.
+            note: called with the number of envs in new processes that have answered.
+        """
         start_all([process for process, _ in processes])
         begun = time.monotonic()
         for process, requests in processes:
@@ -195,26 +203,26 @@ class SubprocEnvs(SimEnv):
                 started += len(requests)
                 note(started)
             if isinstance(got, str):
-                self._note(min(requests), f"{process}: {got}")
-                self._end(process, requests)
+                self._note_fault(min(requests), f"{process}: {got}")
+                self._end_process(process, requests)
                 continue
-            fine: dict[int, Any] = {}
+            valid: dict[int, Any] = {}
             mended = True
             for env_id, (kind, answer) in got.items():
                 if kind in ("user error", "not offered"):
                     refused.append((UserError if kind == "user error" else NotOffered)(answer))
-                elif kind == "answer" and method in ("reset", "step_chunk") and (odd := self._odd(answer)):
+                elif kind == "answer" and method in ("reset", "step_chunk") and (mismatch := self._mismatch(answer)):
                     place = f"env {self._number(env_id)}"
-                    refused.append(UserError(f"{place}: {odd}; correct `render` of the env, or `EnvInfo`"))
-                elif wrong := answer if kind == "broken" else flaw(answer):
-                    self._note(env_id, f"env {self._number(env_id)}: {wrong}")
-                    mended &= process.mend(env_id)
+                    refused.append(UserError(f"{place}: {mismatch}; correct `render` of the env, or `EnvInfo`"))
+                elif fault := answer if kind == "broken" else flaw(answer):
+                    self._note_fault(env_id, f"env {self._number(env_id)}: {fault}")
+                    mended &= process.schedule_recreation(env_id)
                 else:
-                    fine[env_id] = answer
+                    valid[env_id] = answer
             if mended:
-                answers |= fine
+                answers |= valid
             else:
-                self._end(process, requests)
+                self._end_process(process, requests)
         if refused:  # raised after every env has answered, so that the next call finds none busy
             raise refused[0]
         return answers
@@ -224,13 +232,13 @@ class SubprocEnvs(SimEnv):
         first, *others = dict.fromkeys(self._instructions[env_id] for env_id in env_ids) or ("",)
         return f"{first:.60}{f' and {len(others)} other tasks' if others else ''}"
 
-    def _end(self, process: EnvProcess, asked: Iterable[int]) -> None:
+    def _end_process(self, process: EnvProcess, env_ids: Iterable[int]) -> None:
         """End a process. All envs that break with it are listed in `faults`, where the cause is given once."""
-        for env_id in process.ready.union(asked):
+        for env_id in process.ready.union(env_ids):
             self._faults.setdefault(env_id, [])
         process.discard()
 
-    def _note(self, env_id: int, text: str) -> None:
+    def _note_fault(self, env_id: int, text: str) -> None:
         self._faults.setdefault(env_id, []).append(text)
 
     def _number(self, env_id: int) -> int:
@@ -248,20 +256,20 @@ class SubprocEnvs(SimEnv):
             state=np.stack([view.state for view in views if view.state is not None]) if self.info.state_dim else None,
         )
 
-    def _odd(self, answer: Any) -> str:
+    def _mismatch(self, answer: Any) -> str:
         """Describe an observation's type or shape that differs from the simulator's `EnvInfo`; empty if there is none.
         Recreating the env would not help."""
         view = answer if isinstance(answer, View) else answer[2]
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
-            found = "nothing" if image is None else f"{image.dtype} {list(image.shape)}"
-            if found != f"uint8 {[height, width, 3]}":
-                return f"its image {name!r} is {found}, expected uint8 {[height, width, 3]}"
+            actual = "nothing" if image is None else f"{image.dtype} {list(image.shape)}"
+            if actual != f"uint8 {[height, width, 3]}":
+                return f"its image {name!r} is {actual}, expected uint8 {[height, width, 3]}"
         if not self.info.state_dim:
             return ""
-        found = "nothing" if view.state is None else f"{view.state.dtype} {list(view.state.shape)}"
-        wanted = f"float32 [{self.info.state_dim}]"
-        return "" if found == wanted else f"its state is {found}, expected {wanted}"
+        actual = "nothing" if view.state is None else f"{view.state.dtype} {list(view.state.shape)}"
+        expected = f"float32 [{self.info.state_dim}]"
+        return "" if actual == expected else f"its state is {actual}, expected {expected}"
 
     def _view_flaw(self, view: View) -> str:
         """Describe what is wrong with an observation; empty if nothing is."""

@@ -105,16 +105,16 @@ class Tracker:
         self._open[self._name] = self
         self._run = run
         shutil.rmtree(Path(run.folder) / HELD / self._name, ignore_errors=True)  # left by a run that was killed
-        self._thread = Thread(target=self._work, name=f"tracker {self._name}", daemon=True)
+        self._thread = Thread(target=self._run_thread, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
         self._videos()
-        self._tell("metrics", lambda: self._store.scalars(step, metrics))
+        self._enqueue("metrics", lambda: self._store.scalars(step, metrics))
 
     def on_eval_end(self, step: int, evaluation: Evaluation) -> None:
         values = scalars_of(evaluation)
-        self._tell("an evaluation", lambda: self._store.scalars(step, values))
+        self._enqueue("an evaluation", lambda: self._store.scalars(step, values))
         self._evaluated = step
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
@@ -161,37 +161,37 @@ class Tracker:
         if step is None or self._run is None or not self._settings.videos:
             return
         for file in sorted((Path(self._run.folder) / "videos").glob(f"step_{step:06d}_ep*.mp4")):
-            self._tell("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
+            self._enqueue("a video", lambda file=file: self._store.video(step, file))  # type: ignore[misc]
 
     def _checkpoint(self) -> None:
         """Hand in the last checkpoint as a copy, since the run may remove it before its upload."""
         if self._saved is None or self._run is None:
             return
         step, folder = self._saved
-        held = Path(self._run.folder) / HELD / self._name / folder.name
+        copied = Path(self._run.folder) / HELD / self._name / folder.name
         try:
-            shutil.rmtree(held, ignore_errors=True)
-            shutil.copytree(folder, held, copy_function=link_or_copy)
+            shutil.rmtree(copied, ignore_errors=True)
+            shutil.copytree(folder, copied, copy_function=link_or_copy)
         except OSError as exc:
-            self._complain("a checkpoint", exc)
+            self._warn_once("a checkpoint", exc)
             return
 
         def upload() -> None:
             try:
-                self._store.checkpoint(step, held)
+                self._store.checkpoint(step, copied)
             finally:
-                shutil.rmtree(held, ignore_errors=True)
-                for parent in (held.parent, held.parent.parent):
+                shutil.rmtree(copied, ignore_errors=True)
+                for parent in (copied.parent, copied.parent.parent):
                     if parent.is_dir() and not any(parent.iterdir()):
                         parent.rmdir()
 
-        self._tell("a checkpoint", upload)
+        self._enqueue("a checkpoint", upload)
 
-    def _tell(self, what: str, call: Callable[[], None]) -> None:
+    def _enqueue(self, what: str, call: Callable[[], None]) -> None:
         if self._thread is not None:
             self._todo.put((what, call))
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         """Run the tracker's thread: open, pass events in order, close."""
         assert self._run is not None
         try:
@@ -208,23 +208,23 @@ class Tracker:
                 self._failing = False
             except BaseException as exc:
                 self._failing = True
-                self._complain(what, exc)
+                self._warn_once(what, exc)
         try:
             self._store.close(self._finished)
         except BaseException as exc:
-            self._complain("the end of the run", exc)
+            self._warn_once("the end of the run", exc)
         atexit.unregister(self.close)
 
     def _begin(self, run: Run) -> None:
         file = Path(run.folder) / FILE
-        known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        name, where = self._store.open(run, known.get(self._name) if run.first_step else None)
+        run_ids: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        name, where = self._store.open(run, run_ids.get(self._name) if run.first_step else None)
         temporary = file.with_suffix(f".{self._name}.tmp")
-        temporary.write_text(json.dumps(known | {self._name: name}, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(run_ids | {self._name: name}, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, file)
         print(f"{self._name}: {where}", file=sys.stderr, flush=True)
 
-    def _complain(self, what: str, exc: BaseException) -> None:
+    def _warn_once(self, what: str, exc: BaseException) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
@@ -249,13 +249,13 @@ def scalars_of(evaluation: Evaluation) -> dict[str, float]:
 
 def flat(spec: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested keys, {"train": {"lr": 1}} -> {"train.lr": 1}; lists stay whole."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in spec.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flattened[f"{prefix}{key}"] = value
+    return flattened
 
 
 def link_or_copy(source: str, target: str) -> None:

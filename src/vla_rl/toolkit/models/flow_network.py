@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
 
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
@@ -38,22 +37,6 @@ def _frequencies(pairs: int, low: float, high: float, device: torch.device) -> T
     """Return the angular frequencies, float64 [pairs], on the device."""
     fraction = torch.linspace(0, 1, pairs, dtype=torch.float64, device=device)
     return 2 * math.pi / (low * (high / low) ** fraction)
-
-
-class LentCache(DynamicCache):
-    """The prefix's keys and values, reused in one pass after the other. The suffix is attended to and not stored, so
-    nothing has to be cropped and no pass keeps another one's graph."""
-
-    def __init__(self, source: DynamicCache) -> None:
-        super().__init__()
-        layers: list[Any] = source.layers
-        self.pairs: list[tuple[Tensor, Tensor]] = [(layer.keys, layer.values) for layer in layers]
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self.pairs[layer_idx]
-        return torch.cat([keys, key_states], dim=2), torch.cat([values, value_states], dim=2)
 
 
 def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ depend on the weights; nor do actions that are denoised but not executed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from zlib import crc32
@@ -86,22 +86,44 @@ class FlowPolicy(VLAModel):
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
     @abstractmethod
-    def _prefix(self, obs: Observation, state: Tensor) -> Any:
-        """Return the network's prefix of images, instructions and the normalised, padded state [B, S]."""
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the prompts' token ids and mask (False at padding), [B, L]; `state` as in `_prefix`."""
+
+    @abstractmethod
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> Any:
+        """Return the network's prefix of images, prompts and the normalised, padded state [B, S]."""
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        rows, steps = len(obs), self._schedule.steps
-        prefix, state = self._see(obs)
+        rows = len(obs)
+        self._set_dropout(False)
+        inputs = self._inputs(obs)
         if greedy:
-            x = self._start().expand(rows, -1, -1)
-            draws = None
+            inputs["start"] = self._start().expand(rows, -1, -1)
+        else:
+            inputs["start"] = as_tensor(noise.normals(*self._shape), self._device)
+            inputs["step"] = as_tensor(noise.uniforms(), self._device)
+            draws = self._schedule.steps if self._every_step else 1
+            inputs["draws"] = as_tensor(noise.normals(draws, *self._shape), self._device)
+        decided = self.decide(inputs)
+        return Chunk(
+            actions=decided["actions"],
+            log_probs=decided["log_probs"],
+            values=decided.get("values"),
+            extras={name: decided[name] for name in ("chain", "step")},
+        )
+
+    def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Denoise chunks. Without "step" and "draws" among the inputs no step is stochastic."""
+        x, steps = inputs["start"], self._schedule.steps
+        rows = len(x)
+        prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
+        draws = inputs.get("draws")
+        if draws is None:
             step = torch.full((rows,), NOWHERE, device=self._device)
         else:
-            x = as_tensor(noise.normals(*self._shape), self._device)
             count = self._schedule.noisy_steps
-            step = (as_tensor(noise.uniforms(), self._device) * count).long().clamp(max=count - 1)
-            draws = as_tensor(noise.normals(steps if self._every_step else 1, *self._shape), self._device)
+            step = (inputs["step"] * count).long().clamp(max=count - 1)
         chain, log_probs = [x], torch.zeros(rows, self._chunk, 1, device=self._device)
         for i in range(steps):
             noisy = self._noisy(step, i)
@@ -109,10 +131,14 @@ class FlowPolicy(VLAModel):
             x = mean if draws is None else mean + std * draws[:, i if self._every_step else 0]
             log_probs += self._sum(log_density(x, mean, std))
             chain.append(x)
-        actions = self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
+        decided = {
+            "actions": self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high),
+            "log_probs": log_probs,
+            "chain": torch.stack(chain, dim=1),
+            "step": step,
+        }
         values = self.module.criticise(prefix, state)
-        replay = {"chain": torch.stack(chain, dim=1), "step": step}
-        return Chunk(actions=actions, log_probs=log_probs, values=values, extras=replay)
+        return decided if values is None else {**decided, "values": values}
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
@@ -222,10 +248,19 @@ class FlowPolicy(VLAModel):
 
     def _see(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
         """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""
-        for part in self._dropouts:
-            part.train(dropout)
+        self._set_dropout(dropout)
+        inputs = self._inputs(obs)
+        return self._prefix(**inputs), inputs["state"]
+
+    def _inputs(self, obs: Observation) -> dict[str, Tensor]:
+        """Return the arguments of `_prefix`."""
         state = self._state(obs)
-        return self._prefix(obs, state), state
+        ids, mask = self._prompt(obs, state)
+        return {"pixels": self._pixels(obs), "ids": ids, "mask": mask, "state": state}
+
+    def _set_dropout(self, on: bool) -> None:
+        for part in self._dropouts:
+            part.train(on)
 
     def _pixels(self, obs: Observation) -> Tensor:
         return self.images([obs.images[name] for name in self._cameras])

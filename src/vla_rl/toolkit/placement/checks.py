@@ -32,8 +32,8 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
             f"{len(learners)} learners; set train.global_batch to a multiple of {len(learners)}, or choose a number of "
             f"learners that divides {job.global_batch}"
         )
-    apart = sum("policy" in slot.roles and "learner" not in slot.roles for slot in plan.slots)
-    if "policy" in plan.offload and not apart:
+    acting_only = sum("policy" in slot.roles and "learner" not in slot.roles for slot in plan.slots)
+    if "policy" in plan.offload and not acting_only:
         raise DoesNotFit(
             "offload.policy has nothing to free: every policy shares its weights with the learner in its worker; leave "
             "it out, or give policy and learner devices of their own (disaggregated)"
@@ -47,31 +47,33 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
 def check_slots(plan: Plan, cluster: Cluster) -> None:
     """Raise DoesNotFit for roles or devices that do not exist, or that are assigned twice."""
     gpus_of = {node.name: node.gpus for node in cluster.nodes}
-    most = max(gpus_of.values(), default=0)
+    most_gpus = max(gpus_of.values(), default=0)
     shares: dict[tuple[str | None, int], float] = {}
     for number, slot in enumerate(plan.slots):
-        who = f"slot {number} ({', '.join(slot.roles)})"
+        slot_name = f"slot {number} ({', '.join(slot.roles)})"
         unknown = [role for role in slot.roles if role not in ROLES]
         if unknown or not slot.roles:
-            raise DoesNotFit(f"{who} has the roles {slot.roles!r}; give some of {', '.join(ROLES)}, as a tuple")
+            raise DoesNotFit(f"{slot_name} has the roles {slot.roles!r}; give some of {', '.join(ROLES)}, as a tuple")
         if len(set(slot.roles)) < len(slot.roles):
-            raise DoesNotFit(f"{who} names a role twice; a worker has each role once")
+            raise DoesNotFit(f"{slot_name} names a role twice; a worker has each role once")
         if slot.device not in DEVICES:
             raise DoesNotFit(
-                f"{who} is on device {slot.device!r}; write cpu or cuda (a worker sees its own GPU only), and `index` "
-                f"for the number of that GPU on its node"
+                f"{slot_name} is on device {slot.device!r}; write cpu or cuda (a worker sees its own GPU only), and "
+                f"`index` for the number of that GPU on its node"
             )
         if not 0 <= slot.gpus <= 1 or slot.cpus < 0:
-            raise DoesNotFit(f"{who} asks for {slot.gpus:g} GPUs and {slot.cpus:g} CPUs; a worker has 0 to 1 GPU")
+            raise DoesNotFit(f"{slot_name} asks for {slot.gpus:g} GPUs and {slot.cpus:g} CPUs; a worker has 0 to 1 GPU")
         if (slot.device == "cpu") != (slot.gpus == 0):
-            raise DoesNotFit(f"{who} is on {slot.device} with {slot.gpus:g} GPUs; set `device` and `gpus` together")
+            raise DoesNotFit(
+                f"{slot_name} is on {slot.device} with {slot.gpus:g} GPUs; set `device` and `gpus` together"
+            )
         if slot.index is None:
             continue
-        there = most if slot.node is None else gpus_of.get(slot.node, 0)
-        if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= there):
+        num_gpus = most_gpus if slot.node is None else gpus_of.get(slot.node, 0)
+        if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= num_gpus):
             where = "" if slot.node is None else f" on node {slot.node!r}"
-            numbers = f", 0 to {there - 1}" if there else ""
-            raise DoesNotFit(f"{who} is on GPU {slot.index}, and there are {there}{where}{numbers}")
+            numbers = f", 0 to {num_gpus - 1}" if num_gpus else ""
+            raise DoesNotFit(f"{slot_name} is on GPU {slot.index}, and there are {num_gpus}{where}{numbers}")
         shares[slot.node, slot.index] = shares.get((slot.node, slot.index), 0.0) + slot.gpus
     for (_, index), share in shares.items():
         if share > 1 + 1e-6:
@@ -124,9 +126,9 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
     """Raise DoesNotFit if envs cannot be split evenly over the lanes of this many sim workers."""
     lanes = workers * stages
     if job.num_envs % lanes:
-        what, made = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
+        what, detail = ("workers", "") if stages == 1 else ("lanes", f" ({workers} sim workers x {stages})")
         raise DoesNotFit(
-            f"{job.num_envs} envs cannot be shared evenly by {lanes} {what}{made}; set env.num_envs to a multiple of "
+            f"{job.num_envs} envs cannot be shared evenly by {lanes} {what}{detail}; set env.num_envs to a multiple of "
             f"{lanes}, or choose a number of {what} that divides {job.num_envs}"
         )
 
@@ -134,31 +136,34 @@ def check_lanes(job: Job, workers: int, stages: int) -> None:
 def _check_shares(plan: Plan, cluster: Cluster) -> None:
     """Raise DoesNotFit if workers ask for more than the cluster, or their node, has."""
     nodes = {node.name: node for node in cluster.nodes}
-    lost = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
-    if lost:
-        raise DoesNotFit(f"no node is named {lost[0]!r}; there are: {', '.join(nodes)}")
+    unknown_nodes = sorted({slot.node for slot in plan.slots if slot.node is not None} - nodes.keys())
+    if unknown_nodes:
+        raise DoesNotFit(f"no node is named {unknown_nodes[0]!r}; there are: {', '.join(nodes)}")
     everywhere: list[tuple[str | None, Cluster | Node]] = [(None, cluster), *nodes.items()]
-    for name, there in everywhere:
+    for name, capacity in everywhere:
         slots = [slot for slot in plan.slots if name in (None, slot.node)]
         for what, needed, have in (
-            ("CPUs", sum(slot.cpus for slot in slots), there.cpus),
-            ("GPUs", sum(slot.gpus for slot in slots), there.gpus),
+            ("CPUs", sum(slot.cpus for slot in slots), capacity.cpus),
+            ("GPUs", sum(slot.gpus for slot in slots), capacity.gpus),
         ):
             if needed > have + 1e-6:
                 where = "" if name is None else f" on node {name!r}"
                 raise DoesNotFit(f"{len(slots)} workers need {needed:g} {what}{where}, and there are {have:g}")
-    most = max((node.cpus for node in cluster.nodes), default=0.0)
+    most_cpus = max((node.cpus for node in cluster.nodes), default=0.0)
     for slot in plan.slots:
-        if slot.cpus > most + 1e-6:
-            raise DoesNotFit(f"a worker needs {slot.cpus:g} CPUs on one node, and the largest has {most:g}")
+        if slot.cpus > most_cpus + 1e-6:
+            raise DoesNotFit(f"a worker needs {slot.cpus:g} CPUs on one node, and the largest has {most_cpus:g}")
 
 
 def _check_memory(plan: Plan, cluster: Cluster, job: Job, workers: int) -> None:
     """Raise DoesNotFit if simulators exceed the host memory of their nodes."""
-    there: Mapping[str | None, int] = {None: cluster.memory, **{node.name: node.memory for node in cluster.nodes}}
-    for name, memory in there.items():
-        here = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
-        envs = job.num_envs * here // workers
+    memory_of_node: Mapping[str | None, int] = {
+        None: cluster.memory,
+        **{node.name: node.memory for node in cluster.nodes},
+    }
+    for name, memory in memory_of_node.items():
+        sim_workers = sum("sim" in slot.roles and slot.node == name for slot in plan.slots)
+        envs = job.num_envs * sim_workers // workers
         needed = envs * job.env_memory
         if needed > memory:
             raise DoesNotFit(

@@ -67,10 +67,10 @@ def as_text(value: Devices) -> str | None:
 def well_formed(instance: Any, attribute: Any, value: str | None) -> None:
     """Validate a list of devices; only simulators may name CPUs (attrs validator)."""
     for part in () if value is None else value.split(","):
-        found = PART.fullmatch(part.strip())
-        if found is None:
+        match = PART.fullmatch(part.strip())
+        if match is None:
             raise ValueError(f"{part.strip()!r} names no device; write 0, 0-3, 0,2, NODE:0-3, cpu or NODE:cpu")
-        _, first, last = found.groups()
+        _, first, last = match.groups()
         if first is None and attribute.name != "sim":
             raise ValueError("only simulators are placed on CPUs by name; give devices such as 0-3")
         if last is not None and int(last) < int(first):
@@ -111,9 +111,9 @@ def busy_devices(cluster: Cluster) -> list[Device]:
     return devices_of(cluster)[:: 1 if cluster.gpus else SLOTS_PER_CORE]
 
 
-def find(role: str, text: str, cluster: Cluster) -> list[Device]:
+def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
     """Return the devices that a well-formed list names. Raise DoesNotFit."""
-    found: list[Device] = []
+    devices: list[Device] = []
     kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
     for part in text.split(","):
         match = PART.fullmatch(part.strip())
@@ -124,7 +124,7 @@ def find(role: str, text: str, cluster: Cluster) -> list[Device]:
             names = ", ".join(node.name for node in _nodes(cluster))
             raise DoesNotFit(f"placement.{role}: no node is named {pattern!r}; there are: {names}")
         if first is None:
-            found += [Device(name, None) for name in nodes]
+            devices += [Device(name, None) for name in nodes]
             continue
         everywhere = devices_of(cluster)
         pools = [everywhere] if pattern is None else [[d for d in everywhere if d.node == name] for name in nodes]
@@ -134,24 +134,24 @@ def find(role: str, text: str, cluster: Cluster) -> list[Device]:
                     f"placement.{role}: device {last or first} is needed, and there are {len(pool)} {kind}"
                     f"{'' if pattern is None else f' on node {name!r}'}{_numbers(pool)}"
                 )
-            found += pool[int(first) : int(last or first) + 1]
-    twice = [device for device, count in Counter(found).items() if count > 1]
+            devices += pool[int(first) : int(last or first) + 1]
+    twice = [device for device, count in Counter(devices).items() if count > 1]
     if twice:
         raise DoesNotFit(f"placement.{role}: {text!r} names {_formatted(twice, cluster)} twice")
-    return found
+    return devices
 
 
-def free(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
+def free_devices(cluster: Cluster, taken: Iterable[Device], slots: int) -> list[Device]:
     """Return all GPUs that are not taken; without any GPU, up to `slots` CPU slots."""
-    there = [device for device in devices_of(cluster) if device not in set(taken)]
-    return there if cluster.gpus else there[:slots]
+    available = [device for device in devices_of(cluster) if device not in set(taken)]
+    return available if cluster.gpus else available[:slots]
 
 
 def refuse_overlap(a: str, b: str, of: Mapping[str, Sequence[Device]], cluster: Cluster, hint: str) -> None:
     """Raise DoesNotFit if two roles name the same device."""
-    both = [device for device in of[a] if device in set(of[b]) and device.index is not None]
-    if both:
-        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(both, cluster)}; {hint}")
+    shared = [device for device in of[a] if device in set(of[b]) and device.index is not None]
+    if shared:
+        raise DoesNotFit(f"placement: {a} and {b} both name {_formatted(shared, cluster)}; {hint}")
 
 
 def arrange(
@@ -207,18 +207,20 @@ def arrange(
     return checked(Plan(slots=tuple(slots), offload=offload, **arranged), cluster, job)
 
 
-def _shares(node: Node, here: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
+def _shares(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster) -> tuple[float, float]:
     """Return the CPUs of a node's workers without and with simulators. With GPUs, each worker without simulators gets a
     core, and the simulators share the rest; without GPUs, all workers share equally."""
-    there = node.cpus
+    cpus = node.cpus
     if not cluster.gpus:
-        share = there / len(here)
+        share = cpus / len(worker_roles)
         share = float(int(share)) if share >= 1 else _floor(share)
         return share, share
-    if len(here) > there:
-        raise DoesNotFit(f"{len(here)} workers need a CPU core each, and there are {there:g} on node {node.name!r}")
-    sims = sum("sim" in of for of in here)
-    return 1.0, float((there - len(here) + sims) // max(sims, 1))
+    if len(worker_roles) > cpus:
+        raise DoesNotFit(
+            f"{len(worker_roles)} workers need a CPU core each, and there are {cpus:g} on node {node.name!r}"
+        )
+    sims = sum("sim" in of for of in worker_roles)
+    return 1.0, float((cpus - len(worker_roles) + sims) // max(sims, 1))
 
 
 def _floor(share: float) -> float:

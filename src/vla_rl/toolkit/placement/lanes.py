@@ -42,8 +42,8 @@ def layout(
 ) -> dict[str, Any]:
     """Return `stages`, `concurrent_lanes` and `batching` of a plan with this many sim and policy workers. Raise
     DoesNotFit."""
-    alone = lanes != "stages"
-    if alone:
+    concurrent = lanes != "stages"
+    if concurrent:
         check_lanes(job, sims, 1)
         envs, of_lane = job.num_envs // sims, 1 if lanes == "envs" else int(lanes)
         if envs % of_lane:
@@ -52,10 +52,10 @@ def layout(
                 f"number that divides {envs}, or to envs"
             )
         stages = envs // of_lane
-    waits = 0.0 if alone and sims * stages > policies else None
+    waits = 0.0 if concurrent and sims * stages > policies else None
     chosen = (
         Batching(max_wait_s=waits)
         if batching is None
         else Batching(max_batch=batching.max_batch, max_wait_s=batching.max_wait_s)
     )
-    return {"stages": stages, "concurrent_lanes": alone, "batching": chosen}
+    return {"stages": stages, "concurrent_lanes": concurrent, "batching": chosen}

@@ -14,7 +14,7 @@ from attrs import define, field
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
-from vla_rl.toolkit.world_models.windows import followed_by, frames_of, part, take_rows
+from vla_rl.toolkit.world_models.windows import followed_by, frames_of, take_frames, take_rows
 
 CHANGED = 8
 """Difference (of 255, in any colour) above which a pixel counts as changed."""
@@ -61,23 +61,23 @@ def measure(
         outcome_disagreement: of the probability of success after a chunk.
     """
     replay = imagine_episodes(model, windows, seed)
-    some = (
+    first_windows = (
         windows
         if action_episodes is None
         else take_rows(windows, np.arange(min(action_episodes, len(windows.instructions))))
     )
-    found = (
+    measures = (
         _pictures(replay, windows)
-        | _actions(model, some, seed)
-        | _disagreement(replay, imagine_episodes(model, some, seed, "again"))
+        | _actions(model, first_windows, seed)
+        | _disagreement(replay, imagine_episodes(model, first_windows, seed, "again"))
     )
     executed_steps = np.concatenate(replay.executed)
     classes = np.concatenate(replay.outcomes)[executed_steps]
     chunk = windows.actions.shape[2]
     won = (classes >= 1) & (classes <= chunk)
     for name, chances in (("outcome_auc", replay.on_real), ("outcome_auc_imagined", replay.chances)):
-        found[name] = roc_auc(np.concatenate(chances)[executed_steps][:, 1 : chunk + 1].sum(1), won)
-    return found | _whole_episodes(replay, chunk)
+        measures[name] = roc_auc(np.concatenate(chances)[executed_steps][:, 1 : chunk + 1].sum(1), won)
+    return measures | _whole_episodes(replay, chunk)
 
 
 def thresholds_met(measures: Mapping[str, float], met_before: bool = False) -> dict[str, bool]:
@@ -98,19 +98,19 @@ def imagine_episodes(model: WorldModel, windows: Windows, seed: int = 0, draw: s
     """Imagine recorded episodes with their own actions, each frame from those imagined before it. `draw` keys the
     noise."""
     history, rows, replay = model.history, np.arange(len(windows.instructions)), ImaginedEpisodes()
-    mind = take_rows(part(windows, 0, history), rows)
+    mind = take_rows(take_frames(windows, 0, history), rows)
     for step in range(windows.actions.shape[1] - history + 1):
         actions, executed, outcomes = (
             getattr(windows, name)[:, history - 1 + step] for name in ("actions", "executed", "outcomes")
         )
-        seen = frames_of(windows, history + step)
+        recorded = frames_of(windows, history + step)
         imagined = model.imagine(mind, actions, _noise(windows, seed, step, draw)).numpy()
         replay.executed.append(executed.any(1))
         replay.imagined.append(imagined)
-        replay.real.append(seen)
+        replay.real.append(recorded)
         replay.before.append(frames_of(windows, history + step - 1))
         replay.chances.append(to_numpy(model.outcome(mind, actions, imagined)))
-        replay.on_real.append(to_numpy(model.outcome(part(windows, step, step + history), actions, seen)))
+        replay.on_real.append(to_numpy(model.outcome(take_frames(windows, step, step + history), actions, recorded)))
         replay.outcomes.append(outcomes)
         mind = followed_by(mind, actions, executed, np.zeros(len(rows), np.int64), imagined)
     return replay
@@ -157,7 +157,7 @@ def _stacked(observation: Observation, rows: Array) -> Array:
 
 
 def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
     for k, executed_steps in enumerate(replay.executed, start=1):
         rows = np.flatnonzero(executed_steps)
@@ -166,13 +166,13 @@ def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
         real, imagined, before = (_stacked(o[k - 1], rows) for o in (replay.real, replay.imagined, replay.before))
         changed = np.asarray((np.abs(real.astype(np.int16) - before) > CHANGED).any(-1))
         for prefix, guess in (("", imagined), ("copy_", before)):
-            found[f"{prefix}psnr/{k}"] = psnr(guess, real)
-            found[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)
+            measures[f"{prefix}psnr/{k}"] = psnr(guess, real)
+            measures[f"{prefix}changed_psnr/{k}"] = psnr(guess, real, changed)
         imagined_state, was = replay.imagined[k - 1].state, replay.real[k - 1].state
         if imagined_state is not None and was is not None:
             error = np.abs(to_numpy(imagined_state)[rows] - to_numpy(was)[rows]) / spread
-            found[f"state_mae/{k}"] = float(error.mean())
-    return found
+            measures[f"state_mae/{k}"] = float(error.mean())
+    return measures
 
 
 def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]:
@@ -183,7 +183,7 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
         rows = np.flatnonzero(windows.executed[:, history - 1 + step].any(1))
         if len(rows) <= CANDIDATES:
             continue
-        past = take_rows(part(windows, step, step + history), rows)
+        past = take_rows(take_frames(windows, step, step + history), rows)
         actions = windows.actions[rows, history - 1 + step]
         real = _stacked(frames_of(windows, history + step), rows).astype(np.float32)
         for shift in range(CANDIDATES):
@@ -202,18 +202,18 @@ def _actions(model: WorldModel, windows: Windows, seed: int) -> dict[str, float]
 def _disagreement(one: ImaginedEpisodes, other: ImaginedEpisodes) -> dict[str, float]:
     """Measure the disagreement of the same episodes, imagined with other noise; `other` may have only the first of
     them."""
-    found: dict[str, float] = {}
+    measures: dict[str, float] = {}
     chances: list[Array] = []
     for k, executed_steps in enumerate(other.executed, start=1):
         rows = np.flatnonzero(executed_steps)
         if not len(rows):
             continue
         first, second = (_stacked(replay.imagined[k - 1], rows).astype(np.float32) for replay in (one, other))
-        found[f"disagreement/{k}"] = float(np.abs(first - second).mean())
+        measures[f"disagreement/{k}"] = float(np.abs(first - second).mean())
         chunk = (other.chances[k - 1].shape[1] - 1) // 2
         won, won_again = (replay.chances[k - 1][rows, 1 : chunk + 1].sum(1) for replay in (one, other))
         chances.append(np.abs(won - won_again))
-    return found | {"outcome_disagreement": float(np.concatenate(chances).mean()) if chances else float("nan")}
+    return measures | {"outcome_disagreement": float(np.concatenate(chances).mean()) if chances else float("nan")}
 
 
 def _whole_episodes(replay: ImaginedEpisodes, chunk: int) -> dict[str, float]:

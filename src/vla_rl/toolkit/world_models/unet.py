@@ -58,8 +58,8 @@ class UNetAttention(nn.Module):
         n, channels, height, width = x.shape
         mixed = self.qkv(self.norm(x)).reshape(n, 3 * self.heads, channels // self.heads, height * width)
         query, key, value = mixed.transpose(2, 3).chunk(3, dim=1)
-        seen = F.scaled_dot_product_attention(query, key, value)
-        return x + self.out(seen.transpose(2, 3).reshape(n, channels, height, width))  # type: ignore[no-any-return]
+        attended = F.scaled_dot_product_attention(query, key, value)
+        return x + self.out(attended.transpose(2, 3).reshape(n, channels, height, width))  # type: ignore[no-any-return]
 
 
 class UNetBlock(nn.Module):
@@ -110,19 +110,19 @@ class UNet(nn.Module):
         height, width = x.shape[-2:]
         multiple = 2 ** len(self.shrink)
         x = F.pad(x, (0, -width % multiple, 0, -height % multiple))
-        kept: list[Tensor] = []
+        skips: list[Tensor] = []
         for i, level in enumerate(self.down):
             x = self.shrink[i - 1](x) if i else x
-            kept.append(x)
+            skips.append(x)
             for block in level:  # type: ignore[attr-defined]
                 x = block(x, condition)
-                kept.append(x)
+                skips.append(x)
         for block in self.middle:
             x = block(x, condition)
         for i, level in enumerate(self.up):
             x = self.grow[i - 1](F.interpolate(x, scale_factor=2.0, mode="nearest")) if i else x
             for block in level:  # type: ignore[attr-defined]
-                x = block(torch.cat((x, kept.pop()), dim=1), condition)
+                x = block(torch.cat((x, skips.pop()), dim=1), condition)
         return x[..., :height, :width]
 
 

@@ -34,7 +34,7 @@ def put_rows(windows: Windows, rows: Array, others: Windows) -> Windows:
     return attrs.evolve(windows, instructions=tuple(texts))
 
 
-def part(windows: Windows, first: int, last: int) -> Windows:
+def take_frames(windows: Windows, first: int, last: int) -> Windows:
     """Return the frames first ... last - 1, and the chunks between them."""
     return attrs.evolve(
         windows,
@@ -50,7 +50,7 @@ def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Arr
     class [B] led to `after`. A chunk with fewer actions than the window's others is padded at its end."""
     chunk = windows.actions.shape[2]
     short = [(0, 0), (0, chunk - actions.shape[1])]
-    asked, was_executed = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
+    padded_actions, padded_executed = np.pad(actions, [*short, (0, 0)]), np.pad(executed, short)
     state = windows.state[:, -1] if after.state is None else to_numpy(after.state)
     return attrs.evolve(
         windows,
@@ -59,8 +59,8 @@ def followed_by(windows: Windows, actions: Array, executed: Array, outcomes: Arr
             for camera, frames in windows.images.items()
         },
         state=np.concatenate([windows.state[:, 1:], state[:, None]], axis=1),
-        actions=np.concatenate([windows.actions, asked[:, None]], axis=1)[:, 1:],
-        executed=np.concatenate([windows.executed, was_executed[:, None]], axis=1)[:, 1:],
+        actions=np.concatenate([windows.actions, padded_actions[:, None]], axis=1)[:, 1:],
+        executed=np.concatenate([windows.executed, padded_executed[:, None]], axis=1)[:, 1:],
         outcomes=np.concatenate([windows.outcomes, outcomes[:, None]], axis=1)[:, 1:],
         first=windows.first + 1,
     )

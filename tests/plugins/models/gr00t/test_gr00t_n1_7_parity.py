@@ -28,7 +28,7 @@ SIZES = QwenSizes(
     mixer_depth=2, mixer_heads=4, dit_depth=6, dit_heads=4, dit_head_dim=12, hidden=32, output=32,
     positions=32, embodiments=5, vision_positions=16, deepstack=(0, 1), rope=(4, 2, 2),
 )  # fmt: skip
-"""Of the network behind the reference data."""
+"""Sizes of the network behind the reference data."""
 
 
 def file(name: str) -> dict[str, Tensor]:

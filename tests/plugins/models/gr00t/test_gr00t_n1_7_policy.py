@@ -40,7 +40,7 @@ def ranges(low: list[float], high: list[float]) -> dict[str, list[float]]:
 
 
 def write_processor(folder: Path, **settings: Any) -> None:
-    """As NVIDIA's processor saves itself, of a robot with two keys each; one number of its state never changes."""
+    """Write NVIDIA's processor of a robot with two keys for each part. One number of its state never changes."""
     robot = {
         "video": {"delta_indices": [0], "modality_keys": list(ENV.cameras)},
         "state": {"delta_indices": [0], "modality_keys": ["x", "gripper"]},
@@ -101,7 +101,8 @@ def test_contract(values: Any, config: dict[str, Any]) -> None:
 
 
 def test_nothing_is_made_on_another_device() -> None:
-    """As of N1.5: transformers' own vision tower would look at numbers on the host."""
+    """All tensors stay on the model's device, as with N1.5: transformers' own vision tower would look at numbers on the
+    host."""
     model, obs = policy(preset=PRESET, context={"values": "chunk", "device": "meta"}), observation(3)
     chunk = model.sample_chunk(obs, noise(3), False)
     scores = model.chunk_log_probs(obs, chunk)

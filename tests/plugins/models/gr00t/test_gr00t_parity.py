@@ -29,7 +29,7 @@ SIZES = GrootSizes(
     mixer_depth=2, mixer_heads=4, dit_depth=4, dit_heads=4, dit_head_dim=12, hidden=32, output=32,
     future_tokens=4, positions=32, embodiments=5,
 )  # fmt: skip
-"""Of the network behind the reference data."""
+"""Sizes of the network behind the reference data."""
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,8 @@ def test_samples(data: dict[str, Tensor], rows: Rows, steps: int) -> None:
 
 
 def test_the_original_counts_times_the_other_way() -> None:
-    """Its steps are int(i / K * 1000); what RLinf writes in its time is what the toolkit does in ours."""
+    """The original's time steps are int(i / K * 1000). RLinf's formula in the original's time equals the toolkit's in
+    ours."""
     for steps in range(1, 33):
         told = bucket_of(FlowSchedule(steps, 0.5, CPU, exact=True).time)
         assert told.tolist() == [int(i / steps * 1000) for i in range(steps)]

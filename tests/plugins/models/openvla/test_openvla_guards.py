@@ -46,7 +46,7 @@ def test_only_the_first_layers_are_computed(network: OpenVLAForActionPrediction)
 def test_attention_of_the_other_kind(
     network: OpenVLAForActionPrediction, monkeypatch: pytest.MonkeyPatch, wanted: bool, message: str
 ) -> None:
-    """As a release of transformers would that no longer heeds `is_causal`."""
+    """A release of transformers that ignores `is_causal` is refused."""
     llama = network.language_model.model
     forward = llama.forward
     monkeypatch.setattr(llama, "forward", lambda **kw: forward(**{**kw, "is_causal": not kw["is_causal"]}))

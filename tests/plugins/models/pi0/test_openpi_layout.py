@@ -41,7 +41,7 @@ def stats(folder: Path, asset: str) -> dict[str, Any]:
 
 @pytest.fixture
 def pi05_folder(tmp_path) -> Path:
-    """As openpi writes it, with the two files that ours need for small networks."""
+    """A checkpoint in openpi's layout, with the two files that our small networks need."""
     folder = openpi_folder(tmp_path / "given", reference("pi05", "model.safetensors"), None)
     tokenizer = train_tokenizer([t.instruction for t in ENV.tasks], lambda t: state_text(t, range(10)), 512)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -49,7 +49,7 @@ def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any)
 
 @pytest.fixture
 def openpi(tmp_path: Path) -> Path:
-    """As openpi writes it, with the two files that ours need for small networks."""
+    """A checkpoint in openpi's layout, with the two files that our small networks need."""
     folder = tmp_path / "openpi"
     assets = folder / "assets" / "libero"
     assets.mkdir(parents=True)

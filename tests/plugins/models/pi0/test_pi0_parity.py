@@ -166,4 +166,4 @@ def test_public_key_layout() -> None:
     with torch.device("meta"):
         network = empty_network(network_config(PiSizes(), FlowShape(horizon=50)))
     assert {public_name(name): list(tensor.shape) for name, tensor in network.state_dict().items()} == wanted
-    assert PiSizes.of_variants(Record(source="config.json", data={})) == PiSizes()
+    assert PiSizes.from_variants(Record(source="config.json", data={})) == PiSizes()

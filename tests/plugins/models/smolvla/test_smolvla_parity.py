@@ -25,7 +25,7 @@ SIZES = SmolVLASizes(
     text_width=64, text_mlp=128, expert_width=48, expert_mlp=256, depth=4, heads=4, kv_heads=2, head_dim=16, vocab=512,
     vision_width=48, vision_mlp=96, vision_depth=2, vision_heads=4, image_size=32, patch_size=8, shuffle=2,
 )  # fmt: skip
-"""Of the network behind the reference data."""
+"""Sizes of the network behind the reference data."""
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_embeddings(module: SmolVLAModule, data: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def test_prefix(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows) -> None:
-    """Its output, where it is no padding, and the mean that a critic reads."""
+    """Compare the prefix's output where it is no padding, and the mean that a critic reads."""
     valid, wanted = data["prefix_pad"], data["prefix_out"]
     pixels = torch.stack([data["image_0"], data["image_1"]], dim=1)
     if data["image_mask_0"].all() and data["image_mask_1"].all():

@@ -107,7 +107,7 @@ def test_cloning_learns() -> None:
 
 
 def test_images_lie_in_the_corner() -> None:
-    """As lerobot pads them: black on the left and on top."""
+    """Images are padded as lerobot does it: black on the left and on top."""
     pixels = CornerImages(64, torch.device("cpu"), torch.float32)([np.full((1, 32, 64, 3), 255, np.uint8)])
     assert pixels.shape == (1, 1, 3, 64, 64)
     assert (pixels[..., :32, :] == -1).all()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vla_rl.core.randomness import derived_seed
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
-from vla_rl.testing.scripted import ScriptedEnv, seen
+from vla_rl.testing.scripted import ScriptedEnv, read_stamp
 
 OUTCOMES = ("success", "failure", "truncated", None)
 
@@ -95,7 +95,7 @@ def test_auto_reset_starts_the_next_episode_with_the_next_chunk(chunk, mode, end
     final = requests[-1]
     assert final.done and final.obs is None
     for request in requests[1:-1]:  # an env that ended shows its new episode, at step 0
-        shown = seen(request.obs)
+        shown = read_stamp(request.obs)
         for position, env_id in enumerate(request.positions):
             assert shown.env[position] == env_id
             assert shown.step[position] == request.chunks[position] * chunk or mode == "immediate"
@@ -136,14 +136,14 @@ def test_final_observation_is_the_one_before_the_reset():
     requests, _ = play(env, 4, auto_reset="immediate", chunk_steps=3, bootstrap=True)
     first = requests[1]
     assert first.final_numbers.tolist() == [0]
-    shown = seen(first.final)
+    shown = read_stamp(first.final)
     assert (shown.env[0], shown.episode[0], shown.step[0]) == (0, 0, 3)
     assert first.final.steps.tolist() == [3]
     for request in requests[:-1]:
         assert request.obs.steps.dtype == np.int64
-        assert request.obs.steps.tolist() == seen(request.obs).step.tolist()
+        assert request.obs.steps.tolist() == read_stamp(request.obs).step.tolist()
     place = first.positions.tolist().index(0)
-    assert (seen(first.obs).episode[place], seen(first.obs).step[place]) == (1, 0)
+    assert (read_stamp(first.obs).episode[place], read_stamp(first.obs).step[place]) == (1, 0)
     second = requests[2]  # env 1 ended by success: nothing to bootstrap
     assert 1 not in second.final_numbers.tolist()
     assert requests[3].done and 1 in requests[3].final_numbers.tolist()  # cut by the end of the rollout
@@ -185,7 +185,7 @@ def test_an_env_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
     assert [request.numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
     assert [[t.number for t in request.finished] for request in requests] == [[], [0], [1], [], [2], [], [3]]
     assert {n: t.episodes[0].steps for n, t in finished.items()} == {0: 2, 1: 4, 2: 6, 3: 8}
-    shown = seen(requests[1].obs)
+    shown = read_stamp(requests[1].obs)
     assert (shown.state[0], shown.step[0], shown.step[1]) == (2, 0, 2), "the new one has just begun"
     assert [request.waiting for request in requests[:4]] == [2, 1, 0, 0]
 

@@ -32,7 +32,7 @@ SHAPE = EpisodeShape.of(INFO, CHUNK)
 
 
 def episode(number: int, length: int = 3) -> RecordedEpisode:
-    """Its frames show its number in red and the chunk in green; its actions are number + chunk / 10."""
+    """Return an episode: frames show its number in red and the chunk in green; actions are number + chunk / 10."""
     top = np.zeros((length + 1, 2, 3, 3), np.uint8)
     top[..., 0], top[..., 1] = number % 256, np.arange(length + 1)[:, None, None]
     actions = np.repeat(number + np.arange(length, dtype=np.float32) / 10, CHUNK * 2).reshape(length, CHUNK, 2)

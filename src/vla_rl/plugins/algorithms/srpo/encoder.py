@@ -34,12 +34,12 @@ class EncoderError(UserError):
     """Raised when the video encoder cannot be used; the message says what is missing and what to do."""
 
 
-def frame_indices(count: int, wanted: int) -> Frames:
-    """Return the indices, int64 [wanted], of the frames to embed out of `count` >= 1: evenly spaced from first to last,
-    rounded down. A shorter trajectory is repeated from its start."""
-    if count < wanted:
-        return np.resize(np.arange(count), wanted)
-    return np.linspace(0, count - 1, wanted).astype(np.int64)
+def frame_indices(count: int, num_frames: int) -> Frames:
+    """Return the indices, int64 [num_frames], of the frames to embed out of `count` >= 1: evenly spaced from first to
+    last, rounded down. A shorter trajectory is repeated from its start."""
+    if count < num_frames:
+        return np.resize(np.arange(count), num_frames)
+    return np.linspace(0, count - 1, num_frames).astype(np.int64)
 
 
 def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:

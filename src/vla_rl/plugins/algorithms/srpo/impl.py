@@ -51,11 +51,11 @@ class SRPO(Algorithm):
         if rollout.features is None:
             return rollout
         embeddings = rollout.features.numpy()
-        kept = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
-        counted = kept & embeddings.any(1)
+        selected = select_groups(rollout, attrs.evolve(self.config, filter_identical=False)).numpy()
+        counted = selected & embeddings.any(1)
         tasks = rollout.tasks or ("the only one",) * len(embeddings)
         progress = progress_rewards(embeddings, rollout.success.numpy(), tasks, counted, self.config)
-        rewarded = pay_at_the_end(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
+        rewarded = reward_at_last_action(rollout, torch.from_numpy(np.nan_to_num(progress.rewards)).float())
         return rollout.evolve(
             rewards=torch.where(torch.from_numpy(counted)[:, None], rewarded, rollout.rewards),
             findings={
@@ -83,7 +83,7 @@ class SRPO(Algorithm):
         return proximal_policy_loss(scores, batch, self.config, ppo_clip(self.config))
 
 
-def pay_at_the_end(rollout: Rollout, rewards: Tensor) -> Tensor:
+def reward_at_last_action(rollout: Rollout, rewards: Tensor) -> Tensor:
     """Return rewards float32 [T, N, C]: those given, [N], at the last valid action of each trajectory, 0 elsewhere."""
     valid = by_action(rollout.valid)
     left = valid.long().flip(0).cumsum(0).flip(0)  # number of valid actions from here on

@@ -43,7 +43,7 @@ class EmbeddingReport:
             draw(folder / f"step_{step:06d}.png", step, rollout.tasks, rollout.success.numpy(), findings)
 
 
-def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dict[str, Any]) -> None:
+def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, findings: dict[str, Any]) -> None:
     """Plot the reward of failures against their distance to the successes of their task; successes are a line at reward
     1."""
     from matplotlib.figure import Figure
@@ -51,12 +51,12 @@ def draw(path: Path, step: int, tasks: tuple[str, ...], success: Any, found: dic
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     names = np.array(tasks)
-    shaped = ~np.isnan(found["distance"])
-    has_reward = ~np.isnan(found["reward"])
+    shaped = ~np.isnan(findings["distance"])
+    has_reward = ~np.isnan(findings["reward"])
     for task in np.unique(names[shaped]):
         inside = shaped & (names == task)
         label = f"{task} ({inside.sum()})"
-        axes.scatter(found["distance"][inside], found["reward"][inside], s=18, alpha=0.7, label=label)
+        axes.scatter(findings["distance"][inside], findings["reward"][inside], s=18, alpha=0.7, label=label)
     axes.axhline(1.0, color="black", lw=1, ls="--", label=f"successes ({(has_reward & success).sum()})")
     axes.set(xlabel="distance to the task's successes", ylabel="reward", ylim=(-0.03, 1.05))
     axes.set_title(

@@ -183,9 +183,9 @@ def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeM
                 f"{where}: there are {count or 'no'} rows of episode {episode.index}, meta/ lists{listed or ' it'}; "
                 "download it again"
             )
-    odd = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
-    if odd.any():
-        row = int(np.flatnonzero(odd)[0])
+    jumps = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
+    if jumps.any():
+        row = int(np.flatnonzero(jumps)[0])
         frame, following = table["frame_index"][row : row + 2]
         raise UserError(
             f"{where}: in episode {table['episode_index'][row]} frame {following} follows frame {frame}; a chunk needs "
@@ -197,12 +197,15 @@ def _vectors(name: str, column: Any, size: int) -> Array:
     """Return a Parquet column of lists (nested ones too), or of one number per row, as float32 [rows, size]."""
     rows = len(column)
     if hasattr(column.type, "value_type"):
-        found = []
+        lengths_by_level = []
         while hasattr(column.type, "value_type"):
-            found.append(pc.unique(pc.list_value_length(column)).to_pylist())
+            lengths_by_level.append(pc.unique(pc.list_value_length(column)).to_pylist())
             column = pc.list_flatten(column)
-        if any(len(lengths) != 1 for lengths in found) or math.prod(lengths[0] for lengths in found) != size:
-            lengths = found[0] if len(found) == 1 else found
+        if (
+            any(len(lengths) != 1 for lengths in lengths_by_level)
+            or math.prod(lengths[0] for lengths in lengths_by_level) != size
+        ):
+            lengths = lengths_by_level[0] if len(lengths_by_level) == 1 else lengths_by_level
             raise ValueError(f"{name} has lists of {lengths} numbers, meta/info.json says {size}")
     values: Array = column.to_numpy().reshape(rows, size)
     return values.astype(np.float32)

@@ -21,20 +21,20 @@ def find_folder(folder: Path) -> Path:
     it if it is a data set of the hub's cache, or where lerobot or the hub's client stored `OWNER/NAME`. Nothing is
     downloaded. Raise UserError, which says what to do."""
     if folder.is_dir():
-        found = _with_info(folder)
-        if found is None:
+        dataset_folder = _with_info(folder)
+        if dataset_folder is None:
             raise UserError(_describe(folder))
-        return found
+        return dataset_folder
     name = HUB_NAME.fullmatch(folder.as_posix())
     if folder.exists() or name is None:
-        there = "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {there}; give the folder of a LeRobot data set, which has {INFO.as_posix()}")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {problem}; give the folder of a LeRobot data set, which has {INFO.as_posix()}")
     owner, title, revision = name.groups()
     for place in _candidates(owner, title):
         if (place / "snapshots").is_dir() or revision is None:
-            found = _with_info(place, revision)
-            if found is not None:
-                return found
+            dataset_folder = _with_info(place, revision)
+            if dataset_folder is not None:
+                return dataset_folder
     at = f" --revision {revision}" if revision else ""
     raise UserError(
         f"{folder} is not a folder ({folder.absolute()}), and as a name of the hub it is not on this machine: "
@@ -79,12 +79,12 @@ def _describe(folder: Path) -> str:
     above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)
     if above is not None:
         return f"{message}; give {above}, the data set that it is part of"
-    found = [
+    datasets = [
         file.parents[1] for pattern in ("*", "*/*") for file in sorted(folder.glob(f"{pattern}/{INFO.as_posix()}"))
     ]
     cached = [entry for entry in sorted(folder.glob("datasets--*--*")) if _with_info(entry) is not None]
-    if found or cached:
-        names = [entry.relative_to(folder).as_posix() for entry in (*found, *cached)]
+    if datasets or cached:
+        names = [entry.relative_to(folder).as_posix() for entry in (*datasets, *cached)]
         more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
         return f"{message}; it holds data sets, give one of them: {', '.join(names[:LISTED])}{more}"
     if (folder / "meta").is_dir() or (folder / "snapshots").is_dir():

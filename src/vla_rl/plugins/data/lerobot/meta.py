@@ -163,7 +163,7 @@ def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collectio
 def _template(info: Record, key: str, version: str) -> str:
     """Return a path template, checked: it may contain only the known fields. Others are refused because `str.format`
     could be made to write gigabytes of padding, and reads attributes."""
-    template, known = info.text(key), WORDS[version]
+    template, known_fields = info.text(key), WORDS[version]
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as exc:
@@ -171,10 +171,10 @@ def _template(info: Record, key: str, version: str) -> str:
     for _, name, width, conversion in parts:
         if name is None:
             continue
-        if name not in known:
+        if name not in known_fields:
             raise UserError(
-                f"{info.source}: {key!r} asks for {{{name:.60}}}{did_you_mean(name, known)}; it may ask for "
-                f"{', '.join(f'{{{word}}}' for word in known)}"
+                f"{info.source}: {key!r} asks for {{{name:.60}}}{did_you_mean(name, known_fields)}; it may ask for "
+                f"{', '.join(f'{{{word}}}' for word in known_fields)}"
             )
         if conversion or not (WIDTHS if name != "video_key" else NO_WIDTH).fullmatch(width or ""):
             raise UserError(

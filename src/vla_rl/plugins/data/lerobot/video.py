@@ -36,13 +36,13 @@ class Videos:
         """Return the frame shown at this time, uint8 [H, W, 3]. Raise UserError when there is none, and for a file that
         cannot be decoded."""
         try:
-            found = self._seek(path, seconds)
+            decoded = self._seek(path, seconds)
         except (av.FFmpegError, OverflowError) as exc:
             why = getattr(exc, "strerror", exc)
             raise UserError(f"{path} cannot be decoded at {seconds:.3f} s ({why}); download it again") from exc
-        if found is None:
+        if decoded is None:
             raise UserError(f"{path} has no frame at {seconds:.3f} s; the video does not belong to this data")
-        image: Array = found.to_ndarray(format="rgb24")
+        image: Array = decoded.to_ndarray(format="rgb24")
         return image
 
     def _seek(self, path: Path, seconds: float) -> Any:

@@ -53,8 +53,10 @@ class LiberoFiles(Demonstrations):
         self._episodes: list[Recorded] = []
         for task, path in files.items():
             self._episodes += _read(path, env.task(task).instruction, config)
-        known = [camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)]
-        self._cameras = {camera: CAMERAS[camera] for camera in match_cameras(str(config.folder), env, known)}
+        recorded_cameras = [
+            camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)
+        ]
+        self._cameras = {camera: CAMERAS[camera] for camera in match_cameras(str(config.folder), env, recorded_cameras)}
         self._windows = StepWindows([len(e.actions) for e in self._episodes], context.chunk)
 
     def num_samples(self) -> int:
@@ -90,20 +92,20 @@ def _frames(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
 
 def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
     """Return task -> file, for every task of the simulator. Raise UserError for a task with no file or several."""
-    there = find_files(folder)
-    absent = [task.name for task in env.tasks if task.name not in there]
+    files_of_task = find_files(folder)
+    absent = [task.name for task in env.tasks if task.name not in files_of_task]
     if absent:
         raise UserError(
             f"{folder} has no demonstrations (TASK{ENDING}) of: {', '.join(absent)}\n"
-            f"  it has: {', '.join(there) or 'none'}; choose tasks in `env`, or another folder"
+            f"  it has: {', '.join(files_of_task) or 'none'}; choose tasks in `env`, or another folder"
         )
     for task in env.tasks:
-        if len(there[task.name]) > 1:
-            several = ", ".join(str(path) for path in there[task.name])
+        if len(files_of_task[task.name]) > 1:
+            several = ", ".join(str(path) for path in files_of_task[task.name])
             raise UserError(
                 f"{folder} has more than one file of {task.name}: {several}; give a folder with one of them"
             )
-    return {task.name: there[task.name][0] for task in env.tasks}
+    return {task.name: files_of_task[task.name][0] for task in env.tasks}
 
 
 def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Recorded]:
@@ -124,44 +126,48 @@ def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Record
 
 def _inside(group: Any, name: str) -> Any:
     """Return the member of a group with this name. Raise ValueError where it links to another file."""
-    found = group[name]
-    if found.file.filename != group.file.filename:
-        raise ValueError(f"{group.name}/{name} lies in {found.file.filename}, other files are not read")
-    return found
+    member = group[name]
+    if member.file.filename != group.file.filename:
+        raise ValueError(f"{group.name}/{name} lies in {member.file.filename}, other files are not read")
+    return member
 
 
 def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
     """Return an HDF5 data set of this shape (None: any size), not yet read. Raise ValueError for another shape, and for
     one whose numbers lie in other files: HDF5 can point at any file of the machine."""
-    found = _inside(group, name)
-    if not isinstance(found, h5py.Dataset):
-        raise ValueError(f"{group.name}/{name} is a {type(found).__name__}, a data set is expected")  # noqa: TRY004
-    if found.external or found.is_virtual:
+    dataset = _inside(group, name)
+    if not isinstance(dataset, h5py.Dataset):
+        raise ValueError(f"{group.name}/{name} is a {type(dataset).__name__}, a data set is expected")  # noqa: TRY004
+    if dataset.external or dataset.is_virtual:
         raise ValueError(f"{group.name}/{name} has its numbers in other files, which are not read")
-    fits = [own in (None, size) for own, size in zip(shape, found.shape, strict=False)]
-    if len(found.shape) != len(shape) or not all(fits) or found.dtype.kind not in "iuf":
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{group.name}/{name} is {found.dtype} {list(found.shape)}, numbers [{wanted}] are expected")
-    return found
+    fits = [expected_size in (None, size) for expected_size, size in zip(shape, dataset.shape, strict=False)]
+    if len(dataset.shape) != len(shape) or not all(fits) or dataset.dtype.kind not in "iuf":
+        expected_shape = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(
+            f"{group.name}/{name} is {dataset.dtype} {list(dataset.shape)}, numbers [{expected_shape}] are expected"
+        )
+    return dataset
 
 
 def _pictures(group: Any, name: str) -> int:
     """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a size that can be
     read."""
-    found = _array(group, name, (None, None, None, 3))
-    if found.dtype != np.uint8 or not 0 < found.shape[1] * found.shape[2] <= MAX_PIXELS:
+    dataset = _array(group, name, (None, None, None, 3))
+    if dataset.dtype != np.uint8 or not 0 < dataset.shape[1] * dataset.shape[2] <= MAX_PIXELS:
         raise ValueError(
-            f"{group.name}/{name} is {found.dtype} {list(found.shape)}, uint8 [steps, height, width, 3] of at most "
+            f"{group.name}/{name} is {dataset.dtype} {list(dataset.shape)}, uint8 [steps, height, width, 3] of at most "
             f"{MAX_PIXELS:,} pixels is expected"
         )
-    return int(found.shape[0])
+    return int(dataset.shape[0])
 
 
 def _numbers(group: Any, name: str) -> Array:
-    found = _array(group, name, (None, None))
-    if found.size > MAX_NUMBERS:
-        raise ValueError(f"{group.name}/{name} is {list(found.shape)}, more than {MAX_NUMBERS:,} numbers are not read")
-    return np.asarray(found[()]).astype(np.float32)
+    dataset = _array(group, name, (None, None))
+    if dataset.size > MAX_NUMBERS:
+        raise ValueError(
+            f"{group.name}/{name} is {list(dataset.shape)}, more than {MAX_NUMBERS:,} numbers are not read"
+        )
+    return np.asarray(dataset[()]).astype(np.float32)
 
 
 def _episode(group: Any, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:

@@ -14,6 +14,8 @@ from vla_rl.plugins.envs.gymnasium.settings import (
     Wrapper,
     bounds,
     check,
+    named_cameras,
+    no_duplicates,
     no_limit,
     preflight,
     words,
@@ -33,14 +35,16 @@ class GymnasiumConfig:
     """Modules whose import registers environments, such as metaworld."""
     instruction: str = field(validator=words)
     """Instruction that the policy gets."""
-    camera: CameraSettings = field(factory=CameraSettings)
-    """Camera: the image that the policy sees."""
-    state: str | None = None
-    """Proprioceptive state that the policy sees: `observation`, or a key of a dict observation, a Box of one dimension;
-    null: none."""
+    cameras: dict[str, CameraSettings] = field(factory=lambda: {"main": CameraSettings()}, validator=named_cameras)
+    """Cameras: name -> the image that the policy sees under this name. Models read them in this order."""
+    state: str | tuple[str, ...] | None = field(default=None, validator=no_duplicates)
+    """Proprioceptive state that the policy sees: `observation`, the path of an entry of a dict observation
+    (`agent_pos`, `robot.joints`), or a list of paths whose numbers are joined in this order; null: none."""
+    actions: tuple[str, ...] = field(default=(), validator=no_duplicates)
+    """Paths of the entries of a dict action space, in the order of the policy's numbers. For such spaces only."""
     success: str = field(validator=words)
-    """Criterion of success: a key of the environment's info, or `terminated` for an environment that terminates only
-    when solved."""
+    """Criterion of success: the path of an entry of the environment's info, or `terminated` for an environment that
+    terminates only when solved."""
     wrappers: tuple[Wrapper, ...] = ()
     """Gymnasium wrappers, innermost first."""
     max_steps: int | None = field(

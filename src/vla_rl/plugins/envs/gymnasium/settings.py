@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -25,10 +26,9 @@ class CameraSettings:
     """Source and size of the image that the policy sees."""
 
     source: str = "render"
-    """Source of the image. `render`: the environment's own `render()`; `observation`: the observation itself; otherwise
-    a key of a dict observation."""
-    name: str = "main"
-    """Name of the camera for models and videos."""
+    """Source of the image. `render`: the environment's own `render()`, or `render.0`, `render.wrist` for an entry of
+    what that returns; `observation`: the observation itself; otherwise the path of an entry of a dict observation,
+    such as `pixels.front`."""
     size: int | tuple[int, int] = field(default=224, validator=_size)
     """Size in pixels to which images are resized, 8 to 1024: the side of a square, or [height, width]."""
     turn: Literal[0, 90, 180, 270] = 0
@@ -38,6 +38,22 @@ class CameraSettings:
     def shape(self) -> tuple[int, int]:
         """Height and width in pixels."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+
+def named_cameras(instance: Any, attribute: Any, cameras: Mapping[str, CameraSettings]) -> None:
+    if not cameras:
+        raise ValueError("has no camera, and a policy here sees images; give one, such as {main: {source: render}}")
+
+
+def no_duplicates(instance: Any, attribute: Any, paths: str | Sequence[str] | None) -> None:
+    """Refuse a list in which a path stands twice, and an empty list of state entries."""
+    if isinstance(paths, str) or paths is None:
+        return
+    duplicates = sorted({path for path in paths if list(paths).count(path) > 1})
+    if duplicates:
+        raise ValueError(f"{', '.join(duplicates)} given more than once")
+    if attribute.name == "state" and not paths:
+        raise ValueError("is an empty list; name entries of the observation, or give null for no state")
 
 
 @frozen(kw_only=True)
@@ -73,15 +89,15 @@ def bounds(instance: Any, attribute: Any, high: tuple[float, ...] | None) -> Non
 
 def check(config: Any, context: Context) -> None:
     """Raise UserError for an environment id or a wrapper that does not exist."""
-    from vla_rl.plugins.envs.gymnasium.simulator import import_all, kind_of, registered
+    from vla_rl.plugins.envs.gymnasium.simulator import check_registered, import_all, wrapper_class
 
     with at("imports"):
         import_all(config)
     with at("id"):
-        registered(config.id)
+        check_registered(config.id)
     for i, wrapper in enumerate(config.wrappers):
         with at("wrappers", i, "name"):
-            kind_of(wrapper)
+            wrapper_class(wrapper)
 
 
 def preflight(config: Any) -> None:

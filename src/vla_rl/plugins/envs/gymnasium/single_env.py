@@ -9,14 +9,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 from attrs import evolve, frozen
-from PIL import Image
 
-from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.actions import action_layout
+from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
+from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.settings import STATES
-from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, facts, make, part, picture
+from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
 from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -29,27 +31,29 @@ def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
     env = make(config)
     try:
-        known = facts(env, config)
+        layout = action_layout(env.action_space, config)
+        max_steps = step_limit(env, config)
+        check_cameras(env.observation_space, config)
+        sizes = state_sizes(env.observation_space, config)
     finally:
         env.close()
-    task = TaskInfo(
-        name=config.id.replace("/", "-").replace(":", "-"), instruction=config.instruction, max_steps=known.max_steps
-    )
+    name = config.id.replace("/", "-").replace(":", "-")
+    task = TaskInfo(name=name, instruction=config.instruction, max_steps=max_steps)
     states = {
         split: [ResetState(id=first + i, task=task.name) for i in range(count)]
         for split, first, count in (("eval", 0, config.eval_states), ("train", STATES, config.train_states))
     }
     meaning = "that it ended by itself (terminated)" if config.success == "terminated" else f"info[{config.success!r}]"
     info = EnvInfo(
-        cameras={config.camera.name: config.camera.shape},
-        state_dim=known.state_dim,
-        action_low=known.low,
-        action_high=known.high,
+        cameras={name: camera.shape for name, camera in config.cameras.items()},
+        state_dim=sum(sizes.values()),
+        action_low=layout.low,
+        action_high=layout.high,
         tasks=(task,),
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
     )
-    return SubprocEnvs(info, states, MakeGymnasiumEnv(config, known.low, known.high), context, config.processes)
+    return SubprocEnvs(info, states, MakeGymnasiumEnv(config), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
@@ -78,20 +82,16 @@ class MakeGymnasiumEnv:
     """Factory that creates env instances in their processes."""
 
     config: GymnasiumConfig
-    low: tuple[float, ...]
-    high: tuple[float, ...]
 
     def __call__(self, number: int) -> GymnasiumEnv:
-        return GymnasiumEnv(self.config, self.low, self.high)
+        return GymnasiumEnv(self.config)
 
 
 class GymnasiumEnv(SingleEnv):
     """One gymnasium environment. After its end it stays as it is: gymnasium defines no step beyond the end."""
 
-    def __init__(self, config: GymnasiumConfig, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+    def __init__(self, config: GymnasiumConfig) -> None:
         self._config = config
-        self._low = np.array(low)
-        self._high = np.array(high)
         self._env: Environment | None = None
         self._end: Outcome | None = None
 
@@ -100,6 +100,8 @@ class GymnasiumEnv(SingleEnv):
         numbers."""
         if self._env is None:
             self._env = make(self._config)
+            self._actions = action_layout(self._env.action_space, self._config)
+            self._state_sizes = state_sizes(self._env.observation_space, self._config)
         purpose = f"gymnasium/{self._config.id}"
         first = derived_seed(0, purpose, state_id) % HALF + (HALF if state_id >= STATES else 0)
         self._generators = Generators(first)
@@ -115,11 +117,8 @@ class GymnasiumEnv(SingleEnv):
         if self._end is not None:
             return self._end._replace(reward=0.0)
         assert self._env is not None
-        kind = self._env.action_space.dtype
         with self._generators.in_use():
-            observation, reward, terminated, truncated, info = self._env.step(
-                np.clip(action, self._low, self._high).astype(kind)
-            )
+            observation, reward, terminated, truncated, info = self._env.step(self._actions.action(action))
             self._observation = observation
         success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
         outcome = Outcome(float(reward), success, bool(terminated), bool(truncated))
@@ -128,15 +127,9 @@ class GymnasiumEnv(SingleEnv):
         return outcome
 
     def render(self) -> View:
-        camera, state = self._config.camera, None
-        image = self._render() if camera.source == "render" else part(self._observation, camera.source)
-        image = np.rot90(picture(image, f"{camera.source} of {self._config.id}"), camera.turn // 90)
-        if image.shape[:2] != camera.shape:
-            resized = Image.fromarray(np.ascontiguousarray(image)).resize(camera.shape[::-1], Image.Resampling.BILINEAR)
-            image = np.asarray(resized)
-        if self._config.state is not None:
-            state = part(self._observation, self._config.state).astype(np.float32)
-        return View({camera.name: np.array(image)}, state)
+        assert self._env is not None
+        images = read_images(self._observation, self._env.observation_space, self._render, self._config)
+        return View(images, read_state(self._observation, self._state_sizes, self._config.id))
 
     def close(self) -> None:
         if self._env is not None:
@@ -152,12 +145,9 @@ class GymnasiumEnv(SingleEnv):
             raise UserError(f"{self._config.id} needs a package for pictures that is not installed: {exc}") from exc
 
     def _reported(self, info: dict[str, Any]) -> bool:
-        key = self._config.success
-        if key not in info:
-            near = did_you_mean(key, map(str, info))
-            keys = ", ".join(map(str, info)) or "none"
+        try:
+            return bool(entry(info, self._config.success))
+        except NoEntry as exc:
             raise UserError(
-                f"success: the info of {self._config.id} has no entry {key!r}{near}\n  entries: {keys}; "
-                "or count its ends: success: terminated"
-            )
-        return bool(info[key])
+                f"success: the info of {self._config.id} has {exc}; or count its ends: success: terminated"
+            ) from None

@@ -57,12 +57,12 @@ def take_apart(xml: str) -> Sources:
     for texture in root.iter("texture"):
         alone = None
         if "file" in texture.attrib:
-            given = dict(texture.attrib)
-            name = given.pop("name", Path(given["file"]).stem)
-            alone = _alone(given)
+            attributes = dict(texture.attrib)
+            name = attributes.pop("name", Path(attributes["file"]).stem)
+            alone = _alone(attributes)
             texture.attrib.clear()
             texture.attrib.update(name=name, builtin="flat", width="1", height="1")
-            texture.attrib.update({key: given[key] for key in ("type",) if key in given})
+            texture.attrib.update({key: attributes[key] for key in ("type",) if key in attributes})
         pictures.append(alone)
     return Sources(ET.tostring(root, "unicode"), tuple(pictures))
 
@@ -74,7 +74,7 @@ def _alone(texture: dict[str, str]) -> str:
     return ET.tostring(root, "unicode")
 
 
-class Kept:
+class CompiledModels:
     """Cache of compiled models in a folder of the user, limited in bytes; the least recently used ones are deleted
     first."""
 
@@ -103,10 +103,10 @@ class Kept:
     def _compile(self, missing: dict[str, str]) -> None:
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=DRAFTS) as drafts:
             files = {name: Path(drafts, name) for name in missing}
-            wanted = [(xml, str(files[name])) for name, xml in missing.items()]
+            jobs = [(xml, str(files[name])) for name, xml in missing.items()]
             done = subprocess.run(
                 [sys.executable, "-c", COMPILE],
-                input=json.dumps(wanted),
+                input=json.dumps(jobs),
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -132,10 +132,10 @@ class Kept:
         return False
 
     def _file(self, name: str) -> Path:
-        found = next(self._folder.glob(f"{name}-*.mjb"), None)
-        if found is None:
+        file = next(self._folder.glob(f"{name}-*.mjb"), None)
+        if file is None:
             raise FileNotFoundError(f"no {name} in {self._folder}")
-        return found
+        return file
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
@@ -151,13 +151,13 @@ class Kept:
             with suppress(FileNotFoundError):
                 if time.time() - drafts.stat().st_mtime > ABANDONED:  # its process was killed
                     shutil.rmtree(drafts, ignore_errors=True)
-        found = []
+        models = []
         for file in self._folder.glob("*.mjb"):
             with suppress(FileNotFoundError):
                 facts = file.stat()
-                found.append((facts.st_mtime_ns, facts.st_size, file))
-        total = sum(size for _, size, _ in found)
-        for _, size, file in sorted(found):
+                models.append((facts.st_mtime_ns, facts.st_size, file))
+        total = sum(size for _, size, _ in models)
+        for _, size, file in sorted(models):
             name = file.stem.partition("-")[0]
             if total > self._limit and name not in spared:
                 total -= size
@@ -168,12 +168,12 @@ class Kept:
 def _name(xml: str) -> str:
     """Return a hash of what the compiled model depends on: the XML, size and date of the files that it names, and the
     compiler."""
-    known = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {version('mujoco')} {xml}".encode())
     for file in sorted(set(re.findall(r'file="([^"]+)"', xml))):
         with suppress(OSError):  # the compiler will report it
             facts = Path(file).stat()
-            known.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
-    return known.hexdigest()[:32]
+            digest.update(f"{facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
 
 
 def _checksum(file: Path) -> int:

@@ -16,7 +16,7 @@ import mujoco
 import numpy as np
 
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.libero.compiled import Kept
+from vla_rl.plugins.envs.libero.compiled import CompiledModels
 from vla_rl.plugins.envs.libero.meshes import simplified
 from vla_rl.toolkit.envs.meshes import cells_for
 
@@ -60,27 +60,27 @@ _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
 """XML -> texture, for the textures that scenes of this process use."""
 
 
-def textures(pictures: Sequence[str | None], kept: Kept) -> list[Texture | None]:
+def textures(pictures: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
     """Return the textures of a scene, indexed by texture number; None where the scene's own XML describes it."""
-    wanted = {xml for xml in pictures if xml is not None}
-    found = {xml: texture for xml, texture in _LOADED.items() if xml in wanted}
-    missing = sorted(wanted - found.keys())
-    kept.keep(missing)
+    texture_xmls = {xml for xml in pictures if xml is not None}
+    texture_of = {xml: texture for xml, texture in _LOADED.items() if xml in texture_xmls}
+    missing = sorted(texture_xmls - texture_of.keys())
+    compiled.keep(missing)
     for xml in missing:
-        found[xml] = _LOADED[xml] = Texture(kept.load(xml))
-    return [None if xml is None else found[xml] for xml in pictures]
+        texture_of[xml] = _LOADED[xml] = Texture(compiled.load(xml))
+    return [None if xml is None else texture_of[xml] for xml in pictures]
 
 
 class CameraModel:
     """Renders one model as robosuite does: visual meshes only."""
 
     def __init__(
-        self, model: mujoco.MjModel, shown: Sequence[Texture | None], largest: int, simple: bool = False
+        self, model: mujoco.MjModel, textures: Sequence[Texture | None], largest: int, simple: bool = False
     ) -> None:
         """Create a renderer.
 
         Args:
-            shown: textures, indexed by texture number; None: the model's own.
+            textures: indexed by texture number; None: the model's own.
             largest: height or width of the largest image in pixels.
             simple: draw simplified meshes.
         """
@@ -89,11 +89,11 @@ class CameraModel:
         model.vis.global_.offwidth = model.vis.global_.offheight = largest
         gl_context().make_current()
         self._model = model
-        self.textures = tuple(texture for texture in shown if texture is not None)
+        self.textures = tuple(texture for texture in textures if texture is not None)
         with simplified(model, cells_for(largest)) if simple else nullcontext():
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         self._own = self._context.texture.copy()
-        for number, texture in enumerate(shown):
+        for number, texture in enumerate(textures):
             if texture is not None:
                 self._context.texture[number] = texture.number
         self._scene = mujoco.MjvScene(model, MOST_GEOMS)

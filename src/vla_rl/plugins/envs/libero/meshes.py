@@ -21,7 +21,7 @@ def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
     Args:
         cells: resolution, as `clustered` takes it.
     """
-    whole = {name: getattr(model, name).copy() for name in CHANGED}
+    originals = {name: getattr(model, name).copy() for name in CHANGED}
     try:
         for mesh in range(model.nmesh):
             faces, vertices = int(model.mesh_faceadr[mesh]), int(model.mesh_vertadr[mesh])
@@ -40,5 +40,5 @@ def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
             model.mesh_facenum[mesh] = len(simple.kept)
         yield
     finally:
-        for name, array in whole.items():
+        for name, array in originals.items():
             getattr(model, name)[:] = array

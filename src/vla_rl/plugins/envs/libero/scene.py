@@ -48,7 +48,7 @@ try:
         from robosuite.utils.binding_utils import MjSim
         from robosuite.utils.errors import RandomizationError
 
-        from vla_rl.plugins.envs.libero.compiled import Kept, take_apart
+        from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
         from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
@@ -62,7 +62,7 @@ CALM = 0.06
 """Most metres that an object may slide while a drawn scene settles; (almost all) official states stay below."""
 REMEMBERED = 1000
 """Most episode starts per task that are cached instead of computed again; about 10 kB each."""
-KEPT_BYTES = 8 * 2**30
+CACHE_BYTES = 8 * 2**30
 """Default size of the cache of compiled models on disk, in bytes."""
 OTHER_BYTES = 30 * 2**20
 """Estimated memory of a scene's Python objects and two sets of simulation data, in bytes."""
@@ -80,7 +80,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def loading(kept: Kept) -> Iterator[list[str | None]]:
+def loading(compiled: CompiledModels) -> Iterator[list[str | None]]:
     """Make robosuite load compiled models from the cache instead of compiling them. The list that is yielded receives
     the XML of the scene's textures."""
     pictures: list[str | None] = []
@@ -88,7 +88,7 @@ def loading(kept: Kept) -> Iterator[list[str | None]]:
     def load(xml: str) -> MjSim:
         sources = take_apart(xml)
         pictures[:] = sources.pictures
-        return MjSim(kept.load(sources.scene))
+        return MjSim(compiled.load(sources.scene))
 
     robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
     try:
@@ -117,13 +117,13 @@ class LiberoScene:
         fast_render: bool = False,
         fast_physics: bool = False,
         device: str = "cpu",
-        kept: Kept | None = None,
+        compiled: CompiledModels | None = None,
     ) -> None:
         draw_on(device)
         self.task = task
         self._cameras = dict(cameras)
-        kept = kept or Kept(KEPT_BYTES)
-        with seeded(0), quiet(), loading(kept) as pictures:
+        compiled = compiled or CompiledModels(CACHE_BYTES)
+        with seeded(0), quiet(), loading(compiled) as pictures:
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
@@ -147,7 +147,7 @@ class LiberoScene:
         self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
-            self._camera = CameraModel(self._model, textures(pictures, kept), max(cameras.values()), fast_render)
+            self._camera = CameraModel(self._model, textures(pictures, compiled), max(cameras.values()), fast_render)
         self._rendered_data = mujoco.MjData(self._model)
         self._state_of_data: SensorView | None = None
 
@@ -276,20 +276,20 @@ class LiberoScene:
         `plate_1_quat`."""
         data, robot = self._rendered_state(), self._robot
         bodies = {f"{thing.name}_": self._env.obj_body_id[thing.name] for thing in self._env.objects}
-        seen = {f"{name}pos": data.xpos[body].copy() for name, body in bodies.items()}
-        seen |= {f"{name}quat": data.xquat[body, XYZW] for name, body in bodies.items()}
-        seen["robot0_eef_pos"] = data.site_xpos[robot.eef_site_id].copy()
-        seen["robot0_eef_quat"] = data.body(robot.robot_model.eef_name).xquat[XYZW]
-        seen["robot0_gripper_qpos"] = self._loop.seen.positions[robot._ref_gripper_joint_pos_indexes]
-        seen["robot0_joint_pos"] = self._loop.seen.positions[robot._ref_joint_pos_indexes]
-        return seen
+        poses = {f"{name}pos": data.xpos[body].copy() for name, body in bodies.items()}
+        poses |= {f"{name}quat": data.xquat[body, XYZW] for name, body in bodies.items()}
+        poses["robot0_eef_pos"] = data.site_xpos[robot.eef_site_id].copy()
+        poses["robot0_eef_quat"] = data.body(robot.robot_model.eef_name).xquat[XYZW]
+        poses["robot0_gripper_qpos"] = self._loop.seen.positions[robot._ref_gripper_joint_pos_indexes]
+        poses["robot0_joint_pos"] = self._loop.seen.positions[robot._ref_joint_pos_indexes]
+        return poses
 
     def state(self) -> Array:
         """Return proprioception, float32 [8]: position of the hand [m], its rotation vector [rad], two finger joints
         [m]."""
-        seen = self.observation
-        rotation = transforms.quat2axisangle(seen["robot0_eef_quat"])
-        return np.concatenate([seen["robot0_eef_pos"], rotation, seen["robot0_gripper_qpos"]]).astype(np.float32)
+        obs = self.observation
+        rotation = transforms.quat2axisangle(obs["robot0_eef_quat"])
+        return np.concatenate([obs["robot0_eef_pos"], rotation, obs["robot0_gripper_qpos"]]).astype(np.float32)
 
     def images(self) -> dict[str, Array]:
         """Return the images of the current observation: camera -> uint8 [H, W, 3], rotated by 180 degrees."""

@@ -10,7 +10,7 @@ from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.envs.libero.compiled import Kept
+    from vla_rl.plugins.envs.libero.compiled import CompiledModels
     from vla_rl.plugins.envs.libero.scene import LiberoScene
     from vla_rl.plugins.envs.libero.stepping import SavedStep
 
@@ -33,9 +33,9 @@ class SceneCache:
         self._config = config
         self._device = device
         self._built: dict[LiberoTask, LiberoScene] = {}  # in order of use, the most recent one last
-        self._there: dict[LiberoTask, SceneEpisode] = {}
+        self._loaded_episodes: dict[LiberoTask, SceneEpisode] = {}
         self._episodes_of: dict[int, SceneEpisode] = {}
-        self._kept: Kept | None = None
+        self._compiled: CompiledModels | None = None
         self.seeds: dict[int, int] = {}
         """State id -> seed, for the train states drawn so far."""
 
@@ -49,32 +49,32 @@ class SceneCache:
         episode = self._episodes_of[env_id]
         scene = self._built.pop(episode.task, None) or self._build(episode.task)
         self._built[episode.task] = scene
-        before = self._there.get(episode.task)
+        before = self._loaded_episodes.get(episode.task)
         if before is not episode:
             if before is not None:
                 before.moment = scene.save()
             if episode.moment is not None:
                 scene.load(episode.moment)
-            self._there[episode.task] = episode
+            self._loaded_episodes[episode.task] = episode
         return scene
 
     def leave(self, env_id: int) -> None:
         """Give up an env instance, perhaps because it broke. If its scene is in the state in which the instance left
         it, the scene is closed and built again for the next use."""
         episode = self._episodes_of.pop(env_id, None)
-        if episode is not None and self._there.get(episode.task) is episode:
+        if episode is not None and self._loaded_episodes.get(episode.task) is episode:
             self._close(episode.task)
         if not self._episodes_of:
             for task in list(self._built):
                 self._close(task)
 
     def _build(self, task: LiberoTask) -> LiberoScene:
-        from vla_rl.plugins.envs.libero.compiled import Kept
+        from vla_rl.plugins.envs.libero.compiled import CompiledModels
         from vla_rl.plugins.envs.libero.scene import LiberoScene
 
         config = self._config
-        if self._kept is None:
-            self._kept = Kept(config.disk_mib * MIB)
+        if self._compiled is None:
+            self._compiled = CompiledModels(config.disk_mib * MIB)
         before = {texture for scene in self._built.values() for texture in scene.textures}
         self._make_room()
         scene = LiberoScene(
@@ -83,7 +83,7 @@ class SceneCache:
             config.fast_render,
             fast_physics=config.fast_physics,
             device=self._device,
-            kept=self._kept,
+            compiled=self._compiled,
         )
         before.clear()  # some of the textures of closed scenes may be used again
         return scene
@@ -93,10 +93,13 @@ class SceneCache:
         tasks_in_use = {episode.task for episode in self._episodes_of.values()}
         for task in [task for task in self._built if task not in tasks_in_use]:
             textures = {texture for scene in self._built.values() for texture in scene.textures}
-            taken = [scene.memory for scene in self._built.values()]
-            if sum(taken) + max(taken) + sum(texture.memory for texture in textures) > self._config.memory_mib * MIB:
+            scene_sizes = [scene.memory for scene in self._built.values()]
+            if (
+                sum(scene_sizes) + max(scene_sizes) + sum(texture.memory for texture in textures)
+                > self._config.memory_mib * MIB
+            ):
                 self._close(task)
 
     def _close(self, task: LiberoTask) -> None:
         self._built.pop(task).close()
-        self._there.pop(task, None)
+        self._loaded_episodes.pop(task, None)

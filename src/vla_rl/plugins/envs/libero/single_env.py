@@ -45,11 +45,11 @@ def suite_numbers(config: LiberoConfig) -> dict[str, int]:
 def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
-    wanted = config.suites or {config.suite or "": config.tasks}
+    tasks_of_suite = config.suites or {config.suite or "": config.tasks}
     numbers = suite_numbers(config)
     tasks: list[TaskInfo] = []
     states: dict[str, list[ResetState]] = {"train": [], "eval": []}
-    for name, chosen in wanted.items():
+    for name, chosen in tasks_of_suite.items():
         suite = Suite(name)
         for task in suite.select(chosen):
             limit = suite.max_steps(config.step_limits)
@@ -151,18 +151,18 @@ class LiberoEnv(SingleEnv):
     def _drawn(self, state_id: int) -> int:
         """Return the seed of a train state, which depends on the task's name and the state's number only. Its placement
         is never that of an official state. Raise UserError where no draw differs from all official states."""
-        known, scene = self._scenes.seeds, self._scene
-        if state_id not in known:
+        seed_of_state, scene = self._scenes.seeds, self._scene
+        if state_id not in seed_of_state:
             purpose, number = f"libero/{scene.task.name}", state_id % IDS_PER_TASK
             official = self._suite.initial_states(scene.task.index)
             seeds = (derived_seed(0, purpose, number, attempt) % 2**32 for attempt in range(TRIES))
             others = (seed for seed in seeds if scene.distance(seed, official) > DIFFERENT)
             try:
-                known[state_id] = scene.calm_seed(others)
+                seed_of_state[state_id] = scene.calm_seed(others)
             except ValueError as exc:
                 raise UserError(
                     f"{self._suite.name} task {scene.task.index} placed its things as in an official state in "
                     f"each of {TRIES} draws, so it has no train states of its own; leave it out of training, or "
                     "train with train_states: official"
                 ) from exc
-        return known[state_id]
+        return seed_of_state[state_id]

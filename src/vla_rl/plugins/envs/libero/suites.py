@@ -71,11 +71,11 @@ class Suite:
         from libero.libero import benchmark, get_libero_path
 
         with redirect_stdout(StringIO()):
-            known = benchmark.get_benchmark_dict()
-            if name not in known:
-                near = did_you_mean(name, known)
-                raise UserError(f"no LIBERO suite {name!r}{near}\n  installed suites: {', '.join(sorted(known))}")
-            self._benchmark = known[name](task_order_index=0)
+            suites = benchmark.get_benchmark_dict()
+            if name not in suites:
+                near = did_you_mean(name, suites)
+                raise UserError(f"no LIBERO suite {name!r}{near}\n  installed suites: {', '.join(sorted(suites))}")
+            self._benchmark = suites[name](task_order_index=0)
         assets = Path(get_libero_path("assets"))
         if not assets.is_dir():
             raise UserError(
@@ -97,29 +97,29 @@ class Suite:
         instruction = _language(file) if reworded else task.language
         return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
-    def select(self, wanted: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
+    def select(self, requested: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
         """Return the tasks with these numbers or names, all for None. Raise UserError for one that does not exist, or
         is named twice."""
-        if wanted is None:
+        if requested is None:
             return self.tasks
-        if not wanted:
+        if not requested:
             raise UserError(f"no task of {self.name} is named; it has tasks 0 to {len(self.tasks) - 1}")
-        chosen = tuple(self._task(number_or_name) for number_or_name in wanted)
+        chosen = tuple(self._task(number_or_name) for number_or_name in requested)
         if len(set(chosen)) < len(chosen):
-            raise UserError(f"a task of {self.name} is named twice: {list(wanted)}")
+            raise UserError(f"a task of {self.name} is named twice: {list(requested)}")
         return chosen
 
-    def _task(self, wanted: int | str) -> LiberoTask:
-        if isinstance(wanted, int):
-            if not 0 <= wanted < len(self.tasks):
-                raise UserError(f"{self.name} has tasks 0 to {len(self.tasks) - 1}; asked for {wanted}")
-            return self.tasks[wanted]
+    def _task(self, requested: int | str) -> LiberoTask:
+        if isinstance(requested, int):
+            if not 0 <= requested < len(self.tasks):
+                raise UserError(f"{self.name} has tasks 0 to {len(self.tasks) - 1}; asked for {requested}")
+            return self.tasks[requested]
         names = {task.name: task for task in self.tasks} | {task.instruction: task for task in self.tasks}
-        if wanted not in names:
-            near = did_you_mean(wanted, names)
+        if requested not in names:
+            near = did_you_mean(requested, names)
             listed = "\n    ".join(f"{task.index}: {task.name}" for task in self.tasks)
-            raise UserError(f"{self.name} has no task {wanted!r}{near}\n  its tasks:\n    {listed}")
-        return names[wanted]
+            raise UserError(f"{self.name} has no task {requested!r}{near}\n  its tasks:\n    {listed}")
+        return names[requested]
 
     def initial_states(self, index: int) -> Array:
         """Return the official initial states of a task: float64 [50, time + positions + velocities]."""
@@ -141,13 +141,13 @@ class Suite:
         original's."""
         if limits == "simplevla":
             return SIMPLEVLA_LIMIT
-        own = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]
-        return own[0] if own else max(STEP_LIMITS.values())
+        matching = [limit for name, limit in STEP_LIMITS.items() if self.name.startswith(name)]
+        return matching[0] if matching else max(STEP_LIMITS.values())
 
 
 def _language(file: Path) -> str:
     """Return the instruction in a task's file (`:language`), in lower case, as LIBERO reads it."""
-    found = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
-    if found is None:
+    match = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
+    if match is None:
         raise UserError(f"no (:language ...) in {file}, which is to hold the instruction of a LIBERO-PRO task")
-    return " ".join(found[1].split())
+    return " ".join(match[1].split())

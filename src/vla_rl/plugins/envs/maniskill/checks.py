@@ -65,7 +65,7 @@ def check(config: Any, context: Context) -> None:
     for i, task in enumerate(chosen_tasks(config)):
         with at("tasks", i) if config.tasks else at("task"):
             if task not in INSTRUCTIONS and not any(fnmatchcase(task, name) for name in written_tasks()):
-                raise no_task(task, written_tasks())
+                raise unknown_task_error(task, written_tasks())
 
 
 def written_tasks() -> list[str]:
@@ -76,8 +76,8 @@ def written_tasks() -> list[str]:
     return [re.sub(r"\{.*?\}", "*", name) for text in texts for name in NAME_OF_A_TASK.findall(text)]
 
 
-def no_task(task: str, there: Iterable[str]) -> UserError:
-    names = sorted(there)
+def unknown_task_error(task: str, available: Iterable[str]) -> UserError:
+    names = sorted(available)
     return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
 
 
@@ -93,16 +93,16 @@ def preflight(config: Any) -> None:
         raise UserError("maniskill needs the package 'mani_skill'; try: pip install 'vla-rl[maniskill]'")
     use_unpacked_driver()
     require("vulkan", "maniskill")
-    from vla_rl.plugins.envs.maniskill.env import look_over
+    from vla_rl.plugins.envs.maniskill.env import probe_settings
 
-    look_over(config)
+    probe_settings(config)
 
 
 def check_task(task: str, instructions: Mapping[str, str]) -> None:
     """Raise UserError for a task that does not exist, has no instruction, or lacks files."""
     registry = registered()
     if task not in registry:
-        raise no_task(task, registry)
+        raise unknown_task_error(task, registry)
     kind = registry[task].cls
     if task not in INSTRUCTIONS and task not in instructions and not hasattr(kind, "get_language_instruction"):
         raise UserError(

@@ -48,7 +48,7 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         raise UserError("maniskill: backend: gpu needs a CUDA device, and torch sees none; take backend: cpu")
     place = _place(context.device, on_gpu)
     apart = context.num_envs > 1 if config.processes.apart is None else config.processes.apart
-    tasks = _examine_apart(config, place) if apart or on_gpu else examine(config, place)
+    tasks = _probe_in_subprocess(config, place) if apart or on_gpu else probe_tasks(config, place)
     info, recipes = _info(tasks), tuple(task.recipe for task in tasks)
     states = {split: _states(split, config, tasks) for split in ("train", "eval")}
     if not on_gpu:
@@ -68,9 +68,9 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
     return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)
 
 
-def look_over(config: ManiSkillConfig) -> None:
+def probe_settings(config: ManiSkillConfig) -> None:
     """Raise UserError for settings that cannot be met, without loading SAPIEN into this process."""
-    _info(_examine_apart(config, _place("cpu", on_gpu=False)))
+    _info(_probe_in_subprocess(config, _place("cpu", on_gpu=False)))
 
 
 def _place(device: str, on_gpu: bool) -> SimulationDevices:
@@ -81,13 +81,13 @@ def _place(device: str, on_gpu: bool) -> SimulationDevices:
     return SimulationDevices(physics=f"physx_cuda{index}" if on_gpu else "physx_cpu", render=drawing)
 
 
-def _examine_apart(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
+def _probe_in_subprocess(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
     """Return the properties of the tasks, read in a subprocess whose end frees all memory. PhysX on a GPU also has to
     be the first simulator of its process."""
     forkserver = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=forkserver) as pool:
         try:
-            return pool.submit(examine, config, place).result()
+            return pool.submit(probe_tasks, config, place).result()
         except UserError as exc:
             raise UserError(str(exc)) from None  # without the traceback of the other process
         except BrokenProcessPool as exc:
@@ -95,15 +95,15 @@ def _examine_apart(config: ManiSkillConfig, place: SimulationDevices) -> list[Ta
             raise UserError(f"maniskill: a process that built {names} ended at once; is there enough memory?") from exc
 
 
-def examine(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
+def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskProperties]:
     """Build every task once, without rendering, and return its properties. Raise UserError for settings that it does
     not offer."""
-    found = []
+    properties = []
     for name in chosen_tasks(config):
         check_task(name, config.instructions)
         try:
             if config.robot is not None:
-                _demand(config.robot, _robots(name), f"robot for {name}")
+                _check_offered(config.robot, _robots(name), f"robot for {name}")
             recipe = SceneRecipe(task=name, show_goals=False, goals_in_state=config.goals_in_state, robot=config.robot)
             scene = ManiSkillScene(recipe, evolve(place, physics="physx_cpu"))
         except UserError:
@@ -111,21 +111,21 @@ def examine(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskPrope
         except Exception as exc:
             raise UserError(f"ManiSkill cannot build {name}: {type(exc).__name__}: {exc}") from exc
         try:
-            found.append(_examine(scene, config))
+            properties.append(_properties_of(scene, config))
         finally:
             scene.close()
-    return found
+    return properties
 
 
-def _examine(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
+def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
     env, name = scene.env, scene.recipe.task
-    _demand(config.control_mode, scene.agents[0].supported_control_modes, f"control mode of {name}'s robot")
+    _check_offered(config.control_mode, scene.agents[0].supported_control_modes, f"control mode of {name}'s robot")
     for agent in scene.agents:
         agent.set_control_mode(config.control_mode)
     if "success" not in env.get_info():
         raise UserError(f"ManiSkill's {name} does not say whether it was solved, so it cannot be trained on here")
     if config.reward == "dense":
-        _demand("normalized_dense", env.SUPPORTED_REWARD_MODES, f"reward of {name} for reward: dense")
+        _check_offered("normalized_dense", env.SUPPORTED_REWARD_MODES, f"reward of {name} for reward: dense")
     low, high = scene.bounds()
     if not np.isfinite(low + high).all():
         raise UserError(f"{config.control_mode} of {name} has no bounds: {low}, {high}; take another control mode")
@@ -157,11 +157,11 @@ def _examine(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProperties:
 def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
     """Return the changes to ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's
     matrix."""
-    _demand(camera, env._sensor_configs, f"camera of {task}")
-    own = env._sensor_configs[camera]
+    _check_offered(camera, env._sensor_configs, f"camera of {task}")
+    sensor = env._sensor_configs[camera]
     change: dict[str, Any] = {"width": size, "height": size}
-    if own.intrinsic is not None:
-        change["intrinsic"] = np.diag([size / own.width, size / own.height, 1.0]) @ np.asarray(own.intrinsic)
+    if sensor.intrinsic is not None:
+        change["intrinsic"] = np.diag([size / sensor.width, size / sensor.height, 1.0]) @ np.asarray(sensor.intrinsic)
     return change
 
 
@@ -175,9 +175,11 @@ def _robots(task: str) -> list[str]:
     return [*names, *({WRIST_CAMERA} if "panda" in names else ())]
 
 
-def _demand(name: str, known: Iterable[str], what: str) -> None:
-    if name not in known:
-        raise UserError(f"{name!r} is no {what}{did_you_mean(name, known)}\n  there are: {', '.join(known)}")
+def _check_offered(name: str, known_names: Iterable[str], what: str) -> None:
+    if name not in known_names:
+        raise UserError(
+            f"{name!r} is no {what}{did_you_mean(name, known_names)}\n  there are: {', '.join(known_names)}"
+        )
 
 
 def _info(tasks: Sequence[TaskProperties]) -> EnvInfo:

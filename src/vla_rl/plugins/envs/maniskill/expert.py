@@ -93,9 +93,9 @@ EXPERTS: dict[str, Callable[[Any], Move]] = {
 def _grasp(hand: Tensor, cube: Tensor) -> Move:
     """Move over the cube, down to it, and close the gripper."""
     near = _flat(cube - hand) < 0.015
-    there = (cube - hand).norm(dim=1) < 0.015
+    at_cube = (cube - hand).norm(dim=1) < 0.015
     goal = _where(near, cube, cube + _up(hand, 0.08))
-    return goal, torch.where(there, CLOSED, OPEN)
+    return goal, torch.where(at_cube, CLOSED, OPEN)
 
 
 def _hand(env: Any) -> Tensor:

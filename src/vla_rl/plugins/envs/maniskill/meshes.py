@@ -52,7 +52,7 @@ def _has_many_faces(shape: Any) -> bool:
 def _lighter(shape: Any, cells: int) -> list[Any]:
     from sapien import render
 
-    found, scale = [], np.asarray(shape.scale)
+    lighter_parts, scale = [], np.asarray(shape.scale)
     for i, part in enumerate(shape.parts):
         key = (shape.filename, tuple(scale.tolist()), i, cells)
         if key not in _MADE:
@@ -64,5 +64,5 @@ def _lighter(shape: Any, cells: int) -> list[Any]:
             none = np.zeros((len(points), 2), np.float32)
             lighter = render.RenderShapeTriangleMesh(points, corners, normals, none, part.material)
             lighter.local_pose = shape.local_pose
-            found.append(lighter)
-    return found
+            lighter_parts.append(lighter)
+    return lighter_parts

@@ -113,11 +113,11 @@ class ManiSkillScene:
             options["episode_id"] = torch.tensor([number], device=self.device)
         gymnasium.Env.reset(self.env, seed=number)  # ManiSkill leaves out this generator, which some tasks draw from
         others = [i for i in range(self.num_envs) if i != env_id]
-        kept = self._kept()
+        saved_tensors = self._saved_tensors()
         # One instance at a time with one seed for all: ManiSkill draws for a batch from the seed of its first instance.
         self.env.reset(seed=[number] * self.num_envs, options=options)
         self._stream.seed(seed)
-        self._put_back(kept, others)  # a reset sets up the controllers of all instances
+        self._restore_tensors(saved_tensors, others)  # a reset sets up the controllers of all instances
 
     def step(self, actions: Tensor) -> PlannedEpisode:
         """Apply one action to each instance, float32 [N, A]."""
@@ -149,13 +149,13 @@ class ManiSkillScene:
         return None if instruction_of is None else list(instruction_of())
 
     def save(self) -> SavedScene:
-        return SavedScene(_cloned(self.env.get_state_dict()), self._kept())
+        return SavedScene(_cloned(self.env.get_state_dict()), self._saved_tensors())
 
     def restore(self, saved: SavedScene, env_ids: Sequence[int]) -> None:
         """Put instances (`env_ids`) back into a saved state, which may come from another simulator of the same task."""
         index = torch.tensor(list(env_ids), device=self.device)
         self.env.set_state_dict(_envs_of(saved.bodies, index), index)
-        self._put_back(saved.kept, env_ids)
+        self._restore_tensors(saved.kept, env_ids)
 
     def close(self) -> None:
         self.env.close()
@@ -175,16 +175,16 @@ class ManiSkillScene:
         for agent in self.agents:
             yield from getattr(agent.controller, "controllers", {"": agent.controller}).values()
 
-    def _kept(self) -> tuple[dict[str, Tensor], ...]:
+    def _saved_tensors(self) -> tuple[dict[str, Tensor], ...]:
         return tuple(
             {name: tensor.clone() for name, tensor, _ in _env_tensors(keeper, self.num_envs)}
             for keeper in self._keepers()
         )
 
-    def _put_back(self, kept: Sequence[Mapping[str, Tensor]], env_ids: Sequence[int]) -> None:
+    def _restore_tensors(self, saved_tensors: Sequence[Mapping[str, Tensor]], env_ids: Sequence[int]) -> None:
         if not env_ids:
             return
-        for saved, keeper in zip(kept, self._keepers(), strict=True):
+        for saved, keeper in zip(saved_tensors, self._keepers(), strict=True):
             for name, tensor, replace in list(_env_tensors(keeper, self.num_envs)):
                 if name in saved:
                     merged = tensor.clone()
@@ -196,10 +196,10 @@ class ManiSkillScene:
 def _registered() -> Mapping[str, Any]:
     """Return `registered()` once, and exclude what was imported from garbage collection: ManiSkill collects whenever it
     builds a scene, which takes a quarter of a second with torch loaded."""
-    found = registered()
+    tasks = registered()
     gc.collect()
     gc.freeze()
-    return found
+    return tasks
 
 
 def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
@@ -241,12 +241,12 @@ def _env_tensors(keeper: Any, num_envs: int) -> Iterator[tuple[str, Tensor, Call
     function that replaces it."""
     for name, value in vars(keeper).items():
         if isinstance(value, dict):
-            found = [(f"{name}/{part}", tensor, partial(value.__setitem__, part)) for part, tensor in value.items()]
+            entries = [(f"{name}/{part}", tensor, partial(value.__setitem__, part)) for part, tensor in value.items()]
         elif hasattr(value, "raw_pose"):
-            found = [(name, value.raw_pose, partial(setattr, value, "raw_pose"))]
+            entries = [(name, value.raw_pose, partial(setattr, value, "raw_pose"))]
         else:
-            found = [(name, value, partial(setattr, keeper, name))]
-        for where, tensor, replace in found:
+            entries = [(name, value, partial(setattr, keeper, name))]
+        for where, tensor, replace in entries:
             if isinstance(tensor, Tensor) and tensor.ndim and len(tensor) == num_envs:
                 yield where, tensor, replace
 

@@ -23,5 +23,5 @@ def states_of(split: str, index: int, task: str, train_states: int, placements: 
         numbers = [i for i in range(placements) if (i % HELD_OUT == 0) == (split == "eval")]
     else:
         numbers = list(range(EVAL_STATES) if split == "eval" else range(FIRST_TRAIN, FIRST_TRAIN + train_states))
-    kept = numbers if split == "eval" else numbers[:train_states]
-    return [ResetState(id=index * IDS_PER_TASK + number, task=task) for number in kept]
+    selected = numbers if split == "eval" else numbers[:train_states]
+    return [ResetState(id=index * IDS_PER_TASK + number, task=task) for number in selected]

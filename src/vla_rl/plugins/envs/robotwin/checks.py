@@ -97,18 +97,18 @@ def asset_root(config: Any) -> Path:
 
 def check(config: Any, context: Context) -> None:
     """Raise UserError for files, settings and seeds that are missing, or where there is no RoboTwin."""
-    from vla_rl.plugins.envs.robotwin.installation import find
+    from vla_rl.plugins.envs.robotwin.installation import find_installation
 
     preflight(config)
-    find(config)
+    find_installation(config)
 
 
 def lacks() -> str | None:
     """Return what is missing to use the plugin, or None: RoboTwin itself, which no extra installs, since its packages
     conflict with those of the models."""
-    from vla_rl.plugins.envs.robotwin.installation import WHERE, offers
+    from vla_rl.plugins.envs.robotwin.installation import WHERE, available_apis
 
-    return None if offers(None) else f"needs RoboTwin: {WHERE}"
+    return None if available_apis(None) else f"needs RoboTwin: {WHERE}"
 
 
 def preflight(config: Any) -> None:

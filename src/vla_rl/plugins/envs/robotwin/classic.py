@@ -56,10 +56,10 @@ class RobotwinEnv(SingleEnv):
 
     def render(self) -> View:
         with quiet():
-            seen = self._task.get_obs()
-        cameras = seen["observation"]
+            obs = self._task.get_obs()
+        cameras = obs["observation"]
         images = {name: np.ascontiguousarray(cameras[CAMERAS[name]]["rgb"]) for name in self._robotwin.config.cameras}
-        state = np.asarray(seen["joint_action"]["vector"], np.float32)
+        state = np.asarray(obs["joint_action"]["vector"], np.float32)
         return View(images, state, self._task.get_instruction())
 
     def close(self) -> None:
@@ -94,7 +94,9 @@ class RobotwinEnv(SingleEnv):
                 continue
             break
         else:
-            raise self._book.unusable(state_id, tried, "things do not come to rest, or the expert does not solve it")
+            raise self._book.no_seed_works(
+                state_id, tried, "things do not come to rest, or the expert does not solve it"
+            )
         self._task.step_lim = NO_LIMIT
         text = self._robotwin.full_description(self._name)
         if things:

@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from attrs import field, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
+from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
 from vla_rl.toolkit.json_files import read_record
 
@@ -26,6 +28,8 @@ NO_LIMIT = 10**9
 """Step limit given to RoboTwin, out of reach: core ends episodes, and a spec may allow more steps than RoboTwin
 would."""
 ARM_JOINTS = 6
+UNLIMITED = (-10.0, 10.0)
+"""Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
 WHERE = (
     "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
     "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
@@ -55,10 +59,12 @@ class Installation:
 
     def vector_env(self) -> Any:
         """Return the class `VectorEnv`."""
+        prepare(self.package, self.config.render)
         return importlib.import_module("robotwin.envs.vector_env").VectorEnv
 
     def task(self, name: str) -> Any:
         """Return a task object, before `setup_demo`."""
+        prepare(self.package, self.config.render)
         return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
 
     def unstable_error(self) -> type[Exception]:
@@ -80,21 +86,14 @@ class Installation:
             "data_type": {"rgb": True, "qpos": True},
         }
         if self.api == "vector":
-            settings["planner_backend"] = self.config.planner or settings.get("planner_backend", "mplib")
+            settings["planner_backend"] = self.planner
         return settings
 
     def arguments(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of `setup_demo` besides the seed, as RoboTwin's evaluation derives them from the
         settings."""
         settings = self.task_settings(task)
-        embodiment = settings.get("embodiment")
-        if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
-            raise UserError(f"task_config: embodiment needs one name, or two and a distance; it is {embodiment}")
-        files = self.robotwin_yaml("_embodiment_config")
-        left, right = embodiment[0], embodiment[min(1, len(embodiment) - 1)]
-        for name in (left, right):
-            if name not in files:
-                raise UserError(f"task_config: no embodiment {name!r}\n  embodiments: {', '.join(files)}")
+        embodiment = settings["embodiment"]
         camera = self.robotwin_yaml("_camera_config")[settings["camera"].get("head_camera_type", "D435")]
         settings |= {
             "eval_mode": True,
@@ -104,14 +103,61 @@ class Installation:
         }
         if len(embodiment) == 3:
             settings["embodiment_dis"] = embodiment[2]
-        for place, (side, name) in enumerate((("left", left), ("right", right))):
-            folder = str(self.assets / files[name]["file_path"])
-            config = yaml.safe_load((Path(folder) / "config.yml").read_text(encoding="utf-8"))
-            joints = len(config["arm_joints_name"][place])
+        for side, (folder, config) in self.robots().items():
+            settings |= {f"{side}_robot_file": str(folder), f"{side}_embodiment_config": config}
+        return settings
+
+    def robots(self) -> dict[str, tuple[Path, dict[str, Any]]]:
+        """Return side -> (folder, `config.yml`) of the robot whose arm is on that side. Raise UserError for robots that
+        RoboTwin does not have, and for arms that actions here are not for."""
+        embodiment = self.settings.get("embodiment")
+        if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
+            raise UserError(f"task_config: embodiment needs one name, or two and a distance; it is {embodiment}")
+        files = self.robotwin_yaml("_embodiment_config")
+        robots = {}
+        for index, side in enumerate(("left", "right")):
+            name = embodiment[index] if len(embodiment) == 3 else embodiment[0]
+            if name not in files:
+                raise UserError(f"task_config: no embodiment {name!r}\n  embodiments: {', '.join(files)}")
+            folder = self.assets / files[name]["file_path"]
+            try:
+                config = yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))
+            except OSError as exc:
+                raise UserError(f"embodiment {name} is not among the assets: {exc}\n  {DOWNLOAD}") from exc
+            joints = len(config["arm_joints_name"][index])
             if joints != ARM_JOINTS:
                 raise UserError(f"embodiment {name} has {joints} joints an arm; actions here are for {ARM_JOINTS}")
-            settings |= {f"{side}_robot_file": folder, f"{side}_embodiment_config": config}
-        return settings
+            if self._plans_with_mplib:
+                self._check_planner_files(name, folder)
+            robots[side] = folder, config
+        return robots
+
+    def joint_bounds(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        """Return the bounds [rad] of the six joints of the left and of the right arm, from the robots' URDF."""
+        sides = []
+        for index, (folder, config) in enumerate(self.robots().values()):
+            limits = joint_limits(folder / config["urdf_path"])
+            sides.append([limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]])
+        return sides[0], sides[1]
+
+    @property
+    def _plans_with_mplib(self) -> bool:
+        return self.api == "vector" and self.planner == "mplib"
+
+    @property
+    def planner(self) -> str:
+        """Motion planner of the vector API's expert."""
+        return str(self.config.planner or self.settings.get("planner_backend", "mplib"))
+
+    def _check_planner_files(self, name: str, folder: Path) -> None:
+        """Raise UserError where a robot lacks cuRobo's files, which RoboTwin opens with mplib as well."""
+        for side in ("left", "right"):
+            file = folder / f"curobo_{side}_tmp.yml"
+            if not file.is_file():
+                raise UserError(
+                    f"embodiment {name} has no {file.name}, which RoboTwin opens whatever plans; without cuRobo a file "
+                    f"with `robot_cfg: {{}}` is enough: {file}"
+                )
 
     def robotwin_yaml(self, name: str) -> dict[str, Any]:
         """Return one of RoboTwin's own settings files."""
@@ -120,10 +166,10 @@ class Installation:
     def full_description(self, task: str) -> str:
         """Return the task's description in one sentence, the same for all episodes."""
         if self.root is None:
-            found = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
+            description = importlib.import_module("robotwin.description.instructions").load_task_instructions(task)
         else:
-            found = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
-        return str(found["full_description"]).replace("<", "").replace(">", "").strip()
+            description = read_record(self.root / "description" / "task_instruction" / f"{task}.json").data
+        return str(description["full_description"]).replace("<", "").replace(">", "").strip()
 
     def instruction(self, task: str, things: Mapping[str, str], key: int) -> str:
         """Return one of the task's wordings with an episode's objects filled in; where none fits, the task's
@@ -137,44 +183,61 @@ class Installation:
         wheel, checkout = "robotwin.description.instructions", "description.utils.generate_episode_instructions"
         module = importlib.import_module(wheel if self.root is None else checkout)
         generate: Callable[..., Any] = module.generate_episode_descriptions
-        own = {"seed": key} if "seed" in signature(generate).parameters else {}
+        seed_argument = {"seed": key} if "seed" in signature(generate).parameters else {}
         with kept_randomness():
             random.seed(key)  # some versions draw from the global generator, which other threads may use as well
-            found = generate(task, [dict(things)], max_descriptions=1, **own)
-        texts = found[0][self.config.instruction_type] if found else []
+            descriptions = generate(task, [dict(things)], max_descriptions=1, **seed_argument)
+        texts = descriptions[0][self.config.instruction_type] if descriptions else []
         return str(texts[0]) if texts else self.full_description(task)
 
 
-def find(config: RobotwinConfig) -> Installation:
+def find_installation(config: RobotwinConfig) -> Installation:
     """Return the RoboTwin installation that the settings mean. Raise UserError when there is none, or not the requested
     one."""
-    found = offers(config.checkout)
-    if not found:
+    available = available_apis(config.checkout)
+    if not available:
         where = f"in {config.checkout}" if config.checkout else f"for {sys.executable}"
         raise UserError(f"there is no RoboTwin {where}\n  {WHERE}")
-    api = next(iter(found)) if config.api == "auto" else config.api
-    if api not in found:
+    api = next(iter(available)) if config.api == "auto" else config.api
+    if api not in available:
         raise UserError(
-            f"api: {api} is not offered by this RoboTwin, which has {', '.join(found)}\n"
+            f"api: {api} is not offered by this RoboTwin, which has {', '.join(available)}\n"
             "  vector: the runtime wheel, or a checkout of the branch RLinf_support; classic: a checkout"
         )
-    package, root = found[api]
+    package, root = available[api]
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
     settings = _settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
 
-def offers(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
+def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
     """Return the available APIs, best first: API -> (package of the tasks, root of the checkout)."""
     package = checkout / "robotwin" if checkout is not None else _package("robotwin")
     tasks = checkout / "envs" if checkout is not None else _package("envs")
-    found: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
+    apis: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
     if package is not None and (package / "envs" / "vector_env.py").is_file():
         wheel = (package / "config.py").is_file()
-        found["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
+        apis["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
     if tasks is not None and (tasks / "_base_task.py").is_file():
-        found["classic"] = ("envs", tasks.parent)
-    return found
+        apis["classic"] = ("envs", tasks.parent)
+    return apis
+
+
+def joint_limits(urdf: Path) -> dict[str, tuple[float, float]]:
+    """Return joint -> its lower and upper limit [rad or m], of the joints of a URDF that have limits. Raise UserError
+    for a file that cannot be read."""
+    try:
+        root = ET.parse(urdf).getroot()  # noqa: S314 - a file of the simulator that is about to run
+    except (OSError, ET.ParseError) as exc:
+        raise UserError(f"the robot's description {urdf} cannot be read: {exc}\n  {DOWNLOAD}") from exc
+    limits = {}
+    for joint in root.iter("joint"):
+        limit = joint.find("limit")
+        if limit is not None and joint.get("type") != "continuous":
+            low, high = float(limit.get("lower", 0)), float(limit.get("upper", 0))
+            if low < high:
+                limits[str(joint.get("name"))] = low, high
+    return limits
 
 
 def _package(name: str) -> Path | None:
@@ -198,8 +261,8 @@ def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:
 
 def _robotwin_yaml(root: Path | None, name: str) -> dict[str, Any]:
     if root is None:
-        found: dict[str, Any] = importlib.import_module("robotwin.config").load_task_config(name)
-        return found
+        settings: dict[str, Any] = importlib.import_module("robotwin.config").load_task_config(name)
+        return settings
     folders = [root / "env_cfg" / "task_config", root / "task_config"]  # main, and older branches
     for folder in folders:
         if (folder / f"{name}.yml").is_file():
@@ -217,9 +280,9 @@ def _settings(config: RobotwinConfig, root: Path | None) -> dict[str, Any]:
             advice = "give demo_clean, demo_randomized, a .yml file, or the settings themselves"
             raise UserError(f"task_config: {exc}\n  {advice}") from exc
     try:
-        found = yaml.safe_load(Path(config.task_config).read_text(encoding="utf-8"))
+        settings = yaml.safe_load(Path(config.task_config).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
         raise UserError(f"task_config: {config.task_config} cannot be read: {exc}") from exc
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UserError(f"task_config: {config.task_config} holds no mapping")
-    return found
+    return settings

@@ -14,7 +14,9 @@ import numpy as np
 _lock = threading.RLock()
 
 
-class _Nowhere(io.TextIOBase):
+class Nowhere(io.TextIOBase):
+    """Text stream that drops what is written."""
+
     def write(self, text: str) -> int:
         return len(text)
 
@@ -22,7 +24,7 @@ class _Nowhere(io.TextIOBase):
 @contextmanager
 def quiet() -> Generator[None]:
     """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
-    with _lock, redirect_stdout(_Nowhere()):
+    with _lock, redirect_stdout(Nowhere()):
         yield
 
 
@@ -30,15 +32,15 @@ def quiet() -> Generator[None]:
 def kept_randomness() -> Generator[None]:
     """Restore the global generators of Python, NumPy and torch (where that is loaded) after the context."""
     torch = sys.modules.get("torch")
-    own, arrays = random.getstate(), np.random.get_state()
-    tensors = torch.get_rng_state() if torch is not None else None
-    on_devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state() if torch is not None else None
+    cuda_states = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
     try:
         yield
     finally:
-        random.setstate(own)
-        np.random.set_state(arrays)
-        if torch is not None and tensors is not None:
-            torch.set_rng_state(tensors)
-            if on_devices is not None:
-                torch.cuda.set_rng_state_all(on_devices)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch is not None and torch_state is not None:
+            torch.set_rng_state(torch_state)
+            if cuda_states is not None:
+                torch.cuda.set_rng_state_all(cuda_states)

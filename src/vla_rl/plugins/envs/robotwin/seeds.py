@@ -61,10 +61,12 @@ class SeedBook:
             file: Path | None = getattr(seeds, split)
             of_task = dict.fromkeys(tasks) if file is None else _read(file, tasks)
             for task in tasks:
-                wanted, listed = getattr(seeds, f"{split}_states"), of_task[task]
-                if listed is not None and wanted is not None and wanted > len(listed):
-                    raise UserError(f"{file} has {len(listed)} seeds of {task}; seeds.{split}_states asks for {wanted}")
-                self._listed[task, split] = None if listed is None else listed[:wanted]
+                num_states, listed = getattr(seeds, f"{split}_states"), of_task[task]
+                if listed is not None and num_states is not None and num_states > len(listed):
+                    raise UserError(
+                        f"{file} has {len(listed)} seeds of {task}; seeds.{split}_states asks for {num_states}"
+                    )
+                self._listed[task, split] = None if listed is None else listed[:num_states]
                 count = self._count(task, split)
                 if count * seeds.tries > RANGE:
                     raise UserError(
@@ -75,8 +77,8 @@ class SeedBook:
             common = sorted(set(self._of_file(task, "train")) & set(self._of_file(task, "eval")))
             if common:
                 raise UserError(
-                    f"{len(common)} seeds of {task} are in both seeds.train and seeds.eval: {_some(common)}; training "
-                    "must never see an evaluation scene, so take them out of one file"
+                    f"{len(common)} seeds of {task} are in both seeds.train and seeds.eval: {_listed_seeds(common)}; "
+                    "training must never see an evaluation scene, so take them out of one file"
                 )
 
     def states(self, split: str) -> tuple[ResetState, ...]:
@@ -99,8 +101,8 @@ class SeedBook:
         task, split, number = self.task(state_id), self.split(state_id), state_id % IDS_PER_SPLIT
         listed = {*self._of_file(task, "train"), *self._of_file(task, "eval")}
         first = RANGE * (1 + SPLITS.index(split)) + number * self._seeds.tries
-        own = [seed for seed in range(first, first + self._seeds.tries) if seed not in listed]
-        return (*self._of_file(task, split)[number : number + 1], *own)[: self._seeds.tries]
+        reserved = [seed for seed in range(first, first + self._seeds.tries) if seed not in listed]
+        return (*self._of_file(task, split)[number : number + 1], *reserved)[: self._seeds.tries]
 
     def checked(self, state_id: int, without_file: bool) -> bool:
         """Return whether the expert has to solve a seed before it is used.
@@ -112,7 +114,7 @@ class SeedBook:
             return self._seeds.check
         return not (without_file and self._of_file(self.task(state_id), self.split(state_id)))
 
-    def unusable(self, state_id: int, tried: list[int], why: str) -> UserError:
+    def no_seed_works(self, state_id: int, tried: list[int], why: str) -> UserError:
         """Return the error for a state none of whose seeds work."""
         task, split = self.task(state_id), self.split(state_id)
         return UserError(
@@ -126,22 +128,22 @@ class SeedBook:
 
     def _count(self, task: str, split: str) -> int:
         listed = self._listed[task, split]
-        wanted: int | None = getattr(self._seeds, f"{split}_states")
-        return len(listed) if listed is not None else wanted or {"train": 200, "eval": 100}[split]
+        num_states: int | None = getattr(self._seeds, f"{split}_states")
+        return len(listed) if listed is not None else num_states or {"train": 200, "eval": 100}[split]
 
 
 def _first_id(task: str, split: str) -> int:
     return list(STEP_LIMITS).index(task) * IDS_PER_TASK + SPLITS.index(split) * IDS_PER_SPLIT
 
 
-def _some(seeds: list[int]) -> str:
+def _listed_seeds(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds[:5])) + (" ..." if len(seeds) > 5 else "")
 
 
 def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
     """Return task -> its seeds in this file. Raise UserError for a task that is missing or has invalid seeds."""
     data = read_record(file).data
-    found = {}
+    seeds_of_task = {}
     for task in tasks:
         if task not in data:
             near = did_you_mean(task, data)
@@ -151,6 +153,6 @@ def _read(file: Path, tasks: tuple[str, ...]) -> dict[str, Any]:
             raise UserError(f"{file}: {task} needs `success_seeds`, a list of integers from 0 to 2^32 - 1")
         if len(set(seeds)) < len(seeds):
             twice = sorted(seed for seed, count in Counter(seeds).items() if count > 1)
-            raise UserError(f"{file}: {task} has seeds twice: {_some(twice)}")
-        found[task] = tuple(seeds)
-    return found
+            raise UserError(f"{file}: {task} has seeds twice: {_listed_seeds(twice)}")
+        seeds_of_task[task] = tuple(seeds)
+    return seeds_of_task

@@ -24,6 +24,7 @@ from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import View
+from vla_rl.toolkit.waiting import waiting
 
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
 """Camera name in specs and observations -> key of `VectorEnv`'s observation."""
@@ -91,9 +92,9 @@ class VectorRobotwin(SimEnv):
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
-        found = self._faults
+        faults = self._faults
         self._faults = {}
-        return found
+        return faults
 
     def close(self) -> None:
         with quiet():
@@ -108,14 +109,14 @@ class VectorRobotwin(SimEnv):
         """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
         outcomes: dict[int, tuple[bool, bool]] = {}
         with quiet(), kept_randomness():
-            waiting = {}
+            running = {}
             for env_id in (int(env_id) for env_id in env_ids):
                 if self._ready[env_id]:
                     venv = self._venvs[self._tasks[env_id]]
-                    waiting[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
+                    running[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
                 else:
                     self._break(env_id, "it has not been reset since it broke")
-            for env_id, future in waiting.items():
+            for env_id, future in running.items():
                 try:
                     result = future.result(self._deadline_s)
                     self._views[env_id] = self._view(result["obs"])
@@ -147,12 +148,14 @@ class VectorRobotwin(SimEnv):
             self._venvs[self._tasks[env_id]].envs[env_id].close(clear_cache=False)
         self._tasks[env_id], sub = task, venv.envs[env_id]
         check = self._book.checked(state_id, without_file=True)
-        for seed in seeds:
+        for number, seed in enumerate(seeds):
             if not self._usable.get((task, seed), True):
                 continue
             if check and (task, seed) not in self._usable:
                 sub.close(clear_cache=False)
-                checked = sub.check_seed(seed)
+                with waiting("checking seeds by the expert", len(seeds), f"{task}, state {state_id}") as checked_seeds:
+                    checked_seeds(number)
+                    checked = sub.check_seed(seed)
                 self._usable[task, seed] = checked["setup_demo_success"] and checked["play_once_success"]
                 if not self._usable[task, seed]:
                     continue
@@ -164,7 +167,7 @@ class VectorRobotwin(SimEnv):
                 break
             self._usable[task, seed] = False  # `reset` silently took another seed, perhaps of another state
         else:
-            raise self._book.unusable(
+            raise self._book.no_seed_works(
                 state_id, list(seeds), "things do not come to rest, or the expert does not solve it"
             )
         # `VectorEnv` fills instructions with the objects of the seed that it was created with, not of this one.
@@ -199,12 +202,12 @@ class VectorRobotwin(SimEnv):
             raise UserError(f"RoboTwin cannot set up task {task}:\n{traceback.format_exc()}") from exc
         scene.close_env()
 
-    def _view(self, seen: Mapping[str, Any]) -> View:
-        state = np.asarray(seen["state"], np.float32)
+    def _view(self, obs: Mapping[str, Any]) -> View:
+        state = np.asarray(obs["state"], np.float32)
         if state.shape != (STATE_DIM,):
             raise UserError(f"the robot has a state of {state.shape[0]} numbers; actions here are for {STATE_DIM}")
-        images = {name: np.ascontiguousarray(seen[IMAGES[name]]) for name in self.info.cameras}
-        return View(images, state, str(seen["instruction"]))
+        images = {name: np.ascontiguousarray(obs[IMAGES[name]]) for name in self.info.cameras}
+        return View(images, state, str(obs["instruction"]))
 
     def _observation(self, env_ids: Iterable[int]) -> Observation:
         views = [self._views[env_id] for env_id in env_ids]

@@ -59,12 +59,12 @@ def draw_scenes(rng: np.random.Generator, count: int) -> TabletopScenes:
     gripper, position = _positions(rng, count, starts_held)
     palette = np.argsort(rng.random((count, len(COLOURS))), axis=1)[:, : THINGS - 1]
     target = rng.integers(THINGS - 1, size=count)
-    wanted = np.array([t.colour for t in TASKS])[task]
+    target_colour = np.array([t.colour for t in TASKS])[task]
     rows = np.arange(count)
     # The wanted colour takes the target's place; where it was drawn elsewhere, the two swap.
-    present = palette == wanted[:, None]
+    present = palette == target_colour[:, None]
     palette = np.where(present, palette[rows, target][:, None], palette)
-    palette[rows, target] = wanted
+    palette[rows, target] = target_colour
     extra = rng.integers(len(COLOURS), size=count)
     colour = np.concatenate([palette, extra[:, None]], axis=1)
     is_plate = np.repeat(starts_held[:, None], THINGS, axis=1)
@@ -104,8 +104,8 @@ def _positions(rng: np.random.Generator, count: int, starts_held: Array) -> tupl
         distance[:, :, 0, -1] += 9 * held[..., 0]  # the gripper is where the block it holds is
         distance[:, :, -1, 0] += 9 * held[..., 0]
         fits = distance.min((2, 3)) >= GAP
-        first, found = fits.argmax(1), fits.any(1)
-        gripper[block[found]] = starts[found, first[found], 0]
-        position[block[found]] = things[found, first[found]]
-        left = np.concatenate([left, block[~found]])
+        first, has_fit = fits.argmax(1), fits.any(1)
+        gripper[block[has_fit]] = starts[has_fit, first[has_fit], 0]
+        position[block[has_fit]] = things[has_fit, first[has_fit]]
+        left = np.concatenate([left, block[~has_fit]])
     return gripper, position

@@ -38,8 +38,8 @@ class Tabletop(SimEnv):
         self.num_envs = context.num_envs
         self.device = torch.device(context.device)
         self._chunk = context.chunk
-        wanted = config.tasks or tuple(task.name for task in TASKS)
-        self._tasks = frozenset(i for i, task in enumerate(TASKS) if task.name in wanted)
+        task_names = config.tasks or tuple(task.name for task in TASKS)
+        self._tasks = frozenset(i for i, task in enumerate(TASKS) if task.name in task_names)
         self.info = env_info(config)
         self._render = Renderer(config.image_size, context.device)
         self._task = np.full(self.num_envs, min(self._tasks))
@@ -160,8 +160,8 @@ class Tabletop(SimEnv):
         for _ in range(self._chunk):
             move = _quantised(goal - gripper)
             gripper = gripper + SPEED * move
-            there = (_quantised(goal - gripper) == 0).all(1)
-            grip = torch.where(there ^ state["puts"], 1.0, -1.0)
+            arrived = (_quantised(goal - gripper) == 0).all(1)
+            grip = torch.where(arrived ^ state["puts"], 1.0, -1.0)
             actions.append(torch.cat([move, grip[:, None]], dim=1))
         return torch.stack(actions, dim=1)
 
@@ -184,8 +184,8 @@ class Tabletop(SimEnv):
         distance = torch.where(state["is_plate"] | (distance > TOLERANCE), torch.inf, distance)
         nearest, block = distance.min(1)
         caught = torch.where(state["closed"] & (nearest < torch.inf), block, -1)
-        kept = torch.where(state["closed"] | was_closed, state["held"], -1)
-        held = torch.where(state["held"] >= 0, kept, caught)
+        still_held = torch.where(state["closed"] | was_closed, state["held"], -1)
+        held = torch.where(state["held"] >= 0, still_held, caught)
         state["held"] = torch.where(running, held, state["held"])
         self._carry(running)
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.core.events import Rate, Run
-from vla_rl.plugins.hooks.console.status import Status, clock, mood, percent
+from vla_rl.plugins.hooks.console.status import Status, clock, percent, rate_style
 
 COLOURS = {"env": "cyan", "policy": "magenta", "learner": "yellow"}
 NUMBERS = {
@@ -93,8 +93,8 @@ def progress_line(status: Status) -> str:
 
 def warmup_line(metrics: Mapping[str, float]) -> str:
     """Return the result of behaviour cloning before RL on one line."""
-    rest = {"bc_warmup/expert_success": ", of an expert with success {:.0%}", "time/bc_warmup": ", {:.0f} s"}
-    tail = "".join(text.format(metrics[name]) for name, text in rest.items() if name in metrics)
+    texts = {"bc_warmup/expert_success": ", of an expert with success {:.0%}", "time/bc_warmup": ", {:.0f} s"}
+    tail = "".join(text.format(metrics[name]) for name, text in texts.items() if name in metrics)
     return f"warm-up: loss {metrics['bc_warmup/loss']:.3g} on {metrics.get('bc_warmup/samples', 0):,.0f} samples{tail}"
 
 
@@ -117,7 +117,7 @@ def summary(run: Run, results: dict[str, Any]) -> RenderableType:
             continue
         before = earlier.get(name)
         past = f"{100 * before['rate']:.1f} %" if before else ""
-        style = mood(rate["rate"], before and before["rate"]) if name == "all" else ""
+        style = rate_style(rate["rate"], before and before["rate"]) if name == "all" else ""
         bar = ProgressBar(total=1.0, completed=rate["rate"], width=16, complete_style="green", finished_style="green")
         table.add_row(
             escape(name),
@@ -172,11 +172,11 @@ def _ahead(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return the policy lag of asynchronous rollouts and the learner's waiting time; empty for synchronous runs."""
     if "rollout/running_tickets" not in metrics:
         return {}
-    shown = {"policy lag": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
-    shown |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "running")}
+    cells = {"policy lag": f"{metrics.get('policy/lag_mean', 0.0):.2g} (most {metrics.get('policy/lag_max', 0.0):.0f})"}
+    cells |= {kind: f"{metrics[f'rollout/{kind}_tickets']:,.0f}" for kind in ("ready", "running")}
     if metrics.get("time/step"):
-        shown["learner waited"] = f"{metrics.get('time/rollout', 0.0) / metrics['time/step']:.0%}"
-    return shown
+        cells["learner waited"] = f"{metrics.get('time/rollout', 0.0) / metrics['time/step']:.0%}"
+    return cells
 
 
 def _bar(done: int, total: int, colour: str) -> RenderableType:
@@ -204,7 +204,7 @@ def _success(status: Status) -> Text:
         _rate(text, "rollout ", status.success, "bold")
         text.append(f"  {_sparkline(status.history)}  ", style="green")
     if status.last_eval is not None:
-        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_mood)
+        _rate(text, f"eval at {status.last_eval.step} ", status.last_eval.success, status.eval_style)
     return text or Text("nothing measured yet", style="dim")
 
 

@@ -28,12 +28,12 @@ class Screen:
         able = self._console.is_terminal and not self._console.is_dumb_terminal
         self._is_live = config.mode == "live" or (config.mode == "auto" and able)
         self._every = config.every_s
-        self._wanted = config.metrics
+        self._metric_patterns = config.metrics
         self._live: Live | None = None
         self._status: Status | None = None
 
     def on_run_start(self, run: Run) -> None:
-        self._status = Status(run, wanted=self._wanted)
+        self._status = Status(run, metric_patterns=self._metric_patterns)
         begin = f"from step {run.first_step} to {run.steps}" if run.first_step else f"{run.steps} steps"
         if run.devices:
             self._say(f"devices: {escape(run.devices)}")
@@ -48,7 +48,7 @@ class Screen:
         if status is None:
             return
         status.progress(phase, done, total)
-        if not self._is_live and status.silent >= self._every:
+        if not self._is_live and status.seconds_silent >= self._every:
             self._say(escape(progress_line(status)))
 
     def on_update_end(self, step: int, metrics: dict[str, float]) -> None:
@@ -67,7 +67,7 @@ class Screen:
         if self._status is None:
             return
         self._status.evaluated(evaluation)
-        success, style = evaluation.success, self._status.eval_mood
+        success, style = evaluation.success, self._status.eval_style
         self._say(
             f"evaluation at step {step}: success [{style}]{escape(percent(success))}[/] "
             f"of {success.n} episodes, {evaluation.seconds:.0f} s"
@@ -75,8 +75,8 @@ class Screen:
 
     def on_checkpoint(self, run: Run, folder: Path) -> None:
         path = Path(folder)
-        shown = path.relative_to(run.folder) if path.is_relative_to(run.folder) else path
-        self._say(f"[dim]checkpoint {escape(str(shown))}[/]")
+        shown_path = path.relative_to(run.folder) if path.is_relative_to(run.folder) else path
+        self._say(f"[dim]checkpoint {escape(str(shown_path))}[/]")
 
     def on_fault(self, step: int, message: str) -> None:
         self._say(f"[bold red]fault at step {step}:[/] {escape(message)}")
@@ -87,7 +87,7 @@ class Screen:
 
     def _say(self, markup: str) -> None:
         if self._status is not None:
-            self._status.spoke()
+            self._status.line_printed()
         self._console.print(markup, soft_wrap=not self._is_live)
 
     def _stop(self) -> None:

@@ -16,16 +16,16 @@ def clock(seconds: float | None) -> str:
     """Return a time as text: 3725 -> "1:02:05"; None -> "-"."""
     if seconds is None:
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
 def percent(rate: Rate) -> str:
     return f"{100 * rate.rate:.1f} % [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
-def mood(rate: float, before: float | None) -> str:
+def rate_style(rate: float, before: float | None) -> str:
     """Return rich's style of a success rate: green if it is better than before, red if it is worse."""
     past = before or 0.0
     return "bold green" if rate > past else "bold red" if rate < past else "bold"
@@ -34,10 +34,12 @@ def mood(rate: float, before: float | None) -> str:
 class Status:
     """Current status of a run."""
 
-    def __init__(self, run: Run, now: Callable[[], float] = time.monotonic, wanted: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run: Run, now: Callable[[], float] = time.monotonic, metric_patterns: Sequence[str] = ()
+    ) -> None:
         self.run = run
         self._now = now
-        self.wanted = wanted
+        self.metric_patterns = metric_patterns
         self.step = run.first_step
         self.phase = "starting"
         self.about = ""
@@ -66,22 +68,22 @@ class Status:
     @property
     def chosen(self) -> dict[str, str]:
         """Metrics selected by the key `metrics`: name -> formatted value."""
-        names = [name for pattern in self.wanted for name in self.metrics if fnmatchcase(name, pattern)]
+        names = [name for pattern in self.metric_patterns for name in self.metrics if fnmatchcase(name, pattern)]
         return {name: f"{self.metrics[name]:.3g}" for name in dict.fromkeys(names)}
 
     def unknown(self) -> list[str]:
         """Return the selected metrics that do not exist, each one once."""
-        missing = [p for p in self.wanted if not any(fnmatchcase(name, p) for name in self.metrics)]
+        missing = [p for p in self.metric_patterns if not any(fnmatchcase(name, p) for name in self.metrics)]
         new = [pattern for pattern in missing if pattern not in self._announced and "loss/policy" in self.metrics]
         self._announced.update(new)
         return new
 
-    def spoke(self) -> None:
+    def line_printed(self) -> None:
         """Record that a line was printed."""
         self._last_line = self._now()
 
     @property
-    def silent(self) -> float:
+    def seconds_silent(self) -> float:
         """Seconds since the last line, or since the phase began if that was later."""
         return self._now() - max(self._last_line, self._phase_started)
 
@@ -109,11 +111,11 @@ class Status:
             self._step_started = self._now()
 
     @property
-    def eval_mood(self) -> str:
+    def eval_style(self) -> str:
         """Style of the last evaluation's success, compared with the first one's."""
         assert self.first_eval is not None and self.last_eval is not None
         first = None if self.first_eval is self.last_eval else self.first_eval.success.rate
-        return mood(self.last_eval.success.rate, first)
+        return rate_style(self.last_eval.success.rate, first)
 
     @property
     def elapsed(self) -> float:

@@ -90,17 +90,17 @@ class JsonlWriter:
             shutil.copyfile(self._path, copy)
             logger.warning("the metrics of the attempt before are kept in %s", copy)
 
-    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    def _keep(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Drop unwanted lines and a line that a kill left half written; write only if that changes the file."""
         if not self._path.exists():
             return
         text = self._path.read_text(encoding="utf-8", errors="replace")
-        kept = "".join(f"{raw}\n" for raw in text.splitlines() if (line := _parse(raw)) is not None and wanted(line))
-        if kept == text:
+        remaining = "".join(f"{raw}\n" for raw in text.splitlines() if (line := _parse(raw)) is not None and keep(line))
+        if remaining == text:
             return
         self.on_run_end()
         partial = self._path.with_name(f".{self._path.name}.partial")  # a name that no hook may have
-        partial.write_text(kept, encoding="utf-8")
+        partial.write_text(remaining, encoding="utf-8")
         partial.replace(self._path)
 
 

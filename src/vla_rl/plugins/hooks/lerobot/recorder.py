@@ -37,8 +37,8 @@ class LeRobotRecorder:
         place = hashlib.sha256(str(Path(run.folder).resolve()).encode()).hexdigest()[:12]
         self._run = f"{run.name} {place}"
         self._writer = LeRobotWriter(folder, fps=self._config.fps, robot=str(run.spec["env"]["type"]))
-        there = self._writer.features
-        if there is not None and self._config.rows != ("chunks" if "action.executed" in there else "steps"):
+        features = self._writer.features
+        if features is not None and self._config.rows != ("chunks" if "action.executed" in features else "steps"):
             raise UserError(
                 f"{folder} has other rows than rows: {self._config.rows}, and a data set has rows of one kind; choose "
                 "another folder, or the other setting"

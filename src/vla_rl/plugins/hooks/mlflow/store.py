@@ -35,27 +35,27 @@ class MlflowStore:
 
     def open(self, run: Run, known: str | None) -> tuple[str, str]:
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs each table that it creates
-        given = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        configured_uri = self._config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         runs_folder = Path(run.folder).resolve().parent
-        uri = given or f"sqlite:///{runs_folder / 'mlflow.db'}"
+        uri = configured_uri or f"sqlite:///{runs_folder / 'mlflow.db'}"
         self._client = MlflowClient(uri)
-        experiment = self._experiment(None if given else str(runs_folder / "mlartifacts"))
+        experiment = self._experiment(None if configured_uri else str(runs_folder / "mlartifacts"))
         if known is not None:
             self._client.update_run(known, status="RUNNING")
             self._id = known
         else:
             name = self._config.name or run.name
-            made = self._client.create_run(
+            created = self._client.create_run(
                 experiment, run_name=name, tags={"mode": run.mode, **dict(self._config.tags)}
             )
-            self._id = made.info.run_id
+            self._id = created.info.run_id
             self._describe(run.spec)
-        there = (
+        address = (
             f"{uri}/#/experiments/{experiment}/runs/{self._id}"
             if uri.startswith("http")
             else f"run {self._id} in {uri}"
         )
-        return self._id, there
+        return self._id, address
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         now = int(time() * 1000)
@@ -74,16 +74,16 @@ class MlflowStore:
 
     def _experiment(self, artifacts: str | None) -> str:
         name = self._config.experiment
-        found = self._client.get_experiment_by_name(name)
-        if found is not None:
-            return str(found.experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
         try:
             return str(self._client.create_experiment(name, artifact_location=artifacts))
         except MlflowException:  # another run created it meanwhile
-            found = self._client.get_experiment_by_name(name)
-            if found is None:
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-            return str(found.experiment_id)
+            return str(experiment.experiment_id)
 
     def _describe(self, spec: Mapping[str, Any]) -> None:
         """Log each key of the spec as a parameter, and the whole spec as a file."""

@@ -53,17 +53,17 @@ class SwanlabStore:
     def video(self, step: int, file: Path) -> None:
         """Upload a video as GIF: SwanLab takes no mp4."""
         frames, fps = imageio.imread(file), imageio.immeta(file)["fps"]
-        made = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
+        gif = imageio.imwrite("<bytes>", frames, extension=".gif", duration=1000 / fps, loop=0)
         name = file.stem.split("_")[2]  # "ep0" of step_000020_ep0_success
-        self._run.log({f"videos/{name}": swanlab.Video(BytesIO(made), caption=file.stem)}, step=step)
+        self._run.log({f"videos/{name}": swanlab.Video(BytesIO(gif), caption=file.stem)}, step=step)
 
     def checkpoint(self, step: int, folder: Path) -> None:
         """Copy a checkpoint beside SwanLab's files, where it has to stay until it is uploaded."""
-        kept = Path(self._run.dir).resolve() / "checkpoints" / folder.name
-        shutil.copytree(folder, kept, copy_function=link_or_copy)
-        files = sorted(file for file in kept.rglob("*") if file.is_file())
+        copied = Path(self._run.dir).resolve() / "checkpoints" / folder.name
+        shutil.copytree(folder, copied, copy_function=link_or_copy)
+        files = sorted(file for file in copied.rglob("*") if file.is_file())
         for file in files:
-            self._run.save(str(file), base_path=str(kept.parents[1]), policy="now")
+            self._run.save(str(file), base_path=str(copied.parents[1]), policy="now")
 
     def close(self, finished: bool) -> None:
         self._run.finish(state="success" if finished else "aborted")

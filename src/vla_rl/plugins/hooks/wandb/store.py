@@ -51,8 +51,8 @@ class WandbStore:
         )
         self._run.define_metric(STEP)
         self._run.define_metric("*", step_metric=STEP)
-        there = Path(self._run.dir).parent
-        return self._run.id, f"`wandb sync {there}` uploads it" if self._offline else str(self._run.url)
+        folder = Path(self._run.dir).parent
+        return self._run.id, f"`wandb sync {folder}` uploads it" if self._offline else str(self._run.url)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, STEP: step})

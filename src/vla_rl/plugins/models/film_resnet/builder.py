@@ -36,8 +36,8 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     env = simulator_of(context, NAME)
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
     setup = _new(config, context, env) if folder is None else _trained(folder, config, context, env)
-    measured = _measured(context, setup)
-    statistics = measured or (_plain(env, setup) if folder is None else read_statistics(folder, setup))
+    measured = _data_statistics(context, setup)
+    statistics = measured or (_bounds_statistics(env, setup) if folder is None else read_statistics(folder, setup))
     source = f"statistics of {folder if measured is None else 'the demonstrations'}"
     check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
@@ -83,7 +83,7 @@ def _trained(folder: Path, config: FilmResnetConfig, context: Context, env: EnvI
     return attrs.evolve(setup, cameras=cameras)
 
 
-def _plain(env: EnvInfo, setup: Setup) -> Statistics:
+def _bounds_statistics(env: EnvInfo, setup: Setup) -> Statistics:
     """Return statistics without demonstrations: actions scaled by the simulator's bounds, the state as it is."""
     bounds = (tuple(map(float, env.action_low)), tuple(map(float, env.action_high)))
     return Statistics(
@@ -92,7 +92,7 @@ def _plain(env: EnvInfo, setup: Setup) -> Statistics:
     )
 
 
-def _measured(context: Context, setup: Setup) -> Statistics | None:
+def _data_statistics(context: Context, setup: Setup) -> Statistics | None:
     """Return the statistics of the demonstrations, if the run scales by them: quantiles of the actions, z-scores of the
     state; else None."""
     scaling = context.scaling

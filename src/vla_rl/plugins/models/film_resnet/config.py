@@ -14,9 +14,9 @@ GROUP = 8
 
 
 def _in_groups(config: NetworkConfig, attribute: Attribute[Any], value: tuple[int, ...]) -> None:
-    odd = [width for width in value if width < GROUP or width % GROUP]
-    if odd:
-        raise ValueError(f"channels are normalised in groups of {GROUP}; {odd[0]} is no multiple of it")
+    misfits = [width for width in value if width < GROUP or width % GROUP]
+    if misfits:
+        raise ValueError(f"channels are normalised in groups of {GROUP}; {misfits[0]} is no multiple of it")
 
 
 @frozen(kw_only=True)

@@ -146,9 +146,9 @@ class FilmResnet(nn.Module):
             act: compute logits.
         """
         instruction = bags @ self.words.weight
-        seen = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
-        felt = [] if state is None else [waves(state, self.state_waves)]
-        x = torch.cat([*seen, *felt, instruction], dim=1)
+        image_features = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
+        state_features = [] if state is None else [waves(state, self.state_waves)]
+        x = torch.cat([*image_features, *state_features, instruction], dim=1)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values

@@ -84,12 +84,12 @@ class FilmResnetPolicy(VLAModel):
             uniforms = None if greedy else as_tensor(noise.uniforms(*log_probs.shape[1:3]), self._device)
             bins = choose(log_probs, uniforms)
         return Chunk(
-            actions=self.codec.decode(bins), log_probs=_of(log_probs, bins), values=values, extras={"tokens": bins}
+            actions=self.codec.decode(bins), log_probs=_of_bins(log_probs, bins), values=values, extras={"tokens": bins}
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         log_probs, values = self._act(self.module, obs)
-        chosen = _of(log_probs, as_tensor(chunk.extras["tokens"], self._device))
+        chosen = _of_bins(log_probs, as_tensor(chunk.extras["tokens"], self._device))
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ class FilmResnetPolicy(VLAModel):
     @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
-        return _of(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
+        return _of_bins(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the bins (temperature 1), averaged over batch and chunk. Images are shifted at
@@ -134,13 +134,13 @@ class FilmResnetPolicy(VLAModel):
         images = [obs.images[name] for name in self.setup.cameras]
         if offsets is not None:
             images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
-        seen = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
+        image_tensors = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
         state = None
         if self._state is not None:
             if obs.state is None:
                 raise ValueError("film_resnet was built to see the state, but the observation has none")
             state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
-        return seen, state, self._words(obs.instructions).to(self._dtype)
+        return image_tensors, state, self._words(obs.instructions).to(self._dtype)
 
     def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
         if not self._shift:
@@ -150,6 +150,6 @@ class FilmResnetPolicy(VLAModel):
         return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
 
 
-def _of(log_probs: Tensor, bins: Tensor) -> Tensor:
+def _of_bins(log_probs: Tensor, bins: Tensor) -> Tensor:
     """Return the log-probs [...] of bins int64 [...] from log_probs [..., bins]."""
     return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -55,7 +55,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     fit = (_preset if config.checkpoint is None else _fit)(config, context, env)
     assert isinstance(fit.checkpoint, GrootCheckpoint)
     generation, clips = fit.checkpoint.generation, context.scaling is not None
-    scales = _as_groot(fit.checkpoint.statistics, generation, clips)
+    scales = _with_groot_rules(fit.checkpoint.statistics, generation, clips)
     source = evolve(fit.checkpoint, statistics=scales)
     fit = evolve(fit, checkpoint=source, state=None if fit.state is None else scales.state)
     image_options: dict[str, Any] = {
@@ -70,7 +70,7 @@ def build_policy(config: GrootConfig, context: Context) -> GrootPolicy:
     return GrootPolicy(config, context, fit, module, images, device, prompts=prompts, gripper=config.gripper)
 
 
-def _as_groot(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
+def _with_groot_rules(scales: Statistics, generation: Generation, measured: bool) -> Statistics:
     """Return the statistics with GR00T's rules: a feature that never changes is scaled to 0; N1.7 clips actions, and
     also the state if the demonstrations' statistics scale it."""
     action, state = evolve(scales.action, flat=True), scales.state and evolve(scales.state, flat=True)

@@ -207,9 +207,9 @@ def read_config(folder: Path) -> tuple[Record, Generation]:
     kind = str(raw.get("model_type", raw.get("type")))
     if kind not in GENERATIONS:
         why = next((text for pattern, text in OTHERS.items() if re.search(pattern, kind.lower())), None)
-        known = " and ".join(f"{one.name} (`model_type: {one.model_type}`)" for one in GENERATIONS.values())
+        supported = " and ".join(f"{one.name} (`model_type: {one.model_type}`)" for one in GENERATIONS.values())
         raise CheckpointError(
-            f"{path} describes a model of type {kind!r}{f': {why}' if why else ''}; gr00t reads {known} in "
+            f"{path} describes a model of type {kind!r}{f': {why}' if why else ''}; gr00t reads {supported} in "
             "NVIDIA's layout"
         )
     generation = GENERATIONS[kind]

@@ -67,8 +67,8 @@ class ActionEncoder(nn.Module):
         embed = self.W1(x, row)
         half = embed.shape[2] // 2
         sine, cosine = waves(bucket, half, half)
-        both = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
-        return self.W3(F.silu(self.W2(both, row)), row)
+        embedded = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
+        return self.W3(F.silu(self.W2(embedded, row)), row)
 
 
 def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
@@ -211,15 +211,15 @@ class DiffusionTransformer(nn.Module):
     def pairs(self, sources: list[Source]) -> list[Pair]:
         """Return keys and values of what each even block attends to; they are the same at every time step."""
         blocks: Any = self.transformer_blocks
-        return [block.attn1.pair(seen) for block, (seen, _) in zip(blocks[::2], sources, strict=True)]
+        return [block.attn1.pair(tokens) for block, (tokens, _) in zip(blocks[::2], sources, strict=True)]
 
     def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
         """Return the output float32 [B, last, D'] of the last of the tokens [B, T, D]."""
         clock = F.silu(self.timestep_encoder["timestep_embedder"](bucket))
         blocks = self.transformer_blocks
         for i, block in enumerate(blocks):
-            shown = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
-            x = block(x, clock, *shown, last if i == len(blocks) - 1 else x.shape[1])
+            context = (None, None) if i % 2 else (pairs[i // 2], masks[i // 2])
+            x = block(x, clock, *context, last if i == len(blocks) - 1 else x.shape[1])
         shift, scale = self.proj_out_1(clock)[:, None].chunk(2, dim=2)
         return self.proj_out_2(normed(x, eps=1e-6) * (1 + scale) + shift)
 

@@ -99,8 +99,10 @@ class ChatPrompts(PaddedPrompts):
         text = re.sub(r"[^\w\s]", "", instruction.lower()) if self._formal else instruction
         words = self.tokenizer.encode(text, add_special_tokens=False).ids[: self._words]
         if self.image_token in words:
-            held = self._chat.image
-            raise CheckpointError(f"the instruction {instruction!r} holds {held}, which stands for a part of an image")
+            image_token = self._chat.image
+            raise CheckpointError(
+                f"the instruction {instruction!r} holds {image_token}, which stands for a part of an image"
+            )
         return [*self._before, *words, *self._after]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from vla_rl.plugins.models.gr00t.folder import GrootSizes, QwenSizes
 from vla_rl.plugins.models.gr00t.head import ActionHead, CategoryLinear, Pair, Source, bucket_of
 from vla_rl.plugins.models.gr00t.qwen import FRAMES, QwenTowers
 from vla_rl.toolkit.models import flow_network
+from vla_rl.toolkit.models.decoder import run_layers
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_network import FlowModule, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
@@ -133,14 +135,16 @@ class GrootModule(FlowModule):
     def tell(self, hidden: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         """Return the prefix: `look`'s output, bool [B, P] (False at padding) and the normalised state [B, S], passed
         through the part of the head that precedes denoising."""
-        head, seen = self.groot.action_head, mask[:, None, None]
-        mixed = head.mixed(hidden, seen)
+        head, attention_mask = self.groot.action_head, mask[:, None, None]
+        mixed = head.mixed(hidden, attention_mask)
         state_tokens = head.state_encoder(state[:, None], self.row)
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
             summary = torch.cat([mean_over(mixed, mask), state_tokens[:, 0]], dim=1)
-        sources = self.sources(mixed, seen, len(head.model.transformer_blocks[::2]))
-        return GrootPrefix(head.model.pairs(sources), [shown for _, shown in sources], state_tokens, summary)
+        sources = self.sources(mixed, attention_mask, len(head.model.transformer_blocks[::2]))
+        return GrootPrefix(
+            head.model.pairs(sources), [source_mask for _, source_mask in sources], state_tokens, summary
+        )
 
     def denoise(self, prefix: GrootPrefix, state: Tensor, x: Tensor, time: Tensor) -> Any:
         """Return the head's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
@@ -173,8 +177,8 @@ class EagleModule(GrootModule):
         language = self._towers["eagle_model"]["language_model"]["model"]
         features = self.embed_images(pixels.flatten(0, 1))
         embeds = language.embed_tokens(ids).masked_scatter((ids == self.image_token)[..., None], features)
-        causal = {"full_attention": None}  # as sdpa takes it; else transformers inspects values for packed prompts
-        return language(inputs_embeds=embeds, attention_mask=causal, use_cache=False).last_hidden_state
+        positions = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+        return run_layers(language, embeds, None, language.rotary_emb(embeds, positions))  # attention is causal
 
 
 class QwenModule(GrootModule):
@@ -198,12 +202,16 @@ class QwenModule(GrootModule):
         return self._towers.read(frames, ids, self._starts, self._images)
 
     def sources(self, mixed: Tensor, mask: Tensor, count: int) -> list[Source]:
-        is_text = torch.ones(mixed.shape[1], dtype=torch.bool)
-        for start in self._starts:
-            is_text[start : start + self._towers.sizes.patches] = False
-        at = is_text.nonzero().flatten().to(mixed.device)
+        at = text_positions(mixed.shape[1], tuple(self._starts), self._towers.sizes.patches, mixed.device)
         text, images = (mixed[:, at], mask[..., at]), (mixed[:, self._images], None)
         return [images if i % self._towers.sizes.text_every else text for i in range(count)]
+
+
+@lru_cache
+def text_positions(length: int, starts: tuple[int, ...], patches: int, device: torch.device) -> Tensor:
+    """Return the indices of the tokens that belong to no image; `starts`: index of the first token of each image."""
+    images = {at for start in starts for at in range(start, start + patches)}
+    return torch.tensor([at for at in range(length) if at not in images], device=device)
 
 
 def stays_float32(name: str) -> bool:

@@ -8,12 +8,17 @@ from typing import Any
 
 from attrs import frozen
 from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.gr00t.folder import N1_5, Generation
+from vla_rl.plugins.models.gr00t.head import HeadBlock, TimedBlock
 from vla_rl.plugins.models.gr00t.inputs import ChatPrompts
 from vla_rl.plugins.models.gr00t.network import GrootModule, GrootPrefix, public_name
 from vla_rl.plugins.models.gr00t.processor import processor_of
+from vla_rl.plugins.models.gr00t.qwen import ImageBlock
 from vla_rl.plugins.models.gr00t.robots import Robot, metadata_of
 from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint, save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
@@ -40,6 +45,7 @@ class GrootPolicy(FlowPolicy):
     module: GrootModule
     checkpoint: GrootCheckpoint
     name = "gr00t"
+    blocks = (SiglipEncoderLayer, Qwen3DecoderLayer, ImageBlock, Qwen3VLTextDecoderLayer, HeadBlock, TimedBlock)
     exact_time = True
 
     def __init__(self, *common: Any, prompts: ChatPrompts, gripper: str) -> None:
@@ -48,9 +54,10 @@ class GrootPolicy(FlowPolicy):
         if gripper == "libero":
             self._actions = GripperScaler(self.checkpoint.statistics.action, self._device)
 
-    def _prefix(self, obs: Observation, state: Tensor) -> GrootPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> GrootPrefix:
         with self._frozen_prefix():
             hidden = self.module.look(pixels, ids)
         return self.module.tell(hidden, mask, state)

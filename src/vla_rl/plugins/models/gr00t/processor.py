@@ -9,7 +9,7 @@ from typing import Any
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.gr00t.config import GrootConfig
-from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose, choose_new, scale
+from vla_rl.plugins.models.gr00t.robots import Robot, as_json, choose_embodiment, choose_new_embodiment, scale
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_PIXELS, MAX_SIZE, read_keys
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
@@ -39,12 +39,14 @@ def read_processor(folder: Path, config: GrootConfig, measured: Statistics | Non
     kinds, rows = settings.section("modality_configs"), read_keys(numbers)
     empty = Record(source=str(statistics_file), data={}, error=CheckpointError)
     statistics = read_keys(statistics_file) if measured is None or statistics_file.is_file() else empty
-    both = (name for name in statistics.data if name in kinds.data)
-    tag = (choose if measured is None else choose_new)(statistics_file, both, config.embodiment)
+    embodiments = (name for name in statistics.data if name in kinds.data)
+    tag = (choose_embodiment if measured is None else choose_new_embodiment)(
+        statistics_file, embodiments, config.embodiment
+    )
     if tag not in rows.data:
         raise CheckpointError(f"{numbers} has no row for embodiment {tag!r}; it has: {', '.join(rows.data)}")
     robot = kinds.section(tag)
-    _refuse(f"{path}, embodiment {tag!r}", robot, settings)
+    _check_supported(f"{path}, embodiment {tag!r}", robot, settings)
     parts = {part: robot.section(part) for part in ("video", "state", "action")}
     keys = {part: modality.texts("modality_keys", ()) for part, modality in parts.items()}
     if measured is None:
@@ -110,12 +112,12 @@ def _statistics(
     )
 
 
-def _refuse(where: str, robot: Record, settings: Record) -> None:
+def _check_supported(where: str, robot: Record, settings: Record) -> None:
     """What a robot's state, actions and images are that this plugin does not make."""
     for part, what in ONE.items():
-        seen = _indices(robot.section(part)) or (0,)
-        if seen != (0,):
-            raise CheckpointError(f"{where}: it sees more than the last {what} (delta_indices {list(seen)})")
+        indices = _indices(robot.section(part)) or (0,)
+        if indices != (0,):
+            raise CheckpointError(f"{where}: it sees more than the last {what} (delta_indices {list(indices)})")
     for part in ("state", "action"):
         if robot.section(part).data.get("mean_std_embedding_keys"):
             raise CheckpointError(f"{where}: {part} keys scaled by mean and deviation are not supported")

@@ -6,7 +6,7 @@ so they run as one batch, on any device. The language model's output is taken be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig, Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLTextModel,
+    Qwen3VLVisionBlock,
     Qwen3VLVisionModel,
     apply_rotary_pos_emb_vision,
 )
@@ -24,6 +25,19 @@ from vla_rl.plugins.models.gr00t.folder import QwenSizes
 
 FRAMES = 2
 """Video frames per patch; an image is repeated as its own next frame."""
+
+
+class ImageBlock(Qwen3VLVisionBlock):
+    """Block of the vision tower, for images of one size."""
+
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]  # only QwenTowers
+        attention: Any = self.attn
+        query, key, value = attention.qkv(self.norm1(x)).unflatten(2, (3, attention.num_heads, -1)).unbind(2)
+        query, key = apply_rotary_pos_emb_vision(query, key, *turns)
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        x = x + attention.proj(attended.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.mlp(self.norm2(x))
+        return result
 
 
 class QwenTowers(nn.ModuleDict):
@@ -59,7 +73,9 @@ class QwenTowers(nn.ModuleDict):
             rope_parameters=rope,
         )
         text._attn_implementation = "sdpa"
-        parts = {"visual": Qwen3VLVisionModel(vision), "language_model": Qwen3VLTextModel(text)}
+        visual = Qwen3VLVisionModel(vision)
+        visual.blocks = nn.ModuleList(ImageBlock(vision) for _ in range(sizes.vision_depth))
+        parts = {"visual": visual, "language_model": Qwen3VLTextModel(text)}
         super().__init__({"model": nn.ModuleDict({"model": nn.ModuleDict(parts)})})
         self.sizes = sizes
         self._language.norm.requires_grad_(False)  # in the files, but never used
@@ -82,11 +98,10 @@ class QwenTowers(nn.ModuleDict):
         grid = x.shape[2]
         x = x.unflatten(2, (-1, merge)).unflatten(4, (-1, merge)).permute(0, 2, 4, 3, 5, 1).flatten(1, 4)
         x = x + self._positions(grid)
-        turns = visual.rotary_pos_emb(x, _patch_positions(grid, merge).to(x.device))
+        turns = visual.rotary_pos_emb(x, _on_device(_patch_positions, x.device, grid, merge))
         deep = []
         for i, block in enumerate(visual.blocks):
-            x = x + self._attend(block.attn, block.norm1(x), turns)
-            x = x + block.mlp(block.norm2(x))
+            x = block(x, turns)
             if i in self.sizes.deepstack:
                 merger = visual.deepstack_merger_list[self.sizes.deepstack.index(i)]
                 deep.append(merger(x).unflatten(0, (len(x), -1)))
@@ -95,16 +110,9 @@ class QwenTowers(nn.ModuleDict):
     def _positions(self, grid: int) -> Tensor:
         """Return position embeddings interpolated from the learnt grid, [patches, D]."""
         table, merge = self._visual.pos_embed.weight, self.sizes.merge
-        nearest, share = (part.to(table.device) for part in _interpolation(grid, merge, self.sizes.vision_positions))
+        nearest, share = _on_device(_interpolation, table.device, grid, merge, self.sizes.vision_positions)
         positions: Tensor = (table[nearest] * share[..., None]).sum(1).to(table.dtype)
         return positions
-
-    @staticmethod
-    def _attend(attention: Any, x: Tensor, turns: tuple[Tensor, Tensor]) -> Any:
-        query, key, value = attention.qkv(x).unflatten(2, (3, attention.num_heads, -1)).unbind(2)
-        query, key = apply_rotary_pos_emb_vision(query, key, *turns)
-        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-        return attention.proj(attended.transpose(1, 2).flatten(2))
 
     def read(self, frames: Tensor, ids: Tensor, starts: Sequence[int], at: Tensor) -> Tensor:
         """Run the language model on images and prompts [B, P]; return [B, P, D].
@@ -118,7 +126,7 @@ class QwenTowers(nn.ModuleDict):
         tokens, deep = self.see(frames)
         rows = (len(ids), -1, tokens.shape[2])
         x: Tensor = language.embed_tokens(ids).index_copy(1, at, tokens.reshape(rows))
-        triples = _rope_positions(ids.shape[1], tuple(starts), self.sizes.side).to(ids.device)
+        triples = _on_device(_rope_positions, ids.device, ids.shape[1], tuple(starts), self.sizes.side)
         turns = language.rotary_emb(x, triples[:, None])
         for i, layer in enumerate(language.layers):
             x = layer(x, position_embeddings=turns, attention_mask=None, use_cache=False)
@@ -128,11 +136,19 @@ class QwenTowers(nn.ModuleDict):
 
 
 @lru_cache
+def _on_device(table: Callable[..., Any], device: torch.device, *arguments: Any) -> Any:
+    """Return a table of numbers on the device, where it is kept: copies from the host would stall it, and CUDA graphs
+    refuse them."""
+    result = table(*arguments)
+    return result.to(device) if isinstance(result, Tensor) else tuple(part.to(device) for part in result)
+
+
+@lru_cache
 def _patch_positions(grid: int, merge: int) -> Tensor:
     """Return row and column of each patch, [patches, 2], in an order in which the patches of one token are adjacent."""
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
-    both = torch.stack([rows, columns], dim=-1)
-    blocks = both.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
+    positions = torch.stack([rows, columns], dim=-1)
+    blocks = positions.unflatten(1, (-1, merge)).unflatten(0, (-1, merge))
     result: Tensor = blocks.transpose(1, 2).reshape(-1, 2)
     return result
 

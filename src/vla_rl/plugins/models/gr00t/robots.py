@@ -55,12 +55,12 @@ class Robot:
     """Whether instructions are lower-cased and stripped of punctuation."""
 
 
-def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
+def choose_embodiment(path: Path, entries: Iterable[str], requested: str | None) -> str:
     """Return the requested embodiment, or the only one. Raise CheckpointError if there is no such choice."""
     names = tuple(entries)
-    if asked is None and len(names) != 1:
+    if requested is None and len(names) != 1:
         raise CheckpointError(f"{path} has {len(names)} embodiments; set model.embodiment: {', '.join(names)}")
-    tag = names[0] if asked is None else asked
+    tag = names[0] if requested is None else requested
     if tag not in names:
         raise CheckpointError(
             f"no embodiment {tag!r} in {path}; there are: {', '.join(names)}{did_you_mean(tag, names)}"
@@ -68,12 +68,12 @@ def choose(path: Path, entries: Iterable[str], asked: str | None) -> str:
     return tag
 
 
-def choose_new(path: Path, entries: Iterable[str], asked: str | None) -> str:
+def choose_new_embodiment(path: Path, entries: Iterable[str], requested: str | None) -> str:
     """Return the embodiment of a robot whose statistics come from the data: the requested one, the only one in the
     file, or else `new_embodiment`."""
     names = tuple(entries)
-    tag = asked or (names[0] if len(names) == 1 else NEW)
-    if asked is None and tag == NEW:
+    tag = requested or (names[0] if len(names) == 1 else NEW)
+    if requested is None and tag == NEW:
         logger.warning(
             "%s has %d embodiments and model.embodiment names none: the data's robot gets the layers of %s",
             path, len(names), NEW,
@@ -124,7 +124,7 @@ def read_metadata(folder: Path, config: GrootConfig, measured: Statistics | None
     path = folder / METADATA
     empty = Record(source=str(path), data={}, error=CheckpointError)
     entries = read_keys(path) if measured is None or path.is_file() else empty
-    tag = (choose if measured is None else choose_new)(path, entries.data, config.embodiment)
+    tag = (choose_embodiment if measured is None else choose_new_embodiment)(path, entries.data, config.embodiment)
     if tag not in ROWS:
         raise CheckpointError(
             f"{path}: which of the model's layers embodiment {tag!r} has is not known; it is of: {', '.join(ROWS)}"

@@ -7,18 +7,18 @@ batch decodes with one KV cache. Scoring repeats the sequences with their tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import DynamicCache
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, Parts, chunk_of, given
 from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.modeling import insert_columns
+from vla_rl.toolkit.models.decoder import PreallocatedLayer
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import choose, entropy
 
@@ -50,21 +50,22 @@ class ARModule(PolicyModule):
         """
         network = public_network(self.vla)
         llama = network.language_model
-        cache = DynamicCache(config=llama.config)
+        caches = [PreallocatedLayer(count - 1) for _ in llama.model.layers]
         llama.eval()  # a Llama that trains with gradient checkpointing drops the cache
         try:
-            hidden = self.vla(pixels, ids, attention_mask=mask, causal=True, cache=cache, features=features)
+            hidden = self.vla(pixels, ids, attention_mask=mask, causal=True, caches=caches, features=features)
             if mask is not None:
                 mask = insert_columns(mask, hidden.shape[1] - ids.shape[1])
-            values = self._values(hidden, hidden.shape[1] - 1, mask)
+            prefix = hidden.shape[1]
+            values = self._values(hidden, prefix - 1, mask)
             if mask is not None:
                 mask = F.pad(mask, (0, count), value=True)
             chosen: list[Tensor] = []
             for i in range(count):
                 if i > 0:
-                    seen = None if mask is None else mask[:, : cache.get_seq_length() + 1]
+                    seen = None if mask is None else mask[:, : prefix + i]
                     last = (chosen[-1] + self.first).unsqueeze(1)
-                    hidden = self.vla(None, last, attention_mask=seen, causal=True, cache=cache)
+                    hidden = self.vla(None, last, attention_mask=seen, causal=True, caches=caches, past=prefix + i - 1)
                 chosen.append(pick(self.logits(hidden[:, -1]), i))
         finally:
             llama.train()
@@ -124,8 +125,17 @@ class ARPolicy(FamilyPolicy):
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         self._set_dropout(False)
+        prompt = self.prompts.rows(obs.instructions)
+        inputs = given(**self._see(obs), ids=prompt.ids, mask=prompt.mask)
+        if not greedy:
+            uniforms = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
+            inputs["uniforms"] = uniforms.flatten(1)
+        return chunk_of(self.decide(inputs))
+
+    def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Decode the tokens of a chunk: the likeliest, or by "uniforms" [B, count] among the inputs."""
         shape = (self._chunk, self.tokens_per_action)
-        uniforms = None if greedy else as_tensor(noise.uniforms(*shape), self._device).flatten(1)
+        uniforms = inputs.get("uniforms")
         log_probs: list[Tensor] = []
 
         def pick(logits: Tensor, i: int) -> Tensor:
@@ -134,13 +144,18 @@ class ARPolicy(FamilyPolicy):
             log_probs.append(scores.gather(-1, index.unsqueeze(-1)).squeeze(-1))
             return index
 
-        prompt, seen = self.prompts.rows(obs.instructions), self._see(obs)
+        pixels, features = inputs.get("pixels"), inputs.get("features")
         with self._numerics():
-            index, values = self.module.decode(prompt.ids, prompt.mask, shape[0] * shape[1], pick, **seen)
+            index, values = self.module.decode(
+                inputs["ids"], inputs.get("mask"), shape[0] * shape[1], pick, pixels=pixels, features=features
+            )
         tokens = (index + self.module.first).unflatten(1, shape)
-        scored = torch.stack(log_probs, dim=1).unflatten(1, shape)
-        return Chunk(
-            actions=self.codec.decode(tokens), log_probs=scored, values=values, extras=replay(seen, tokens=tokens)
+        return given(
+            actions=self.codec.decode(tokens),
+            log_probs=torch.stack(log_probs, dim=1).unflatten(1, shape),
+            values=values,
+            tokens=tokens,
+            features=features,
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
@@ -22,6 +23,7 @@ from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
 from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
+from vla_rl.plugins.models.openvla.vit import VisionBlock
 from vla_rl.toolkit.models.adapters import before_training
 from vla_rl.toolkit.models.meta_device import autocast, autocasts
 from vla_rl.toolkit.models.networks import as_tensor
@@ -62,6 +64,7 @@ class FamilyPolicy(VLAModel):
     name: str
     """Name of the plugin, for messages."""
     module: PolicyModule
+    blocks = (LlamaDecoderLayer, VisionBlock)
 
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module
@@ -140,6 +143,22 @@ class FamilyPolicy(VLAModel):
     def _steps(self, obs: Observation) -> Tensor | None:
         """Return the episodes' step counts, int64 [B], if the observation has them."""
         return None if obs.steps is None else as_tensor(obs.steps, self._device)
+
+
+def given(**tensors: Tensor | None) -> dict[str, Tensor]:
+    """Return the tensors that there are."""
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
+    """Return the chunk of what `decide` returned: "actions", "log_probs", "tokens", and if there are any "values" and
+    the "features" that were reused."""
+    return Chunk(
+        actions=decided["actions"],
+        log_probs=decided["log_probs"],
+        values=decided.get("values"),
+        extras=replay({"features": decided.get("features")}, tokens=decided["tokens"]),
+    )
 
 
 def replay(seen: Mapping[str, Tensor | None], **chosen: Tensor) -> dict[str, Tensor]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Cache, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
 from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.decoder import PreallocatedLayer, causal_mask, run_layers
 from vla_rl.toolkit.models.meta_device import on_host
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
@@ -88,21 +90,23 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         placeholder: Tensor | None = None,
         extra: Tensor | None = None,
         causal: bool = False,
-        cache: Cache | None = None,
+        caches: Sequence[PreallocatedLayer] | None = None,
+        past: int = 0,
         features: Tensor | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, S, D] of the sequence BOS, image patches, `extra`, rest of `input_ids`.
 
         Args:
             pixel_values: [B, 6 * images, H, W]; None where `features` are given, or where `input_ids` continue what
-                `cache` holds.
+                `caches` hold.
             input_ids: int64 [B, L], BOS first.
-            attention_mask: bool [B, L], False at padding; None without padding. With a filled `cache` it covers the
+            attention_mask: bool [B, L], False at padding; None without padding. With filled `caches` it covers the
                 whole sequence, patches and cached part included.
             blank: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
             extra: [B, K, D] embeddings after the patches, such as the proprioceptive token.
             causal: attend to the past only (plain OpenVLA) instead of to everything (OpenVLA-OFT).
-            cache: keys and values of the past, for causal decoding; extended in place.
+            caches: keys and values of the past, one of each layer, for causal decoding; extended in place.
+            past: number of tokens in `caches`.
             features: output of `vision_backbone` for the images.
         """
         sequence = self.get_input_embeddings()(input_ids)
@@ -116,22 +120,19 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             sequence = torch.cat([sequence[:, :1], inserted, sequence[:, 1:]], dim=1)
             if attention_mask is not None:
                 attention_mask = insert_columns(attention_mask, inserted.shape[1])
-        positions = None
-        if attention_mask is not None and causal:
-            positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -sequence.shape[1] :]
-        elif attention_mask is not None:
-            length = sequence.shape[1]
-            attention_mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
-        out = self.language_model.model(
-            inputs_embeds=sequence,
-            attention_mask=attention_mask,
-            position_ids=positions,
-            past_key_values=cache,
-            is_causal=causal,
-            use_cache=cache is not None,
-        )
-        result: Tensor = out.last_hidden_state
-        return result
+        length = sequence.shape[1]
+        if attention_mask is None:
+            mask = None
+            positions = torch.arange(past, past + length, device=sequence.device).unsqueeze(0)
+        elif causal:
+            mask = causal_mask(attention_mask, length)
+            positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+        else:
+            mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
+            positions = torch.arange(length, device=sequence.device).unsqueeze(0)
+        llama = self.language_model.model
+        rotation = llama.rotary_emb(sequence, position_ids=positions)
+        return run_layers(llama, sequence, mask, rotation, caches, is_causal=causal)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., bins] of the action tokens, lowest id first, for hidden states [..., D]."""

@@ -6,6 +6,7 @@ are independent given the observation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores
-from vla_rl.plugins.models.openvla.base import FamilyPolicy, replay
+from vla_rl.plugins.models.openvla.base import FamilyPolicy, chunk_of, given
 from vla_rl.plugins.models.openvla.heads import OFTModule
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.tokens import choose, entropy
@@ -28,15 +29,25 @@ class OFTPolicy(FamilyPolicy):
 
     @torch.no_grad()
     def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        seen = self._see(obs)
-        logits, values = self._act(obs, seen)
+        self._set_dropout(False)
+        inputs = self._inputs(obs, self._see(obs))
+        if not greedy:
+            inputs["uniforms"] = as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
+        return chunk_of(self.decide(inputs))
+
+    def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Choose the tokens of a chunk: the likeliest, or by "uniforms" among the inputs."""
+        logits, values = self._read(inputs, self._chunk * self.tokens_per_action)
+        logits = logits.unflatten(1, (self._chunk, self.tokens_per_action))
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        uniforms = None if greedy else as_tensor(noise.uniforms(self._chunk, self.tokens_per_action), self._device)
-        index = choose(log_probs, uniforms)
-        chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        index = choose(log_probs, inputs.get("uniforms"))
         tokens = index + self.codec.first
-        return Chunk(
-            actions=self.codec.decode(tokens), log_probs=chosen, values=values, extras=replay(seen, tokens=tokens)
+        return given(
+            actions=self.codec.decode(tokens),
+            log_probs=log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1),
+            values=values,
+            tokens=tokens,
+            features=inputs.get("features"),
         )
 
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
@@ -69,17 +80,30 @@ class OFTPolicy(FamilyPolicy):
         self, obs: Observation, reads: int, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
     ) -> Any:
         self._set_dropout(dropout)
-        seen = self._see(obs) if seen is None else seen
+        return self._read(self._inputs(obs, self._see(obs) if seen is None else seen), reads)
+
+    def _inputs(self, obs: Observation, seen: dict[str, Tensor | None]) -> dict[str, Tensor]:
         prompt = self.prompts.rows(obs.instructions)
+        return given(
+            **seen,
+            state=self._state(obs),
+            ids=prompt.ids,
+            mask=prompt.mask,
+            placeholder=prompt.placeholder,
+            start=prompt.start,
+            steps=self._steps(obs),
+        )
+
+    def _read(self, inputs: Mapping[str, Tensor], reads: int) -> Any:
         with self._numerics():
             return self.module(
-                seen["pixels"],
-                self._state(obs),
-                prompt.ids,
-                prompt.mask,
-                prompt.placeholder,
-                prompt.start,
+                inputs.get("pixels"),
+                inputs.get("state"),
+                inputs["ids"],
+                inputs.get("mask"),
+                inputs["placeholder"],
+                inputs["start"],
                 reads,
-                seen["features"],
-                self._steps(obs),
+                inputs.get("features"),
+                inputs.get("steps"),
             )

@@ -66,14 +66,13 @@ class AdaptiveExpert(nn.Module):
         self.rotary_emb = plain.rotary_emb
 
     def forward(self, hidden: Tensor, condition: Tensor, prefix: PiPrefix) -> Tensor:
-        rotation = self.rotary_emb(hidden, position_ids=prefix.positions)
-        for layer in self.layers:
+        for layer, cache in zip(self.layers, prefix.caches, strict=True):
             hidden = layer(
                 hidden,
                 condition,
                 attention_mask=prefix.mask,
-                past_key_values=prefix.cache,
-                position_embeddings=rotation,
+                past_key_values=cache,
+                position_embeddings=prefix.rotation,
             )
         result: Tensor = self.norm(hidden, condition)[0]
         return result

@@ -41,7 +41,7 @@ class PiSizes:
         check_even(self, "head_dim", "expert_width")
 
     @classmethod
-    def of_variants(cls, raw: Record) -> PiSizes:
+    def from_variants(cls, raw: Record) -> PiSizes:
         """From `paligemma_variant` and `action_expert_variant` of either layout's config.json."""
         text, expert = raw.text("paligemma_variant", "gemma_2b"), raw.text("action_expert_variant", "gemma_300m")
         for name in (text, expert):
@@ -55,7 +55,7 @@ def variants(sizes: PiSizes) -> dict[str, str]:
     """Return the public names of these sizes; empty where they have none."""
     for text in ("gemma_2b", "gemma_300m"):
         names = {"paligemma_variant": text, "action_expert_variant": "gemma_300m"}
-        if PiSizes.of_variants(Record(source="", data=names)) == sizes:
+        if PiSizes.from_variants(Record(source="", data=names)) == sizes:
             return names
     return {}
 

@@ -39,7 +39,7 @@ def open_checkpoint(
     opened = open_folder(
         folder,
         raw.data if "type" in raw.data else {},
-        sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.of_variants(raw),
+        sizes=read_sizes(architecture, PiSizes) if architecture.is_file() else PiSizes.from_variants(raw),
         shape=read_shape(raw, model),
         statistics=measured or read_statistics(folder, raw, asset_id, model),
         tokenizer=tokenizer,
@@ -77,6 +77,6 @@ def save_checkpoint(
 
 
 def _processors(raw: Mapping[str, Any], statistics: Statistics, kind: str | None) -> dict[str, bytes]:
-    tells = kind in {"exact", "padded"}
-    steps = (STATE_STEP if tells else NEW_LINE_STEP,)
-    return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=tells)
+    state_in_prompt = kind in {"exact", "padded"}
+    steps = (STATE_STEP if state_in_prompt else NEW_LINE_STEP,)
+    return write_processors(raw, statistics, steps, "google/paligemma-3b-pt-224", normalise_first=state_in_prompt)

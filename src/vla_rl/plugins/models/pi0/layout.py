@@ -44,8 +44,10 @@ def open_names(names: Collection[str]) -> dict[str, str]:
         opened = {
             name: f"action_{public}" if public.startswith("time_mlp_") else public for name, public in opened.items()
         }
-    both = HEAD in opened.values()
-    return {name: HEAD if public == TIED else public for name, public in opened.items() if public != TIED or not both}
+    has_head = HEAD in opened.values()
+    return {
+        name: HEAD if public == TIED else public for name, public in opened.items() if public != TIED or not has_head
+    }
 
 
 def model_of(names: Collection[str]) -> str:

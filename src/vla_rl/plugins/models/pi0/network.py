@@ -13,11 +13,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from transformers import PI0Config, PI0ForConditionalGeneration
-from transformers.cache_utils import DynamicCache
 from transformers.initialization import no_init_weights
 
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
-from vla_rl.toolkit.models.flow_network import FlowModule, LentCache, TimeEmbedding, mean_over
+from vla_rl.toolkit.models.decoder import LentLayer, RecordedLayer, Rotation, run_layers
+from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
 
@@ -25,12 +25,13 @@ from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValue
 class PiPrefix:
     """Precomputed inputs of the expert from images and instruction."""
 
-    cache: LentCache
+    caches: list[LentLayer]
+    """Keys and values of each layer."""
     mask: Tensor
     """Mask [B, 1, 1 + H, P + 1 + H] added to attention scores: 0 where a token of the suffix sees, else very low. pi0.5
     has no state token: H instead of 1 + H."""
-    positions: Tensor
-    """int64 [B, 1 + H]: positions of the suffix's tokens."""
+    rotation: Rotation
+    """Rotary embedding of the suffix's tokens."""
     summary: Tensor | None = None
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
@@ -83,25 +84,27 @@ class Pi0Module(FlowModule):
         (rows, length), prompt = embeds.shape[:2], ids.shape[1]
         shown = mask.new_ones(rows, pixels.shape[1]) if shown is None else shown
         valid = torch.cat([shown.repeat_interleave((length - prompt) // pixels.shape[1], dim=1), mask], dim=1)
-        cache = DynamicCache()
-        hidden = self.pi0.model.vlm.language_model(
-            inputs_embeds=embeds,
-            attention_mask=self._scores(self._sees(valid)).expand(-1, 1, length, -1),
-            position_ids=valid.cumsum(1) - 1,
-            past_key_values=cache,
-            use_cache=True,
+        language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
+        recorded = [RecordedLayer() for _ in language.layers]
+        hidden = run_layers(
+            language,
+            embeds,
+            self._scores(self._sees(valid)).expand(-1, 1, length, -1),
+            language.rotary_emb(embeds, position_ids=valid.cumsum(1) - 1),
+            recorded,
             blind_queries=self.blind_queries,
-        ).last_hidden_state
+        )
         tokens = self.state_tokens + self.pi0.config.chunk_size
         among = mask.new_ones(tokens, tokens)
         among[: self.state_tokens, self.state_tokens :] = False  # the state does not see the actions
+        positions = valid.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device)
         reads = isinstance(self.value_head, PrefixValueHead)
         return PiPrefix(
-            LentCache(cache),
+            [LentLayer(layer) for layer in recorded],
             self._scores(
                 torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
             ),
-            valid.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device),
+            expert.rotary_emb(mask.new_empty(0, dtype=self._dtype), position_ids=positions),
             mean_over(hidden, self._counted(valid, prompt)) if reads else None,
         )
 
@@ -122,13 +125,8 @@ class Pi0Module(FlowModule):
         return added_to_scores(seen, self._dtype)
 
     def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        hidden = self.pi0.model.dit(
-            inputs_embeds=self.pi0.embed_action_time(state, x, time).to(self._dtype),
-            attention_mask=prefix.mask,
-            position_ids=prefix.positions,
-            past_key_values=prefix.cache,
-            use_cache=False,
-        ).last_hidden_state
+        embeds = self.pi0.embed_action_time(state, x, time).to(self._dtype)
+        hidden = run_layers(self.pi0.model.dit, embeds, prefix.mask, prefix.rotation, prefix.caches)
         result: Tensor = hidden[:, 1:].float()
         return result
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
+from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vla_rl.core.types import Observation
-from vla_rl.plugins.models.pi0.adaptive import Pi05Module
+from vla_rl.core.types import Observation, to_numpy
+from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.meta_device import on_host
 
 
 class Pi0Policy(FlowPolicy):
@@ -22,14 +23,16 @@ class Pi0Policy(FlowPolicy):
 
     module: Pi0Module
     name = "pi0"
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer)
 
     def __init__(self, *common: Any, prompts: PiPrompts) -> None:
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
         with self._frozen_prefix():
             return self.module.see(pixels, ids, mask)
 
@@ -42,21 +45,25 @@ class Pi05Policy(FlowPolicy):
 
     module: Pi05Module
     name = "pi05"
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, AdaptiveLayer)
 
     def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
         self.state_in_prompt = kind
 
-    def _prefix(self, obs: Observation, state: Tensor) -> PiPrefix:
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         if self._state_scaler is None:
-            ids, mask = self.prompts.rows(obs.instructions)
-        else:
-            shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-            ids, mask = self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
-        pixels, shown = self._pixels(obs), None
+            return self.prompts.rows(obs.instructions)
+        # From the recorded state and not from `state`, for which the host would wait.
+        width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
+        shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
+        return self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
+        shown = None
         if self.module.pads:
-            pixels, shown = _with_masked(pixels)
+            pixels, shown = _padded_to_cameras(pixels)
         with self._frozen_prefix():
             return self.module.see(pixels, ids, mask, shown)
 
@@ -64,10 +71,10 @@ class Pi05Policy(FlowPolicy):
         save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
 
 
-def _with_masked(pixels: Tensor) -> tuple[Tensor, Tensor]:
+def _padded_to_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images with black, masked ones appended up to the number of the model's cameras, and bool [B, cameras],
     False for masked ones. Padding tokens attend to masked images as well."""
     rows, count = pixels.shape[:2]
-    shown = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
-    black = pixels.new_full((rows, shown.shape[1] - count, *pixels.shape[2:]), -1.0)
-    return torch.cat([pixels, black], dim=1), shown
+    is_camera = torch.arange(max(SLOTS, count), device=pixels.device).expand(rows, -1) < count
+    black = pixels.new_full((rows, is_camera.shape[1] - count, *pixels.shape[2:]), -1.0)
+    return torch.cat([pixels, black], dim=1), is_camera

@@ -102,20 +102,21 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
             )
         return lerobot.read_statistics(folder, raw.data)
     files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
-    known = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
-    if not known:
+    file_of_asset = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
+    if not file_of_asset:
         raise CheckpointError(
             f"{folder} has no statistics to scale actions and state with: neither {PREPROCESSOR} (lerobot) nor "
             f"assets/<asset id>/{OPENPI_STATISTICS} (openpi)"
         )
-    if asset_id is None and len(known) > 1:
-        raise CheckpointError(f"{folder} has several statistics; set asset_id to one of: {', '.join(known)}")
-    chosen = next(iter(known)) if asset_id is None else asset_id
-    if chosen not in known:
+    if asset_id is None and len(file_of_asset) > 1:
+        raise CheckpointError(f"{folder} has several statistics; set asset_id to one of: {', '.join(file_of_asset)}")
+    chosen = next(iter(file_of_asset)) if asset_id is None else asset_id
+    if chosen not in file_of_asset:
         raise CheckpointError(
-            f"no statistics {chosen!r} in {folder}; there are: {', '.join(known)}{did_you_mean(chosen, known)}"
+            f"no statistics {chosen!r} in {folder}; there are: {', '.join(file_of_asset)}"
+            f"{did_you_mean(chosen, file_of_asset)}"
         )
-    return _openpi(known[chosen], action_width(raw), quantiles=model == "pi05")
+    return _openpi(file_of_asset[chosen], action_width(raw), quantiles=model == "pi05")
 
 
 def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
@@ -146,11 +147,11 @@ def _openpi(path: Path, width: int, quantiles: bool) -> Statistics:
     return Statistics(action=scale("actions"), state=scale("state"))
 
 
-def read_state_kind(folder: Path, raw: Record, asked: str | None) -> str:
+def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
     """How pi0.5's prompt tells the state: as the spec says, else as the folder does. Raises CheckpointError where
     neither does."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     if (folder / STATE_KIND).is_file():
         recorded = read_keys(folder / STATE_KIND)
         if recorded.text("state_in_prompt") not in STATE_KINDS:

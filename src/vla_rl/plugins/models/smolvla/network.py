@@ -9,6 +9,7 @@ values and to their own, in its odd ones to projections of the prefix's alone. R
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaModel, SmolVLMConfig, SmolVLMForConditionalGeneration
 from transformers.initialization import no_init_weights
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.plugins.models.smolvla.folder import SmolVLASizes
 from vla_rl.toolkit.models.attention import added_to_scores
@@ -58,6 +60,90 @@ class SmolVLAPrefix:
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
+def rotated(x: Tensor, by: Pair) -> Tensor:
+    """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
+    wide = x.float()
+    return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    """Return the RMS norm of x, computed in float32 whatever the precision of x."""
+    return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
+
+
+def joined(one: Pair, two: Pair) -> Pair:
+    keys, values = (torch.cat(parts, dim=2) for parts in zip(one, two, strict=True))
+    return keys, values
+
+
+class _Layer(LlamaDecoderLayer):
+    """Parts of a Llama layer."""
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Return x [B, T, heads D] as [B, heads, T, D]."""
+        result: Tensor = x.unflatten(2, (-1, self.self_attn.head_dim)).transpose(1, 2)
+        return result
+
+    def _queries(self, base: Tensor, by: Pair) -> Tensor:
+        return rotated(self._heads(self.self_attn.q_proj(base)), by)
+
+    def _pair(self, base: Tensor, by: Pair) -> Pair:
+        keys, values = (self._heads(part(base)) for part in (self.self_attn.k_proj, self.self_attn.v_proj))
+        return rotated(keys, by), values
+
+    def _attend(self, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
+        """Run the rest of the layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
+        keys, values = pair
+        attended = F.scaled_dot_product_attention(
+            queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
+        )
+        x = x + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2).to(x.dtype))
+        result: Tensor = x + self.mlp(normed(self.post_attention_layernorm, x))
+        return result
+
+
+class TextLayer(_Layer):
+    """Layer of the language model."""
+
+    def forward(  # type: ignore[override]  # only SmolVLAModule calls it
+        self, x: Tensor, by: Pair, mask: Tensor, before: Pair | None
+    ) -> tuple[Tensor, Pair]:
+        """Return the output for tokens x [B, T, D] that follow those of `before`, and all keys and values."""
+        base = normed(self.input_layernorm, x)
+        pair = self._pair(base, by)
+        if before is not None:
+            pair = joined(before, pair)
+        return self._attend(x, self._queries(base, by), pair, mask), pair
+
+
+class ExpertLayer(_Layer):
+    """Layer of the expert, in which action tokens attend to the prefix and to each other."""
+
+    def forward(  # type: ignore[override]  # only SmolVLAModule calls it
+        self, x: Tensor, pair: Pair, by: Pair, mask: Tensor
+    ) -> Tensor:
+        base = normed(self.input_layernorm, x)
+        queries = self._heads(self.self_attn.q_proj(base))
+        pair = joined(pair, self._pair(base, by))
+        return self._attend(x, rotated(queries, by), pair, mask)
+
+
+class CrossingLayer(_Layer):
+    """Layer of the expert, in which action tokens attend to projections of the prefix's keys and values alone."""
+
+    def forward(  # type: ignore[override]  # only SmolVLAModule calls it
+        self, x: Tensor | None, pair: Pair, by: Pair | None = None, mask: Tensor | None = None
+    ) -> Any:
+        """Return the output for x [B, H, D]; without x: the projected keys and values, for the passes that follow."""
+        if x is None:
+            keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
+            return self._heads(self.self_attn.k_proj(keys)), self._heads(self.self_attn.v_proj(values))
+        assert by is not None
+        assert mask is not None
+        base = normed(self.input_layernorm, x)
+        return self._attend(x, self._queries(base, by), pair, mask)
+
+
 class VLMWithExpert(nn.Module):
     """Language model and expert, with lerobot's parameter names."""
 
@@ -89,15 +175,22 @@ class VLMWithExpert(nn.Module):
             scale_factor=sizes.shuffle,
         )
         self.vlm = SmolVLMForConditionalGeneration(config)
+        self._replace_layers(self.vlm.model.text_model, lambda i: TextLayer)
         expert = {**text, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp}
         self.lm_expert: Any = LlamaModel(LlamaConfig(**expert, **tower))
         del self.lm_expert.embed_tokens
+        self._replace_layers(self.lm_expert, lambda i: CrossingLayer if i % sizes.alternate else ExpertLayer)
         wide = sizes.kv_heads * sizes.head_dim
         for i, layer in enumerate(self.lm_expert.layers):
             if i % sizes.alternate:
                 attention: Any = layer.self_attn
                 attention.k_proj = nn.Linear(wide, wide, bias=False)
                 attention.v_proj = nn.Linear(wide, wide, bias=False)
+
+    @staticmethod
+    def _replace_layers(model: Any, kind: Callable[[int], type[LlamaDecoderLayer]]) -> None:
+        count = model.config.num_hidden_layers
+        model.layers = nn.ModuleList(kind(i)(model.config, i) for i in range(count))
 
 
 class SmolVLANetwork(nn.Module):
@@ -124,34 +217,12 @@ def empty_network(sizes: SmolVLASizes, shape: FlowShape) -> SmolVLANetwork:
     return network
 
 
-def turns(positions: Tensor, dim: int) -> Pair:
-    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `turned`."""
+def rotary_factors(positions: Tensor, dim: int) -> Pair:
+    """Return cosines, and sines with their signs, float32 [B, 1, T, dim]: the factors of `rotated`."""
     exponents = (2.0 / dim) * torch.arange(dim // 2, dtype=torch.float32, device=positions.device)
     angle = (positions[..., None].float() / BASE**exponents)[:, None]
     cosine, sine = angle.cos(), angle.sin()
     return torch.cat([cosine, cosine], dim=-1), torch.cat([-sine, sine], dim=-1)
-
-
-def turned(x: Tensor, by: Pair) -> Tensor:
-    """Apply the rotary embedding to x [B, heads, T, D], pairing the two halves of D."""
-    wide = x.float()
-    return torch.addcmul(wide * by[0], wide.roll(x.shape[-1] // 2, -1), by[1]).to(x.dtype)
-
-
-def normed(norm: Any, x: Tensor) -> Tensor:
-    """Return the RMS norm of x, computed in float32 whatever the precision of x."""
-    return F.rms_norm(x.float(), x.shape[-1:], norm.weight, norm.variance_epsilon).to(x.dtype)
-
-
-def attend(layer: Any, x: Tensor, queries: Tensor, pair: Pair, mask: Tensor) -> Tensor:
-    """Run the rest of a Llama layer: attention of queries [B, heads, T, D], and the MLP. Scores are float32."""
-    keys, values = pair
-    attended = F.scaled_dot_product_attention(
-        queries.float(), keys.float(), values.float(), attn_mask=mask, enable_gqa=True
-    )
-    x = x + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2).to(x.dtype))
-    result: Tensor = x + layer.mlp(normed(layer.post_attention_layernorm, x))
-    return result
 
 
 class SmolVLAModule(FlowModule):
@@ -197,13 +268,13 @@ class SmolVLAModule(FlowModule):
         hidden, pairs = self._read(embeds, valid.cumsum(1) - 1, self._scores(valid[:, None, None]), None)
         return PrefixCache(pairs, valid, hidden)
 
-    def tell(self, seen: PrefixCache, state: Tensor) -> SmolVLAPrefix:
+    def tell(self, cache: PrefixCache, state: Tensor) -> SmolVLAPrefix:
         """Return the prefix with the normalised state [B, S] added, projected for the odd layers of the expert."""
         token = self.smolvla.state_proj(state)[:, None].to(self._dtype)
-        valid = torch.cat([seen.valid, seen.valid.new_ones(len(state), 1)], dim=1)
+        valid = torch.cat([cache.valid, cache.valid.new_ones(len(state), 1)], dim=1)
         across = self._scores(valid[:, None, None])
         count = valid.sum(1, keepdim=True)
-        state_hidden, pairs = self._read(token, count - 1, across, seen.pairs)
+        state_hidden, pairs = self._read(token, count - 1, across, cache.pairs)
         horizon, device = self.shape[0], state.device
         before = torch.ones(horizon, horizon, dtype=torch.bool, device=device).tril().expand(len(state), -1, -1)
         causal = torch.cat([valid[:, None].expand(-1, horizon, -1), before], dim=2)[:, None]
@@ -211,28 +282,25 @@ class SmolVLAModule(FlowModule):
         expert = self.smolvla.vlm_with_expert.lm_expert.layers
         for i, layer in enumerate(expert):
             if self._crosses(i):
-                pairs[i] = self._projected(layer, pairs[i])
+                pairs[i] = layer(None, pairs[i])
         summary = None
         if isinstance(self.value_head, PrefixValueHead):
-            summary = mean_over(torch.cat([seen.hidden, state_hidden], dim=1), valid)
-        rotations = turns(count + ahead, self._dim), turns(ahead, self._dim)
+            summary = mean_over(torch.cat([cache.hidden, state_hidden], dim=1), valid)
+        rotations = rotary_factors(count + ahead, self._dim), rotary_factors(ahead, self._dim)
         return SmolVLAPrefix(pairs, self._scores(causal), across, rotations, summary)
 
     def denoise(self, prefix: SmolVLAPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prefix contains it."""
         net = self.smolvla
         embed = net.action_in_proj(x)
-        both = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
-        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(both))).to(self._dtype)
+        embedded = torch.cat([embed, net.time(time)[:, None].expand_as(embed)], dim=2)
+        hidden = net.action_time_mlp_out(F.silu(net.action_time_mlp_in(embedded))).to(self._dtype)
         expert = net.vlm_with_expert.lm_expert
         for i, (layer, pair) in enumerate(zip(expert.layers, prefix.pairs, strict=True)):
-            base = normed(layer.input_layernorm, hidden)
-            queries = self._heads(layer.self_attn.q_proj(base))
             if self._crosses(i):
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[1]), pair, prefix.across)
+                hidden = layer(hidden, pair, prefix.turns[1], prefix.across)
             else:
-                both_sides = self._joined(pair, self._pair(layer, base, prefix.turns[0]))
-                hidden = attend(layer, hidden, turned(queries, prefix.turns[0]), both_sides, prefix.own)
+                hidden = layer(hidden, pair, prefix.turns[0], prefix.own)
         return normed(expert.norm, hidden).float()
 
     def velocity(self, hidden: Tensor) -> Tensor:
@@ -245,37 +313,17 @@ class SmolVLAModule(FlowModule):
         """Run the language model on tokens x [B, T, D] that follow those of `before`. Return its output, and all keys
         and values."""
         text = self.smolvla.vlm_with_expert.vlm.model.text_model
-        by, pairs = turns(positions, self._dim), []
+        by, pairs = rotary_factors(positions, self._dim), []
         for i, layer in enumerate(text.layers):
-            base = normed(layer.input_layernorm, x)
-            pair = self._pair(layer, base, by)
-            pairs.append(pair if before is None else self._joined(before[i], pair))
-            x = attend(layer, x, turned(self._heads(layer.self_attn.q_proj(base)), by), pairs[-1], mask)
+            x, pair = layer(x, by, mask, None if before is None else before[i])
+            pairs.append(pair)
         return normed(text.norm, x), pairs
-
-    def _pair(self, layer: Any, base: Tensor, by: Pair) -> Pair:
-        keys, values = (self._heads(part(base)) for part in (layer.self_attn.k_proj, layer.self_attn.v_proj))
-        return turned(keys, by), values
-
-    def _projected(self, layer: Any, pair: Pair) -> Pair:
-        keys, values = (part.transpose(1, 2).flatten(2) for part in pair)
-        return self._heads(layer.self_attn.k_proj(keys)), self._heads(layer.self_attn.v_proj(values))
-
-    @staticmethod
-    def _joined(one: Pair, two: Pair) -> Pair:
-        keys, values = (torch.cat(parts, dim=2) for parts in zip(one, two, strict=True))
-        return keys, values
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """Return x [B, T, heads D] as [B, heads, T, D]."""
-        result: Tensor = x.unflatten(2, (-1, self._dim)).transpose(1, 2)
-        return result
 
     def _crosses(self, i: int) -> bool:
         return i % self.smolvla.sizes.alternate != 0
 
-    def _scores(self, seen: Tensor) -> Tensor:
-        return added_to_scores(seen, torch.float32)
+    def _scores(self, mask: Tensor) -> Tensor:
+        return added_to_scores(mask, torch.float32)
 
 
 def stays_float32(name: str) -> bool:

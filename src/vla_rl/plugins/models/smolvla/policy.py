@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMEncoderLayer
 
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.smolvla.folder import PUBLIC, SmolVLASizes, mlp_width
-from vla_rl.plugins.models.smolvla.network import SmolVLAModule, SmolVLAPrefix
+from vla_rl.plugins.models.smolvla.network import (
+    CrossingLayer,
+    ExpertLayer,
+    SmolVLAModule,
+    SmolVLAPrefix,
+    TextLayer,
+)
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.flow_checkpoint import save_folder
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
@@ -36,18 +43,20 @@ class SmolVLAPolicy(FlowPolicy):
 
     module: SmolVLAModule
     name = "smolvla"
+    blocks = (SmolVLMEncoderLayer, TextLayer, ExpertLayer, CrossingLayer)
     exact_time = True
 
     def __init__(self, *common: Any, prompts: SmolVLAPrompts) -> None:
         super().__init__(*common)
         self.prompts = prompts
 
-    def _prefix(self, obs: Observation, state: Tensor) -> SmolVLAPrefix:
-        ids, mask = self.prompts.rows(obs.instructions)
-        pixels = self._pixels(obs)
+    def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
+        return self.prompts.rows(obs.instructions)
+
+    def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> SmolVLAPrefix:
         with self._frozen_prefix():
-            seen = self.module.look(pixels, ids, mask)
-        return self.module.tell(seen, state)
+            cache = self.module.look(pixels, ids, mask)
+        return self.module.tell(cache, state)
 
     def save(self, folder: Path) -> None:
         """Save in lerobot's layout, with adapters merged into the weights."""

@@ -6,7 +6,7 @@ from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.collocated import CollocatedConfig
 from vla_rl.toolkit.placement.checks import check_lanes
-from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find
+from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find_devices
 
 
 class Collocated(Placement):
@@ -21,7 +21,7 @@ class Collocated(Placement):
             workers = config.workers or max(cluster.gpus, 1)
             devices = busy_devices(cluster)[:workers]
         else:
-            devices = find("devices", str(config.devices), cluster)
+            devices = find_devices("devices", str(config.devices), cluster)
             workers = len(devices)
         check_lanes(job, workers, 1)
         if workers > cluster.cpus:

@@ -7,7 +7,7 @@ from itertools import combinations
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.disaggregated import DisaggregatedConfig
-from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free, refuse_overlap
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
 
 
 class Disaggregated(Placement):
@@ -19,11 +19,13 @@ class Disaggregated(Placement):
     def plan(self, cluster: Cluster, job: Job) -> Plan:
         config = self.config
         named = {role: getattr(config, role) for role in ROLES}
-        of: dict[str, list[Device]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
+        of: dict[str, list[Device]] = {
+            r: find_devices(r, text, cluster) for r, text in named.items() if text is not None
+        }
         for a, b in combinations(of, 2):
             refuse_overlap(a, b, of, cluster, "each role has devices of its own here; hybrid lets learners share")
         missing = [role for role in ROLES if role not in of]
-        left = free(cluster, [device for devices in of.values() for device in devices], len(missing))
+        left = free_devices(cluster, [device for devices in of.values() for device in devices], len(missing))
         if len(left) < len(missing):
             raise DoesNotFit(
                 f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; "

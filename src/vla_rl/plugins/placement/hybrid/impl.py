@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.hybrid import HybridConfig
-from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find, free, refuse_overlap
+from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
 
 
 class Hybrid(Placement):
@@ -17,9 +17,11 @@ class Hybrid(Placement):
     def plan(self, cluster: Cluster, job: Job) -> Plan:
         config = self.config
         named = {role: getattr(config, role) for role in ROLES}
-        of: dict[str, list[Device]] = {r: find(r, text, cluster) for r, text in named.items() if text is not None}
+        of: dict[str, list[Device]] = {
+            r: find_devices(r, text, cluster) for r, text in named.items() if text is not None
+        }
         missing = [role for role in ("sim", "policy") if role not in of]
-        left = free(cluster, [p for role in ("sim", "policy") for p in of.get(role, ())], len(missing))
+        left = free_devices(cluster, [p for role in ("sim", "policy") for p in of.get(role, ())], len(missing))
         if len(left) < len(missing):
             raise DoesNotFit(
                 f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; put "
@@ -30,7 +32,7 @@ class Hybrid(Placement):
             of[role] = left[i * len(left) // len(missing) : (i + 1) * len(left) // len(missing)]
         if "learner" not in of:
             rollout = [device for role in ("sim", "policy") for device in of[role] if device.index is not None]
-            of["learner"] = free(cluster, (), 0) or list(dict.fromkeys(rollout))
+            of["learner"] = free_devices(cluster, (), 0) or list(dict.fromkeys(rollout))
         if config.sim_workers is None:
             refuse_overlap("sim", "policy", of, cluster, "they run side by side; workers share a device by sim_workers")
         return arrange(

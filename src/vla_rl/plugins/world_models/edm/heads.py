@@ -41,16 +41,16 @@ class Glance(nn.Module):
         pixels = torch.arange(AROUND, device=x.device) - (AROUND - 1) / 2
         around = torch.stack(torch.meshgrid(*(pixels * 2 / side for side in x.shape[:1:-1]), indexing="xy"), dim=-1)
         grid = (places[:, :, None, None] + around).flatten(1, 2)  # [B, C AROUND, AROUND, 2]
-        found = F.grid_sample(x, grid, align_corners=False).unflatten(2, (count, AROUND))
-        found = found.transpose(1, 2).flatten(0, 1)  # [B C, 3, AROUND, AROUND]
-        found = found.contiguous(memory_format=torch.channels_last)  # faster for convolutions of few channels
+        patches = F.grid_sample(x, grid, align_corners=False).unflatten(2, (count, AROUND))
+        patches = patches.transpose(1, 2).flatten(0, 1)  # [B C, 3, AROUND, AROUND]
+        patches = patches.contiguous(memory_format=torch.channels_last)  # faster for convolutions of few channels
         scale, shift = self.told(condition).repeat_interleave(count, 0)[:, :, None, None].chunk(2, dim=1)
-        found = F.silu(self.mixed(F.silu(self.conv_in(found) * (1 + scale) + shift)))
-        found = F.silu(self.quartered(F.silu(self.halved(found)))).flatten(1)
+        patches = F.silu(self.mixed(F.silu(self.conv_in(patches) * (1 + scale) + shift)))
+        patches = F.silu(self.quartered(F.silu(self.halved(patches)))).flatten(1)
         if noise is not None:
-            kept = torch.from_numpy(noise.uniforms(found.shape[1])).to(found.device) >= DROPPED
-            found = found * kept.repeat_interleave(count, 0) / (1 - DROPPED)
-        return F.silu(self.seen(found)).unflatten(0, (-1, count))  # type: ignore[no-any-return]
+            dropout_mask = torch.from_numpy(noise.uniforms(patches.shape[1])).to(patches.device) >= DROPPED
+            patches = patches * dropout_mask.repeat_interleave(count, 0) / (1 - DROPPED)
+        return F.silu(self.seen(patches)).unflatten(0, (-1, count))  # type: ignore[no-any-return]
 
 
 class Heads(nn.Module):
@@ -83,10 +83,10 @@ class Heads(nn.Module):
         condition = self.condition(self.words(words, offsets))
         pictures = at_most(before, PICTURE).chunk(len(self.glances), dim=1)
         looks = zip(self.glances, pictures, path.places, strict=True)
-        seen = [glance(picture, places, condition, noise) for glance, picture, places in looks]
+        picture_features = [glance(picture, places, condition, noise) for glance, picture, places in looks]
         earlier = torch.cat((path.start[:, None], path.poses[:, :-1]), dim=1)
-        given = condition[:, None].expand(-1, path.steps.shape[1], -1)
-        features = torch.cat((*seen, path.poses, earlier, path.steps, given), dim=2)
+        repeated_condition = condition[:, None].expand(-1, path.steps.shape[1], -1)
+        features = torch.cat((*picture_features, path.poses, earlier, path.steps, repeated_condition), dim=2)
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
     def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:

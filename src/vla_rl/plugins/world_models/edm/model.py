@@ -72,9 +72,10 @@ class EDM(WorldModel):
             raise UserError("world model 'edm' is built for a simulator: give `Context.env`")
         sizes = set(info.cameras.values())
         if len(sizes) != 1 or any(side % config.fold for side in next(iter(sizes))):
-            shown = ", ".join(f"{name} {h} x {w}" for name, (h, w) in info.cameras.items()) or "none"
+            camera_sizes = ", ".join(f"{name} {h} x {w}" for name, (h, w) in info.cameras.items()) or "none"
             raise UserError(
-                f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; there are: {shown}"
+                f"world model 'edm' needs cameras of one size, a multiple of `fold` {config.fold}; "
+                f"there are: {camera_sizes}"
             )
         self.config = config
         self.history = config.history
@@ -86,11 +87,11 @@ class EDM(WorldModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(context.seed, "world-model/edm"))
             size, history = config.condition, config.history
-            given, shares = history * frame, 0
+            input_channels, shares = history * frame, 0
             if config.residual:
-                given, shares = (history - 1 + LAYERS) * frame + WHERE * len(info.cameras), LAYERS * frame // 3
+                input_channels, shares = (history - 1 + LAYERS) * frame + WHERE * len(info.cameras), LAYERS * frame // 3
             unet = config.channels, config.depths, size
-            denoiser = Denoiser(frame, given, history, chunk, info.state_dim, *unet, more=shares)
+            denoiser = Denoiser(frame, input_channels, history, chunk, info.state_dim, *unet, more=shares)
             heads = Heads(len(info.cameras), info.action_dim, info.state_dim, config.heads, size)
         motion = Motion(len(info.cameras), info.action_dim, info.state_dim, next(iter(sizes)))
         networks = Networks(denoiser, heads)
@@ -127,12 +128,12 @@ class EDM(WorldModel):
         frames, states = [], []
         for first in range(0, count, ROWS):
             rows = slice(first, first + ROWS)
-            batch, path, features = self._looked(windows, rows, actions)
-            given = self._given(batch.pictures, path)
+            batch, path, features = self._features(windows, rows, actions)
+            given = self._denoiser_input(batch.pictures, path)
             after = self._sample(start[rows].to(self.device), given, batch.chunks, batch.state[:, -1])
             frames.append(after)
-            whole = torch.full((len(after),), actions.shape[1], device=self.device)
-            states.append(self._averaged.heads.next_state(features, path, whole))
+            full_chunks = torch.full((len(after),), actions.shape[1], device=self.device)
+            states.append(self._averaged.heads.next_state(features, path, full_chunks))
         images, state_values = self._images(torch.cat(frames), windows), torch.cat(states).cpu().numpy()
         return Observation(
             images=images, instructions=windows.instructions, state=state_values if state_values.shape[1] else None
@@ -140,11 +141,11 @@ class EDM(WorldModel):
 
     @torch.no_grad()
     def outcome(self, windows: Windows, actions: Array, after: Observation) -> Array:
-        found = []
+        probabilities = []
         for first in range(0, len(windows.instructions), ROWS):
-            _, _, features = self._looked(windows, slice(first, first + ROWS), actions)
-            found.append(self._averaged.heads.logits(features).softmax(-1))
-        chances: Array = torch.cat(found).cpu().numpy()
+            _, _, features = self._features(windows, slice(first, first + ROWS), actions)
+            probabilities.append(self._averaged.heads.logits(features).softmax(-1))
+        chances: Array = torch.cat(probabilities).cpu().numpy()
         return chances
 
     def training_state(self) -> Mapping[str, Any]:
@@ -169,7 +170,7 @@ class EDM(WorldModel):
         optimizer.step()
         return norm.detach()
 
-    def _looked(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
+    def _features(self, windows: Windows, rows: slice, actions: Array) -> tuple[WindowBatch, Path, Tensor]:
         """Return the batch of these windows, the predicted path of the chunk in question, and the heads' features for
         it."""
         batch = self._batch(windows, rows, actions)
@@ -182,10 +183,10 @@ class EDM(WorldModel):
         batch = self._batch(windows)
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising(networks.denoiser, batch, noise)
-        found = self._of_heads(networks.heads, batch, predicted, noise if learn else None)
+        head_losses = self._head_losses(networks.heads, batch, predicted, noise if learn else None)
         if learn:
             self._observe(batch)
-        return {"denoising": denoising} | found
+        return {"denoising": denoising} | head_losses
 
     def _observe(self, batch: WindowBatch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
@@ -204,7 +205,7 @@ class EDM(WorldModel):
             draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
             past = torch.stack(predicted[t + 1 - K : t + 1], dim=1)
-            given = self._given(past, self._motion.path(so_far[:, -1, :-1], state))
+            given = self._denoiser_input(past, self._motion.path(so_far[:, -1, :-1], state))
             sigma = D.training_sigmas(level, self.config.sigma_loc, self.config.sigma_scale)
             noisy = D.apply_noise(target, sigma, offset, normals, D.SIGMA_OFFSET_NOISE)
             c = D.compute_conditioners(sigma)
@@ -213,19 +214,19 @@ class EDM(WorldModel):
             if self.config.changed_weight:
                 changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
-            whole = (batch.executed_counts[:, t] > 0) & (
+            complete = (batch.executed_counts[:, t] > 0) & (
                 batch.outcomes[:, t] == 0
             )  # an episode ends in the middle of its chunk
-            loss = loss + _mean(error, whole) / rollout
+            loss = loss + _mean(error, complete) / rollout
             predicted[t + 1] = F.pixel_shuffle(D.wrap_model_output(noisy, output, c), self.config.fold)
         return loss, predicted
 
-    def _of_heads(
+    def _head_losses(
         self, heads: Heads, batch: WindowBatch, predicted: list[Tensor], learning: Noise | None
     ) -> dict[str, Tensor]:
         """Return the heads' losses, on recorded and on predicted pictures alike. With `learning` (noise for dropout)
         the heads take an optimiser step on each."""
-        found: dict[str, list[Tensor]] = {"state": [], "outcome": []}
+        losses_of: dict[str, list[Tensor]] = {"state": [], "outcome": []}
         for t in range(self.history - 1, batch.chunks.shape[1]):
             state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.executed_counts[:, t]
             path = self._motion.path(batch.chunks[:, t, :-1], state)
@@ -239,8 +240,8 @@ class EDM(WorldModel):
                 if learning is not None:
                     self._step("heads", torch.stack(list(losses.values())).sum())
                 for name, loss in losses.items():
-                    found[name].append(loss.detach())
-        return {name: torch.stack(each).mean() for name, each in found.items() if each}
+                    losses_of[name].append(loss.detach())
+        return {name: torch.stack(each).mean() for name, each in losses_of.items() if each}
 
     def _sample(self, x: Tensor, given: Tensor, chunks: Tensor, state: Tensor) -> Tensor:
         low, high, rho = SIGMAS
@@ -276,15 +277,15 @@ class EDM(WorldModel):
     def _batch(self, windows: Windows, rows: slice = slice(None), actions: Array | None = None) -> WindowBatch:
         """Return these rows of the windows as tensors; with actions float32 [all rows, C, A], followed by that
         chunk."""
-        asked, executed_counts = windows.actions[rows], windows.executed[rows].sum(-1)
+        all_actions, executed_counts = windows.actions[rows], windows.executed[rows].sum(-1)
         if actions is not None:
-            asked = np.concatenate([asked, to_numpy(actions)[rows, None]], axis=1)
+            all_actions = np.concatenate([all_actions, to_numpy(actions)[rows, None]], axis=1)
             executed_counts = np.concatenate(
-                [executed_counts, np.full((len(executed_counts), 1), asked.shape[2])], axis=1
+                [executed_counts, np.full((len(executed_counts), 1), all_actions.shape[2])], axis=1
             )
         steps = torch.from_numpy(executed_counts).to(self.device)
         flags = (steps > 0).float()[..., None]
-        scaled = (self._tensor(asked) - self._low) / self._span * 2 - 1
+        scaled = (self._tensor(all_actions) - self._low) / self._span * 2 - 1
         return WindowBatch(
             pictures=self._pictures([to_numpy(windows.images[name])[rows] for name in self.cameras]),
             state=self._tensor(windows.state[rows]),
@@ -306,7 +307,7 @@ class EDM(WorldModel):
         """Return pictures [.., cameras 3, H, W] as frames [.., channels, H / fold, W / fold] (pixel unshuffle)."""
         return F.pixel_unshuffle(pictures, self.config.fold)
 
-    def _given(self, pictures: Tensor, path: Path) -> Tensor:
+    def _denoiser_input(self, pictures: Tensor, path: Path) -> Tensor:
         """Return the denoiser's conditioning channels from pictures [B, K, cameras 3, H, W]. With `residual` the newest
         picture is replaced by the layers of the next one, and maps of where the robot goes come first."""
         if not self.config.residual:

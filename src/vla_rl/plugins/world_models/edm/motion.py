@@ -44,11 +44,11 @@ class LeastSquares(nn.Module):
 
     def observe(self, x: Tensor, y: Tensor, counted: Tensor) -> None:
         """Add pairs x [B, inputs], y [B, outputs] where `counted` (bool [B]) is true, and solve again."""
-        kept = F.pad(x[counted], (0, 1), value=1.0)
-        self.seen += len(kept)
-        share = len(kept) / self.seen.clamp(min=1)
-        self.moments.lerp_(kept.T @ kept / max(len(kept), 1), share)
-        self.products.lerp_(kept.T @ y[counted] / max(len(kept), 1), share)
+        inputs = F.pad(x[counted], (0, 1), value=1.0)
+        self.seen += len(inputs)
+        share = len(inputs) / self.seen.clamp(min=1)
+        self.moments.lerp_(inputs.T @ inputs / max(len(inputs), 1), share)
+        self.products.lerp_(inputs.T @ y[counted] / max(len(inputs), 1), share)
         moments = self.moments.double()
         ridge = torch.diag(RIDGE * moments.diagonal() + TINY)
         self.weight.copy_(torch.linalg.solve(moments + ridge, self.products.double()))
@@ -110,8 +110,8 @@ class Motion(nn.Module):
         """Return the layers [B, LAYERS, cameras 3, H, W] that the next pictures are composed of, from pictures [B,
         cameras 3, H, W]: the picture shifted as its camera moves (the scene); shifted as the robot moves in it; and the
         mean of all pictures, which also fills what the shifts bring into view."""
-        gone = path.poses[:, -1] - path.start
-        scene = [shift(gone) for shift in self.shifts]
+        displacement = path.poses[:, -1] - path.start
+        scene = [shift(displacement) for shift in self.shifts]
         robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
         usual = torch.where(self.seen > 0, self.usual, pictures)
         return torch.stack((*(_shifted(pictures, by, usual) for by in (scene, robot)), usual), dim=1)
@@ -131,7 +131,7 @@ class Motion(nn.Module):
 
         Args:
             chunk: [B, C A].   state, then: states before and after, [B, S].
-            played: int64 [B], actions executed of each chunk; may be 0.
+            num_executed: int64 [B], actions executed of each chunk; may be 0.
             pair: pictures before and after, [B, cameras 3, H, W].
         """
         steps, real = chunk.unflatten(1, (-1, self.actions)), num_executed > 0
@@ -147,9 +147,9 @@ class Motion(nn.Module):
         for (before, after), place, shift in zip(cameras, self.places, self.shifts, strict=True):
             changed = (after - before).abs() > CHANGED
             share = changed.float().mean(1).flatten(1)
-            whole = share.sum(1)
-            middle = share @ _cells(before) / whole.clamp(min=1e-6)[:, None]
-            place.observe((path.start + end) / 2, middle, real & (whole > 0))
+            total = share.sum(1)
+            middle = share @ _cells(before) / total.clamp(min=1e-6)[:, None]
+            place.observe((path.start + end) / 2, middle, real & (total > 0))
             by, sure = _shift(before, after)
             shift.observe(end - path.start, by, real & sure)
 
@@ -161,11 +161,13 @@ def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
     cameras = (x.chunk(len(by), dim=-3) for x in (pictures, beyond))
     for picture, new, shift in zip(*cameras, by, strict=True):
         sides = torch.tensor(picture.shape[:1:-1], device=picture.device)
-        whole = (shift * sides / 2).round() * 2 / sides
-        still = torch.eye(2, device=picture.device).expand(len(whole), -1, -1)
-        grid = F.affine_grid(torch.cat((still, -whole[:, :, None]), dim=2), list(picture.shape), align_corners=False)
-        found = F.grid_sample(F.pad(picture, (0, 0, 0, 0, 0, 1), value=1.0), grid, "nearest", align_corners=False)
-        moved.append(found[:, :3] + (1 - found[:, 3:]) * new)
+        whole_pixels = (shift * sides / 2).round() * 2 / sides
+        still = torch.eye(2, device=picture.device).expand(len(whole_pixels), -1, -1)
+        grid = F.affine_grid(
+            torch.cat((still, -whole_pixels[:, :, None]), dim=2), list(picture.shape), align_corners=False
+        )
+        sampled = F.grid_sample(F.pad(picture, (0, 0, 0, 0, 0, 1), value=1.0), grid, "nearest", align_corners=False)
+        moved.append(sampled[:, :3] + (1 - sampled[:, 3:]) * new)
     return torch.cat(moved, dim=1)
 
 
@@ -192,8 +194,8 @@ def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
     size = (height + height // 4, width + width // 4)  # padding against wrap-around
 
     def spectrum(x: Tensor) -> Tensor:
-        found: Tensor = torch.fft.rfft2(x, s=size)
-        return found
+        frequencies: Tensor = torch.fft.rfft2(x, s=size)
+        return frequencies
 
     def correlation(spectrum: Tensor) -> Tensor:
         """Return, at (y, x), the sum of products of the first picture with the second shifted by (y, x)

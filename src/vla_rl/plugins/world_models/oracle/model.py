@@ -77,19 +77,19 @@ class Oracle(WorldModel):
 
     def _execute(self, windows: Windows, actions: Array, first: int) -> tuple[int, ChunkResult]:
         num_envs = self.env.num_envs
-        here = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
-        self.env.reset(np.arange(num_envs), windows.states[here], windows.seeds[here])
-        for asked, executed in zip(
-            windows.actions[here].swapaxes(0, 1), windows.executed[here].swapaxes(0, 1), strict=True
+        window_ids = np.minimum(np.arange(first, first + num_envs), len(actions) - 1)  # the last window pads the batch
+        self.env.reset(np.arange(num_envs), windows.states[window_ids], windows.seeds[window_ids])
+        for chunk, executed in zip(
+            windows.actions[window_ids].swapaxes(0, 1), windows.executed[window_ids].swapaxes(0, 1), strict=True
         ):
             counts = executed.sum(1)
             for width in np.unique(counts[counts > 0]):
-                self.env.chunk_step(asked[:, :width], counts == width, True)
-        result = self.env.chunk_step(to_numpy(actions)[here], np.ones(num_envs, bool), True)
-        return min(num_envs, len(actions) - first), _kept(result)
+                self.env.chunk_step(chunk[:, :width], counts == width, True)
+        result = self.env.chunk_step(to_numpy(actions)[window_ids], np.ones(num_envs, bool), True)
+        return min(num_envs, len(actions) - first), _copied(result)
 
 
-def _kept(result: ChunkResult) -> ChunkResult:
+def _copied(result: ChunkResult) -> ChunkResult:
     """Return a copy of the result in NumPy arrays: the next chunk may overwrite what a simulator returned."""
     parts: dict[str, Any] = {
         name: np.array(to_numpy(getattr(result, name)))

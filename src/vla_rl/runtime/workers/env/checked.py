@@ -53,9 +53,9 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk
     """
     actions = np.asarray(to_numpy(actions), np.float32)
     low, high = np.asarray(info.action_low, np.float32), np.asarray(info.action_high, np.float32)
-    want = (len(env_ids), chunk, len(low))
-    if actions.shape != want:
-        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {want} (envs, chunk, dims)")
+    expected = (len(env_ids), chunk, len(low))
+    if actions.shape != expected:
+        raise EnvError(f"actions for env {env!r} have shape {actions.shape}, expected {expected} (envs, chunk, dims)")
     outside = ~((actions >= low - BOUND_TOLERANCE) & (actions <= high + BOUND_TOLERANCE))
     if outside.any():
         index, step, dim = (int(i) for i in np.argwhere(outside)[0])
@@ -84,6 +84,6 @@ def _check_array(env: str, array: Any, shape: tuple[int, ...], dtype: str, what:
         raise EnvError(f"env {env!r}: {what} is {array!r:.80}, expected {dtype} {shape}")
     if tuple(array.shape) != shape:
         raise EnvError(f"env {env!r}: {what} has shape {tuple(array.shape)}, expected {shape}")
-    found = str(array.dtype).removeprefix("torch.")
-    if found != dtype:
-        raise EnvError(f"env {env!r}: {what} is {found}, expected {dtype}; convert it in the simulator's plugin")
+    actual_dtype = str(array.dtype).removeprefix("torch.")
+    if actual_dtype != dtype:
+        raise EnvError(f"env {env!r}: {what} is {actual_dtype}, expected {dtype}; convert it in the simulator's plugin")

@@ -129,27 +129,29 @@ class EnvWorker(EnvLanes, EnvInterface):
         return self._answer(lane, self.stepped(lane, actions, tickets))
 
     def demonstrate(self, lane: int, count: int, noise: float) -> tuple[Demonstrations | None, tuple[int, int, int]]:
-        env, own = self.envs[lane], self.slices[lane]
+        env, lane_slice = self.envs[lane], self.slices[lane]
         episodes = self.eval[lane]
         self.train[lane].leave()
         kept_obs: list[Observation] = []
         kept_actions: list[Array] = []
-        found_at: list[Array] = []
+        sort_keys: list[Array] = []
         good = tried = 0
-        for round_index in range(3 * -(-count // own.num_envs)):
+        for round_index in range(3 * -(-count // lane_slice.num_envs)):
             if good >= count:
                 break
-            index = [round_index * self.spec.env.num_envs + own.first_env + p for p in range(own.num_envs)]
+            index = [
+                round_index * self.spec.env.num_envs + lane_slice.first_env + p for p in range(lane_slice.num_envs)
+            ]
             starts = [
                 EpisodeRequest(state=draw_state(self.states, self.spec.seed, i, DEMONSTRATIONS), number=i)
                 for i in index
             ]
             episodes.clear()
             request = episodes.step(None, starts)
-            solved = np.zeros(own.num_envs, bool)
+            solved = np.zeros(lane_slice.num_envs, bool)
             steps: list[tuple[Array, Array, Observation, Array]] = []
             # Index in `steps` at which each env's last attempt begins: above 0 where the env broke and started again.
-            first = np.zeros(own.num_envs, np.int64)
+            first = np.zeros(lane_slice.num_envs, np.int64)
             while not request.done and request.obs is not None:
                 self.heartbeat()
                 if self.stop_requested():
@@ -165,18 +167,20 @@ class EnvWorker(EnvLanes, EnvInterface):
                 request = episodes.step(noisy.astype(np.float32))
                 for ticket in request.finished:
                     solved[ticket.number - index[0]] = ticket.episodes[0].success_once
-            good, tried = good + int(solved.sum()), tried + own.num_envs
+            good, tried = good + int(solved.sum()), tried + lane_slice.num_envs
             self.solved[lane] = min(good, count)
             for i, (positions, chunks, obs, label) in enumerate(steps):
                 env_ids = np.flatnonzero(solved[positions] & (i >= first[positions]))
                 if len(env_ids):
                     kept_obs.append(obs.take(env_ids))
                     kept_actions.append(label[env_ids])
-                    found_at.append(np.stack([np.full(len(env_ids), round_index), chunks[env_ids], positions[env_ids]]))
+                    sort_keys.append(
+                        np.stack([np.full(len(env_ids), round_index), chunks[env_ids], positions[env_ids]])
+                    )
         if not kept_obs:
             return None, (0, 0, tried)
         observations, actions = Observation.concat(kept_obs), np.concatenate(kept_actions)
-        order = np.lexsort(np.concatenate(found_at, axis=1)[::-1])
+        order = np.lexsort(np.concatenate(sort_keys, axis=1)[::-1])
         if np.any(np.diff(order) < 0):  # an env that broke ran later than the others
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
@@ -225,17 +229,17 @@ class EnvWorker(EnvLanes, EnvInterface):
         return request if self.local else self.outboxes[lane].put(request, shared=self.shared.get(lane, False))
 
 
-def camera_of(info: EnvInfo, spec: Spec, asked: str | None) -> str:
+def camera_of(info: EnvInfo, spec: Spec, requested: str | None) -> str:
     """Return the camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
-    name, there = spec.algorithm.type, tuple(info.cameras)
-    if not there:
+    name, cameras = spec.algorithm.type, tuple(info.cameras)
+    if not cameras:
         raise UserError(
             f"algorithm {name!r} looks at the frames of episodes, and env {spec.env.type!r} has no cameras; give it "
             "one, or choose another algorithm"
         )
-    if asked is not None and asked not in there:
+    if requested is not None and requested not in cameras:
         raise UserError(
-            f"algorithm {name!r} looks at the frames of camera {asked!r}, and env {spec.env.type!r} has none of that "
-            f"name; it has: {', '.join(there)}"
+            f"algorithm {name!r} looks at the frames of camera {requested!r}, and env {spec.env.type!r} has none of "
+            f"that name; it has: {', '.join(cameras)}"
         )
-    return asked or there[0]
+    return requested or cameras[0]

@@ -283,8 +283,8 @@ class Episodes:
         if not len(env_ids):
             return
         env_ids = np.unique(env_ids)
-        kept = np.flatnonzero(self.active & ~np.isin(np.arange(self.num_envs), env_ids))
-        parts = [(kept, self.obs.take(kept))] if len(kept) else []
+        unchanged = np.flatnonzero(self.active & ~np.isin(np.arange(self.num_envs), env_ids))
+        parts = [(unchanged, self.obs.take(unchanged))] if len(unchanged) else []
         parts += self.streams.take_observations(env_ids)
         parts += self._set_up(np.setdiff1d(env_ids, [env_id for part, _ in parts for env_id in part]))
         self.obs = Observation.concat([obs for _, obs in parts])

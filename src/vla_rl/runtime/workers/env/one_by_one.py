@@ -36,11 +36,11 @@ def one_by_one(
         if not going.any():
             break
     last[~active] = len(parts) - 1
-    rest = actions.shape[1] - len(parts)
+    padding = actions.shape[1] - len(parts)
 
     def stacked(name: str) -> Array:
         columns = [to_numpy(getattr(part, name)) for part in parts]
-        return np.pad(np.concatenate(columns, 1), ((0, 0), (0, rest)))
+        return np.pad(np.concatenate(columns, 1), ((0, 0), (0, padding)))
 
     ends = last * len(active) + np.arange(len(active))
     result = ChunkResult(

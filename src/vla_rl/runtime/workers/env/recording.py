@@ -92,15 +92,15 @@ class EpisodeRecorder:
         if start.recorded:
             images: dict[str, list[bytes]] = {camera: [] for camera in self.info.cameras}
             self._running[env_id] = _RunningRecording(images=images, instruction=obs.instructions[position])
-            self._see(env_id, obs, position)
+            self._append_observation(env_id, obs, position)
 
-    def see(self, env_ids: Array, obs: Observation) -> None:
+    def add_observations(self, env_ids: Array, obs: Observation) -> None:
         """Record what these envs (int64) observe before their next action, or chunk; `obs` is of all envs."""
         for env_id in env_ids.tolist():
             if env_id in self._running:
-                self._see(env_id, obs, env_id)
+                self._append_observation(env_id, obs, env_id)
 
-    def _see(self, env_id: int, obs: Observation, position: int) -> None:
+    def _append_observation(self, env_id: int, obs: Observation, position: int) -> None:
         running = self._running[env_id]
         for camera, images in running.images.items():
             images.append(png(to_numpy(obs.images[camera][position])))
@@ -122,7 +122,7 @@ class EpisodeRecorder:
                 running.actions.append(chosen[env_id])
                 running.rewards.append(float(rewards[env_id, :count].sum()))
                 running.executed.append(count)
-                self._see(env_id, result.obs, env_id)
+                self._append_observation(env_id, result.obs, env_id)
 
     def end(self, env_id: int, episode: Episode) -> None:
         """Put the recording of an env's finished episode into the store, if the settings keep it."""

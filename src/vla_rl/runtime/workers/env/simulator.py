@@ -65,7 +65,7 @@ class LaneSimulator:
         """Execute actions float32 [N, C', A] in the active envs, bool [N]. Raises EnvError."""
         before = perf_counter()
         if self.recorder.wants_steps(active):
-            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, self.recorder.see)
+            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, self.recorder.add_observations)
             self._faults = faults
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)

@@ -73,22 +73,22 @@ class WorldModelRecordings(WorldModelRecordingInterface):
 
 def _copy(obs: Observation, env_id: int) -> Observation:
     """Return the observation of one env in memory of its own, because a simulator may write into what it returned."""
-    taken = obs.take(np.array([env_id])).numpy()
-    images = {camera: np.array(frames) for camera, frames in taken.images.items()}
-    state = None if taken.state is None else np.array(taken.state, np.float32)
-    return Observation(images=images, instructions=taken.instructions, state=state)
+    env_obs = obs.take(np.array([env_id])).numpy()
+    images = {camera: np.array(frames) for camera, frames in env_obs.images.items()}
+    state = None if env_obs.state is None else np.array(env_obs.state, np.float32)
+    return Observation(images=images, instructions=env_obs.instructions, state=state)
 
 
 def _recording(running: _Running) -> RecordedEpisode:
-    start, seen = running.start, Observation.concat(running.frames)
-    state = np.zeros((len(seen), 0), np.float32) if seen.state is None else to_numpy(seen.state)
+    start, obs = running.start, Observation.concat(running.frames)
+    state = np.zeros((len(obs), 0), np.float32) if obs.state is None else to_numpy(obs.state)
     return RecordedEpisode(
-        images={camera: to_numpy(frames) for camera, frames in seen.images.items()},
+        images={camera: to_numpy(frames) for camera, frames in obs.images.items()},
         state=state,
         actions=np.stack(running.actions),
         executed=np.stack(running.executed),
         outcomes=np.array(running.outcomes, np.int64),
-        instruction=seen.instructions[0],
+        instruction=obs.instructions[0],
         task=start.state.task,
         reset_state=start.state.id,
         number=start.number,

@@ -37,6 +37,7 @@ class CloningUpdate:
         with trained.released():
             for step, of_step in zip(steps, micro_batches, strict=True):
                 losses.append(self._step(step, of_step, samples))
+            trained.check_finite()
         return float(torch.stack(losses).sum())
 
     def _step(

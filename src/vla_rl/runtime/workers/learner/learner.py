@@ -8,14 +8,18 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
-from vla_rl.runtime.comm.weight_sync import PublishedWeights, WeightPublisher
+from vla_rl.runtime.comm.weight_transfer.connect import BUCKET_BYTES, open_sender
+from vla_rl.runtime.comm.weight_transfer.ends import WeightSender
 from vla_rl.runtime.messages.learning import ImitationStep, OptimizerStep, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, dummy_sample
+from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner.behaviour_cloning import CloningUpdate
 from vla_rl.runtime.workers.learner.micro_batches import InputRows, SampleFields
@@ -43,6 +47,7 @@ class Learner(LearnerInterface):
         acting: bool,
         heartbeat: Callable[[], None],
         demonstrations: Demonstrations | None = None,
+        compare_acting: bool = False,
     ):
         """Create the optimiser for a model.
 
@@ -51,18 +56,20 @@ class Learner(LearnerInterface):
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
             heartbeat: called before each pass.
+            compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
         """
         self.model = model
         self.rank = 0
         self.version = 0
         self.buffer = SampleBuffer()
         self.trained = TrainedModel(model, train, name=name, device=device, world=world, info=info, acting=acting)
-        self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat)
+        self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat, compare_acting)
         self._behaviour_cloning = CloningUpdate(self.trained, demonstrations, heartbeat)
         self._scoring = Scoring(self.trained, self.buffer, heartbeat)
-        self._publisher = WeightPublisher()
         self._listener: socket.socket | None = None
-        """Listening socket of rank 0 for the other ranks."""
+        """Listening socket of rank 0 for the other ranks, or for policies."""
+        self._sender: WeightSender | None = None
+        """End of the transfer to policies in other workers, on rank 0."""
 
     def listen(self, host: str) -> str:
         """Open the listening socket of rank 0 at this address of the machine. Return the address for `join`."""
@@ -134,9 +141,22 @@ class Learner(LearnerInterface):
 
     # -------------------------------------------------------------------------------------- weights and state
 
-    def weights(self, check: bool) -> PublishedWeights | None:
-        with self.trained.full_weights():
-            return self._publisher.publish(self.model, self.version, check) if self.rank == 0 else None
+    def weight_layout(self) -> WeightLayout:
+        kind = torch.device(self.trained.device).type
+        return WeightLayout.of(self.model.weights(), BUCKET_BYTES[kind])
+
+    def connect_policies(self, transfer: WeightTransfer) -> None:
+        self._sender = open_sender(transfer, torch.device(self.trained.device), self._listener)
+        self._listener = None
+
+    def send_weights(self, check: bool) -> tuple[Array | None, dict[str, int]]:
+        with self.trained.released():
+            pairs = self.trained.gathered_weights()
+            if self._sender is not None:
+                return self._sender.send(pairs, check)
+            for _ in pairs:
+                """Only take part in gathering."""
+            return None, {}
 
     def save(self, model_folder: Path | None, state_file: Path | None) -> None:
         with self.trained.full_weights():

@@ -40,6 +40,7 @@ class TrainedModel:
         self.strategy: ParallelStrategy = DataParallel(world)
         self._acting = acting
         self._dummy: ModelInputs | None = None
+        self._guard = optimizer.FiniteGuard(name)
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -76,6 +77,13 @@ class TrainedModel:
         yield
         self._let_act()
 
+    def gathered_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the published weights as full tensors, one at a time, so that no rank holds all of them; all ranks
+        together.
+        """
+        for name, tensor in self.model.weights():
+            yield name, self.strategy.unsharded(tensor)
+
     @contextmanager
     def full_weights(self) -> Iterator[None]:
         """Context in which the module holds full weights, to be saved or sent; all ranks together."""
@@ -106,9 +114,9 @@ class TrainedModel:
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
 
-    def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
-        """Make an optimiser step with the gradients of all ranks. Return their norm before clipping. Raises UserError
-        naming `where` for a loss or a gradient that is not finite.
+    def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
+        """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
+        After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.
         """
         stepped = []
         for name, parameter in self.parameters.items():
@@ -117,4 +125,8 @@ class TrainedModel:
             else:
                 stepped.append(parameter)
         limit = self.train.max_grad_norm
-        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self.name, where)
+        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+
+    def check_finite(self) -> None:
+        """Raises UserError if a loss or a gradient was not finite since the last call."""
+        self._guard.check()

@@ -1,24 +1,28 @@
-"""The policy role: a model that acts for lanes and keeps what learning needs."""
+"""The policy role: an engine that acts for lanes, and what learning needs of its chunks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+import torch
 
-from vla_rl.core.errors import PluginError
-from vla_rl.core.hookspecs import ActingModel, VLAModel
+from vla_rl.core.errors import PluginError, WorkerDied
+from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Observation, concat, pick, to_numpy
 from vla_rl.runtime.comm.interfaces import PolicyInterface
-from vla_rl.runtime.comm.weight_sync import PublishedWeights, receive, swap_in
+from vla_rl.runtime.comm.weight_transfer.connect import open_receiver
+from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
+from vla_rl.runtime.messages.weights import WeightTransfer, verify
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, taken
 from vla_rl.runtime.workers.policy.weight_versions import WeightVersions
 
@@ -31,40 +35,46 @@ class PolicyWorker(PolicyInterface):
 
     def __init__(
         self,
-        model: ActingModel,
+        engine: PolicyEngine,
         *,
         name: str,
         seed: int,
+        worker: int = 0,
+        device: str = "cpu",
         lag: int = 0,
         finals: bool = False,
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
         on_version: Callable[[int], None] = lambda version: None,
         between_requests: AbstractContextManager[Any] = NO_LOCK,
     ):
-        """Create the role around a model.
+        """Create the role around an engine.
 
         Args:
+            name: description of the policy in messages, such as "model 'openvla'".
+            worker: index of the worker.
+            device: device that weights arrive on.
             lag: number of versions before the newest that tickets may ask for; they are kept in host memory.
             finals: learners recompute values, so final observations are kept for them.
             embed: `Algorithm.features`.
             on_version: called with the version of the weights that act from now on.
-            between_requests: lock that is held while the model is used.
+            between_requests: lock that is held while the engine is used.
         """
-        self.model = model
+        self.engine = engine
         self.name = name
         self.seed = seed
         self.embed = embed
         self.on_version = on_version
         self.between_requests = between_requests
-        self.weights = WeightVersions(self.trained_model, lag)
+        self.weights = WeightVersions(engine, lag)
+        self._worker = worker
+        self._device = torch.device(device)
+        self._receiver: WeightReceiver | None = None
+        """End of the transfer from a learner in another worker."""
+        self._partly_loaded = ""
+        """Error that broke off the loading of a version; the model must not act then."""
         self.samples = SampleStore(keeps_finals=finals)
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
-
-    @property
-    def trained_model(self) -> VLAModel:
-        """Return the model, in a run that trains it. A model that only acts is in evaluations alone."""
-        return cast(VLAModel, self.model)
 
     @property
     def version(self) -> int:
@@ -73,8 +83,21 @@ class PolicyWorker(PolicyInterface):
 
     # ----------------------------------------------------------------------------------------------- inference
 
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Context of a rollout or an evaluation, in which the engine is awake."""
+        with self.between_requests:
+            self.engine.wake_up()
+        try:
+            yield
+        finally:
+            with self.between_requests:
+                self.engine.sleep()
+
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         started = perf_counter()
+        if self._partly_loaded:
+            raise WorkerDied(self._partly_loaded)
         if mode.keep:
             for request in requests:
                 for ticket, remaining in request.again:
@@ -85,7 +108,7 @@ class PolicyWorker(PolicyInterface):
         if busy:
             chunk, versions = self._sample(mode, [request for _, request in busy])
             chosen = to_numpy(chunk.actions).astype(np.float32)
-            self._check(chosen, chunk)
+            self._check(chosen, chunk, mode.keep)
             start = 0
             for lane, request in busy:
                 part = slice(start, start + len(request.positions))
@@ -103,7 +126,7 @@ class PolicyWorker(PolicyInterface):
 
         def sample(rows: Array) -> Chunk:
             noise = Noise(self.seed, mode.purpose, *(key[rows].tolist() for key in keys))
-            return self.model.sample_chunk(taken(obs, rows), noise, mode.greedy)
+            return self.engine.act(taken(obs, rows), noise, mode.greedy)
 
         parts = self.weights.with_each(wanted, sample)
         versions = np.empty(len(obs), np.int64)
@@ -129,14 +152,16 @@ class PolicyWorker(PolicyInterface):
 
     def _bootstrap(self, obs: Observation) -> Array:
         """Return the value of the first action of each row, float32 [R]."""
-        values = to_numpy(self.trained_model.values(obs))
+        values = to_numpy(self.engine.values(obs))
         first: Array = (values if values.ndim == 1 else values[:, 0]).astype(np.float32)
         return first
 
-    def _check(self, actions: Array, chunk: Chunk) -> None:
+    def _check(self, actions: Array, chunk: Chunk, keep: bool) -> None:
+        if keep and chunk.log_probs is None:
+            raise PluginError(f"{self.name} sampled a chunk without log_probs, which training needs")
         log_probs = np.zeros(0) if chunk.log_probs is None else to_numpy(chunk.log_probs)
         if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
-            raise PluginError(f"model {self.name!r} sampled actions or log-probs that are not finite")
+            raise PluginError(f"{self.name} sampled actions or log-probs that are not finite")
 
     def _add_seconds(self, purpose: str, started: float) -> None:
         self.seconds[purpose] = self.seconds.get(purpose, 0.0) + perf_counter() - started
@@ -177,11 +202,29 @@ class PolicyWorker(PolicyInterface):
 
     # ------------------------------------------------------------------------------------------------- weights
 
-    def load(self, version: int, published: PublishedWeights) -> None:
-        received = receive(self.trained_model, published)
+    def connect_learner(self, transfer: WeightTransfer) -> None:
+        if self.engine.model is not None:
+            transfer.layout.compare(self.engine.model.weights())
+        self._receiver = open_receiver(transfer, self._worker, self._device)
+
+    def load(self, version: int, memory: Array | None) -> None:
+        receiver = self._receiver
+        assert receiver is not None, "connect_learner comes first"
+        receiver.wait(memory)
         with self.between_requests:
-            swap_in(self.trained_model, received, published)
+            try:
+                pairs = receiver.pairs()
+                self.engine.load(pairs)
+                deque(pairs, maxlen=0)  # what the engine left out is under way too
+            except BaseException as exc:
+                self._partly_loaded = f"version {version} of the weights was loaded in part: {exc}"
+                raise
             self._advance(version)
+
+    def verify(self, version: int, checksums: Mapping[str, int]) -> None:
+        with self.between_requests:
+            if self.engine.model is not None:
+                verify(self.engine.model.weights(), checksums, version)
 
     def adopt(self, version: int) -> None:
         with self.between_requests:
@@ -190,6 +233,10 @@ class PolicyWorker(PolicyInterface):
     def _advance(self, version: int) -> None:
         self.weights.advance(version)
         self.on_version(version)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
 
     def save_past(self, file: Path) -> None:
         self.weights.save(file)

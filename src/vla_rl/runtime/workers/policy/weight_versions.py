@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.types import Array
 from vla_rl.toolkit.models.checkpoints import read_file
 
@@ -19,11 +19,13 @@ Weights = list[tuple[str, torch.Tensor]]
 
 
 class WeightVersions:
-    """The weights of a model by version. Older versions are kept in host memory."""
+    """The weights of an engine by version. Older versions are kept in host memory."""
 
-    def __init__(self, model: VLAModel, lag: int) -> None:
-        """Begin with version 0. `lag`: number of versions before the newest that tickets may ask for."""
-        self.model = model
+    def __init__(self, engine: PolicyEngine, lag: int) -> None:
+        """Begin with version 0. `lag`: number of versions before the newest that tickets may ask for; above 0 only for
+        an engine with a model in this process.
+        """
+        self.engine = engine
         self.lag = lag
         self.version = 0
         """Version that is loaded."""
@@ -31,7 +33,7 @@ class WeightVersions:
         """The last versions, the newest included; empty without `lag`."""
 
     def advance(self, version: int) -> None:
-        """Note that the model has the weights of this version now."""
+        """Note that the engine has the weights of this version now."""
         self.version = version
         if self.lag:
             self._remember()
@@ -71,9 +73,10 @@ class WeightVersions:
     def _remember(self) -> None:
         if self._past and self._past[-1][0] == self.version:
             self._past.pop()  # the version was published again: after behaviour cloning, or from a checkpoint
-        weights = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self.model.weights()]
+        assert self.engine.model is not None
+        weights = [(name, weight.detach().to("cpu", copy=True)) for name, weight in self.engine.model.weights()]
         self._past.append((self.version, weights))
 
     def _load(self, version: int, weights: Weights) -> None:
-        self.model.load_weights(weights)
+        self.engine.load(weights)
         self.version = version

@@ -90,16 +90,16 @@ class EpisodeFiles:
 
     def _check(self, episode: RecordedEpisode) -> None:
         length = len(episode.actions)
-        wrong = [f"{length} chunks"] if not 1 <= length <= self.shape.longest else []
+        problems = [f"{length} chunks"] if not 1 <= length <= self.shape.longest else []
         arrays = _arrays_of(episode)
         for name, (kind, shape) in self.shape.arrays().items():
             frames = length + (shape[0] > self.shape.longest)
             expected = f"{kind} {[frames, *shape[1:]]}"
             actual = f"{arrays[name].dtype} {list(arrays[name].shape)}" if name in arrays else "nothing"
             if expected != actual:
-                wrong.append(f"{name} is {actual}, not {expected}")
-        if wrong:
-            raise UserError(f"an episode does not fit the recorder in {self.folder}: {'; '.join(wrong)}")
+                problems.append(f"{name} is {actual}, not {expected}")
+        if problems:
+            raise UserError(f"an episode does not fit the recorder in {self.folder}: {'; '.join(problems)}")
 
     def _check_room(self) -> None:
         needed = self.slots * self.shape.slot_bytes

@@ -61,9 +61,9 @@ class EpisodeIndex:
 
     def free_slot(self) -> int | None:
         """Return a slot for the next episode; None where all slots are in use."""
-        kept = self.entries if len(self.entries) < self._capacity else self.entries[1:]
-        taken = {entry.slot for entry in kept}.union(*self._checkpointed)
-        return next((slot for slot in range(self._slots) if slot not in taken), None)
+        remaining = self.entries if len(self.entries) < self._capacity else self.entries[1:]
+        used_slots = {entry.slot for entry in remaining}.union(*self._checkpointed)
+        return next((slot for slot in range(self._slots) if slot not in used_slots), None)
 
     def add(self, slot: int, episode: RecordedEpisode) -> None:
         """Add an episode; the oldest beyond the capacity are dropped."""

@@ -108,7 +108,7 @@ class ImaginedEnv(SimEnv):
         limits = np.array([self._limits[task] for task in self.store.tasks(ids)])
         executed_actions = (windows.first + self.model.history - 1) * self.store.shape.chunk
         self._limit[chosen] = np.minimum(self._horizon, np.maximum(limits - executed_actions, 1))
-        return self._seen(chosen)
+        return self._observation(chosen)
 
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         moves, running = np.array(to_numpy(actions), np.float32), np.array(to_numpy(active), bool)
@@ -128,7 +128,7 @@ class ImaginedEnv(SimEnv):
                     executed[env_id, last + 1 :] = False
                 self._success[env_id] = won
         return ChunkResult(
-            obs=self._seen(np.arange(self.num_envs)),
+            obs=self._observation(np.arange(self.num_envs)),
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
@@ -185,7 +185,7 @@ class ImaginedEnv(SimEnv):
         drawn = zip(self._seed[env_ids].tolist(), self._tries[env_ids].tolist(), strict=True)
         return [derived_seed(seed, "tried", tries) if tries else seed for seed, tries in drawn]
 
-    def _seen(self, env_ids: Array) -> Observation:
+    def _observation(self, env_ids: Array) -> Observation:
         if self._windows is None:
             raise RuntimeError("no env has been reset")
         windows = self._windows

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from attrs import frozen
 from torch import nn
+from transfer_ends import stored
 
 from updates import Update, update_of
 from vla_rl.core.catalogue import build
@@ -135,8 +136,11 @@ def learn(work: Work, rank: int, address: str) -> dict:
             acting = model.sample_chunk(synthetic.observation(INFO, 2), Noise(0, "test", [0, 1], [0, 0], [0, 0]), False)
     if work.save:
         role.save(work.save / "model", work.save / "learner.pt")
-    published = role.weights(False)
-    weights = published and [(t.name, t.read(torch.from_numpy(published.memory)).numpy()) for t in published.tensors]
+    layout = role.weight_layout()
+    if rank == 0:
+        role.connect_policies(stored(layout))
+    memory, _ = role.send_weights(False)
+    weights = None if memory is None else [(t.name, t.view(torch.from_numpy(memory)).numpy()) for t in layout.tensors]
     if work.world > 1:
         torch.distributed.destroy_process_group()
     kinds = {p.dtype for p in role.trained.parameters.values()}

@@ -100,6 +100,9 @@ class FullyShardedParallel:
         for module, name, p in sharded:
             setattr(module, name, p)
 
+    def unsharded(self, tensor: Any) -> Any:
+        return _gathered(tensor)
+
     def full_tensor(self, tensor: Any) -> Any:
         return on_host(_gathered(tensor))
 

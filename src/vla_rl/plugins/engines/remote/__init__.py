@@ -6,20 +6,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.remote.config import RemoteConfig, check
+from vla_rl.plugins.engines.remote.config import RemoteConfig, check
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.models.remote.policy import RemotePolicy
+    from vla_rl.plugins.engines.remote.engine import RemoteEngine
 
 
 __all__ = ["RemoteConfig", "build", "plugin"]
 
 
-def build(config: RemoteConfig, context: Context) -> RemotePolicy:
-    """Return the policy, already connected."""
-    from vla_rl.plugins.models.remote.policy import RemotePolicy
+def build(config: RemoteConfig, context: Context) -> RemoteEngine:
+    """Return the engine, already connected."""
+    from vla_rl.plugins.engines.remote.engine import RemoteEngine
 
-    return RemotePolicy(config, context)
+    return RemoteEngine(config, context)
 
 
 plugin = Plugin(
@@ -28,5 +28,5 @@ plugin = Plugin(
     summary="a policy behind a websocket (openpi's protocol), for `vla-rl eval --policy ws://...`",
     extra="serve",
     check=check,
-    acts_only=True,
+    own_policy=True,
 )

@@ -25,19 +25,19 @@ import vla_rl
 from serving.clients import WAIT, served
 from serving.trained import spec, train
 from vla_rl.cli.main import app
-from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.models.remote import RemoteConfig, build, plugin
-from vla_rl.plugins.models.remote.address import proxy_for
+from vla_rl.plugins.engines.remote import RemoteConfig, build, plugin
+from vla_rl.plugins.engines.remote.address import proxy_for
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.start import start
 from vla_rl.serving.policy import Policy
-from vla_rl.testing import check_model
+from vla_rl.testing import check_engine
 from vla_rl.toolkit import waiting
 from vla_rl.toolkit.models.key_maps import PRESETS
 from vla_rl.toolkit.models.openpi import pack
@@ -70,8 +70,15 @@ def url_of(server):
     return f"ws://127.0.0.1:{server.settings.port}"
 
 
+def by(engine, **changes):
+    """Sections of a spec whose engine is this one. Its model needs files that are not there, and is not built."""
+    rollout = changes.pop("rollout", spec()["rollout"])
+    model = {"type": "linear", "checkpoint": "nowhere"}
+    return {"model": model, "rollout": {**rollout, "engine": engine}, **changes}
+
+
 def choose(model, obs):
-    return model.sample_chunk(obs, Noise(0, "any", range(len(obs)), [0] * len(obs), [0] * len(obs)), True).actions
+    return model.act(obs, Noise(0, "any", range(len(obs)), [0] * len(obs), [0] * len(obs)), True).actions
 
 
 def episodes(given, checkpoint=None):
@@ -104,18 +111,20 @@ def are_equal(here, there, count):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
-    """Of a policy here, and through a websocket."""
+    """Compare the episodes of a policy in this process with those through a websocket."""
 
     def of(model):
-        changes = {"algorithm": {"type": algorithm}, "rollout": {"chunk": 4, "episodes": 8, "group_size": 4}}
-        return spec(model=model, **changes)
+        rollout = {"chunk": 4, "episodes": 8, "group_size": 4}
+        if model["type"] == "remote":
+            return spec(**by(model, rollout=rollout), algorithm={"type": algorithm})
+        return spec(model=model, algorithm={"type": algorithm}, rollout=rollout)
 
     trained = run / "checkpoints" / "last" / "trainer"
     here = episodes(of({"type": "linear"}), trained if algorithm == "grpo" else None)
     if algorithm == "ppo":  # an untrained model, with a critic that a remote one has not
         policy = vla_rl.open_policy(run)
         fresh = start(parse_spec(spec()))
-        policy.model.load_weights(fresh.backend.worker.roles["policy"].model.weights())
+        policy.engine.load(fresh.backend.worker.roles["policy"].engine.model.weights())
         fresh.close()
     with served(policy) as server:
         are_equal(here, episodes(of({"type": "remote", "url": url_of(server)})), 16)
@@ -123,7 +132,7 @@ def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
 
 @pytest.mark.sim
 def test_episodes_on_libero_equal_those_of_the_policy_here(tmp_path):
-    """Of a small trained policy on the real simulator."""
+    """Compare the episodes of a small trained policy on the real simulator."""
     pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
     changes = {
         "env": {
@@ -139,7 +148,7 @@ def test_episodes_on_libero_equal_those_of_the_policy_here(tmp_path):
     policy = vla_rl.open_policy(run)
     here = episodes(spec(model={"type": "film_resnet"}, **changes), run / "checkpoints" / "last" / "trainer")
     with served(policy) as server:
-        are_equal(here, episodes(spec(model={"type": "remote", "url": url_of(server)}, **changes)), 2)
+        are_equal(here, episodes(spec(**by({"type": "remote", "url": url_of(server)}, **changes))), 2)
 
 
 @pytest.mark.parametrize("connections", [1, 3, 16])
@@ -181,17 +190,18 @@ def test_a_state_is_divided_as_the_key_map_says(policy):
         choose(remote(url_of(server), policy.info, keys="droid"), observation(policy.info))
 
 
-def test_it_keeps_to_the_contract_of_models_that_only_act(policy):
+def test_it_keeps_to_the_contract_of_engines(policy):
     with served(policy) as server:
-        check_model(plugin, RemoteConfig(url=url_of(server)), env=policy.info, chunk=4)
-        assert not hasattr(remote(url_of(server), policy.info), "imitation_loss")
+        check_engine(plugin, RemoteConfig(url=url_of(server)), env=policy.info, chunk=4)
+        with pytest.raises(NotOffered, match="takes no weights"):
+            remote(url_of(server), policy.info).load([])
 
 
 @pytest.mark.parametrize("command", ["run", "sft", "check"])
 def test_training_it_is_refused_before_any_worker_starts(tmp_path, monkeypatch, command):
     monkeypatch.setattr("vla_rl.runtime.start.start", lambda *_, **__: pytest.fail("a worker started"))
     changes = {
-        "model": {"type": "remote", "url": "ws://h:1"},
+        **by({"type": "remote", "url": "ws://h:1"}),
         "imitation": {"expert": {"episodes": 4}, "steps": 1, "lr": 1e-3},
     }
     if command != "sft":
@@ -201,7 +211,12 @@ def test_training_it_is_refused_before_any_worker_starts(tmp_path, monkeypatch, 
     options = [] if command == "check" else ["--folder", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [command, str(file), *options])
     assert done.exit_code == 2 and not (tmp_path / "run").exists()
-    assert done.output.count("model 'remote' only acts, so nothing can train it; evaluate it (vla-rl eval)") == 1
+    assert (
+        done.output.count(
+            "rollout.engine: 'remote' acts with a policy of its own, so nothing can train it; evaluate it"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -216,19 +231,21 @@ def test_settings_of_training_do_not_reach_it(run, policy, changes):
     trained = run / "checkpoints" / "last" / "trainer"
     here = episodes(spec(model={"type": "linear"}, **({} if "train" in changes else changes)), trained)
     with served(policy) as server:
-        are_equal(here, episodes(spec(model={"type": "remote", "url": url_of(server)}, **changes)), 16)
+        are_equal(here, episodes(spec(**by({"type": "remote", "url": url_of(server)}, **changes))), 16)
 
 
 def test_a_checkpoint_is_not_loaded_into_it(run):
-    done = CliRunner().invoke(app, ["eval", str(run), "model={type: remote, url: 'ws://h:1'}"])
-    assert done.exit_code == 2 and "'remote' only acts and takes no weights of a checkpoint" in done.output
+    done = CliRunner().invoke(app, ["eval", str(run), "rollout.engine={type: remote, url: 'ws://h:1'}"])
+    assert (
+        done.exit_code == 2 and "'remote' has a policy of its own and takes no weights of a checkpoint" in done.output
+    )
 
 
 def test_it_is_served_in_turn(run, policy):
     obs = observation(policy.info)
     with served(policy) as server:
         wanted = choose(remote(url_of(server), policy.info), obs)
-        relay = vla_rl.open_policy(run, overrides=[f"model={{type: remote, url: {url_of(server)!r}}}"])
+        relay = vla_rl.open_policy(run, overrides=[f"rollout.engine={{type: remote, url: {url_of(server)!r}}}"])
         assert relay.step is None and relay.about()["real_time_chunking"] is False
         with served(relay) as second:
             assert np.array_equal(choose(remote(url_of(second), policy.info), obs), wanted)
@@ -236,12 +253,12 @@ def test_it_is_served_in_turn(run, policy):
 
 def test_its_plans_have_no_learners():
     cluster = Cluster(cpus=8, gpus=4, memory=2**36)
-    given = spec(model={"type": "remote", "url": "ws://h:1"}, runtime={"backend": "ray"})
+    given = spec(**by({"type": "remote", "url": "ws://h:1"}), runtime={"backend": "ray"})
     apart = {"type": "disaggregated", "learner": [3], "policy": [2], "sim": [0, 1]}
     plan = plan_for(parse_spec({**given, "placement": apart}), cluster)
     assert plan.hosting("policy") and not plan.hosting("learner") and len(plan.slots) == 3
     assert all(a.rank < 0 and a.world == 0 for a in assign(plan, 8, one_process=False))
-    with pytest.raises(DoesNotFit, match="'auto' measures training, and model 'remote' only acts"):
+    with pytest.raises(DoesNotFit, match="'auto' measures training, and engine 'remote' has its own policy"):
         plan_for(parse_spec({**given, "placement": {"type": "auto"}}), cluster)
 
 
@@ -271,7 +288,7 @@ def test_its_plans_have_no_learners():
 )
 def test_wrong_settings(model, message):
     with pytest.raises(SpecError, match=message):
-        check_spec(parse_spec(spec(model={"type": "remote", **model})), training=False)
+        check_spec(parse_spec(spec(**by({"type": "remote", **model}))), training=False)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +309,7 @@ def test_a_policy_of_another_robot_is_refused(policy, change, chunk, message):
 def test_the_key_is_given(policy, tmp_path):
     (tmp_path / "key").write_text("secret\n")
     with served(policy, api_key="secret") as server:
-        with pytest.raises(UserError, match=r"wants another key: set model.api_key_file"):
+        with pytest.raises(UserError, match=r"wants another key: set rollout.engine.api_key_file"):
             remote(url_of(server), policy.info)
         model = remote(url_of(server), policy.info, api_key_file=str(tmp_path / "key"))
         assert choose(model, observation(policy.info)).shape == (5, 4, 3)
@@ -305,7 +322,7 @@ def test_nobody_is_there(policy):
 
 @pytest.mark.parametrize("url", ["ws://[::1]:8000", "wss://policy.example.org", "WS://h:1/path?a=b", "ws://a:b@h:1"])
 def test_right_addresses(url):
-    assert parse_spec(spec(model={"type": "remote", "url": url})).model.config.url == url
+    assert parse_spec(spec(**by({"type": "remote", "url": url}))).rollout.engine.config.url == url
 
 
 @pytest.fixture
@@ -375,7 +392,7 @@ def rejecting(status):
 
 
 def test_what_waiting_does_not_mend_is_said_at_once(policy, proxies, monkeypatch):
-    monkeypatch.setattr("vla_rl.plugins.models.remote.policy.NAME_S", 0.0)
+    monkeypatch.setattr("vla_rl.plugins.engines.remote.engine.NAME_S", 0.0)
     with pytest.raises(UserError, match="no-such-host.invalid:1 cannot be reached: its host name is not known"):
         remote("ws://no-such-host.invalid:1", policy.info, timeout_s=1000.0)
     with (
@@ -388,7 +405,7 @@ def test_what_waiting_does_not_mend_is_said_at_once(policy, proxies, monkeypatch
 @pytest.mark.parametrize(
     ("greeting", "reply", "message"),
     [
-        ({}, None, "does not say which keys it wants: set model.keys"),
+        ({}, None, "does not say which keys it wants: set rollout.engine.keys"),
         ({"keys": 3}, None, "does not say which keys"),
         ({"keys": {"images": 3}}, None, "does not say which keys"),
         ({"keys": {"images": [1, 2]}}, None, "does not say which keys"),

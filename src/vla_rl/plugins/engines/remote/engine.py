@@ -1,4 +1,4 @@
-"""Client of openpi's protocol, as a model that only acts."""
+"""Engine that asks a server of openpi's protocol for actions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from websockets.exceptions import InvalidProxy, InvalidProxyStatus, InvalidStatu
 from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.core.errors import PluginError, UserError
-from vla_rl.core.hookspecs import ActingModel
+from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.paths import read_text
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Array, Chunk, Context, EnvInfo, Observation
-from vla_rl.plugins.models.remote.address import Proxy, proxy_for
-from vla_rl.plugins.models.remote.config import RemoteConfig
+from vla_rl.plugins.engines.remote.address import Proxy, proxy_for
+from vla_rl.plugins.engines.remote.config import RemoteConfig
 from vla_rl.toolkit.models.fitting import MismatchError, check_action_dim, check_horizon, check_state_dim, simulator_of
 from vla_rl.toolkit.models.key_maps import KeyMap, read_key_map, write_request
 from vla_rl.toolkit.models.openpi import MAX_FRAME, FrameError, pack, unpack
@@ -47,8 +47,8 @@ class _ProxyTrouble(OSError):
         self.lasts = not (isinstance(error, InvalidProxyStatus) and error.response.status_code in (502, 503, 504))
 
 
-class RemotePolicy(ActingModel):
-    """Remote policy. It sends one observation per connection, so that a server may batch them. The server decides
+class RemoteEngine(PolicyEngine):
+    """Policy of a server. It sends one observation per connection, so that a server may batch them. The server decides
     whether to act greedily; actions outside of the simulator's bounds are clipped."""
 
     def __init__(self, config: RemoteConfig, context: Context) -> None:
@@ -63,17 +63,21 @@ class RemotePolicy(ActingModel):
         self._check(self._metadata, self._env)
         self._keys = self._key_map()
 
-    def sample_chunk(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
+    def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         obs = obs.numpy()
         frames = [pack(write_request(self._keys, self._env, obs, row)) for row in range(len(obs))]
         try:
             replies = self._replies_to(frames)
         except BaseException:
-            self._close()  # answers to requests may still arrive
+            self.close()  # answers to requests may still arrive
             raise
         actions = np.stack([self._actions(reply) for reply in replies])
         low, high = (np.array(bound, np.float32) for bound in (self._env.action_low, self._env.action_high))
         return Chunk(actions=torch.from_numpy(np.clip(actions, low, high)))
+
+    def close(self) -> None:
+        for index in list(self._connections):
+            self._drop(index, OSError())
 
     # ----------------------------------------------------------------------------------------------- connections
 
@@ -137,7 +141,7 @@ class RemotePolicy(ActingModel):
             url, seconds = self._config.url, self._config.timeout_s
             raise UserError(
                 f"the policy at {url} did not answer within {seconds:g} s: {_text_of(trouble)}; is it "
-                f"served there, as by `vla-rl serve RUN`? model.timeout_s={10 * seconds:g} waits longer"
+                f"served there, as by `vla-rl serve RUN`? rollout.engine.timeout_s={10 * seconds:g} waits longer"
             ) from trouble
         note(0)
         sleep(PAUSE_S)
@@ -169,7 +173,7 @@ class RemotePolicy(ActingModel):
         except InvalidStatus as exc:
             status = exc.response.status_code
             if status == HTTPStatus.UNAUTHORIZED:
-                raise UserError(f"{url} wants another key: set model.api_key_file") from exc
+                raise UserError(f"{url} wants another key: set rollout.engine.api_key_file") from exc
             if 400 <= status < 500 and status not in LATER:
                 raise UserError(f"{url} refused the connection: {_text_of(exc)}") from exc
             raise
@@ -183,10 +187,6 @@ class RemotePolicy(ActingModel):
             with suppress(OSError, WebSocketException):
                 self._connections.pop(index).close()
         return trouble
-
-    def _close(self) -> None:
-        for index in list(self._connections):
-            self._drop(index, OSError())
 
     # --------------------------------------------------------------------------------------------------- replies
 
@@ -234,8 +234,8 @@ class RemotePolicy(ActingModel):
         keys = _key_map_in(self._metadata, self._env)
         if keys is None:
             raise UserError(
-                f"{self._config.url} does not say which keys it wants: set model.keys to libero, droid, aloha or the "
-                f"path of a YAML file"
+                f"{self._config.url} does not say which keys it wants: set rollout.engine.keys to libero, droid, aloha "
+                f"or the path of a YAML file"
             )
         return keys
 
@@ -271,4 +271,4 @@ def _authorisation(file: Path) -> dict[str, str]:
     try:
         return {"Authorization": f"Api-Key {read_text(file).strip()}"}
     except (OSError, UnicodeDecodeError) as exc:
-        raise UserError(f"the key in {file} cannot be read: {exc}; see model.api_key_file") from exc
+        raise UserError(f"the key in {file} cannot be read: {exc}; see rollout.engine.api_key_file") from exc

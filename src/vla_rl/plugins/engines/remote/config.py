@@ -9,7 +9,7 @@ from attrs import validators as v
 
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.remote.address import check_address
+from vla_rl.plugins.engines.remote.address import check_address
 
 
 def _is_websocket(config: RemoteConfig, attribute: Attribute[Any], value: str) -> None:
@@ -18,7 +18,7 @@ def _is_websocket(config: RemoteConfig, attribute: Attribute[Any], value: str) -
 
 @frozen(kw_only=True)
 class RemoteConfig:
-    """Keys of `model:` in a spec with `type: remote`."""
+    """Keys of `rollout.engine` with `type: remote`."""
 
     url: str = field(validator=_is_websocket)
     """Address of the policy server: `ws://HOST:PORT` or `wss://`."""

@@ -1,0 +1,190 @@
+"""Operators that a learner step and a decision launch, eager and compiled: the host's share of the work on a GPU.
+
+    python benchmarks/operators.py [--only oft_step ...] [--eager] [--json FILE]
+
+Tiny networks on a CPU: a count does not depend on sizes, only on depth. An eager operator is a call of an aten kernel
+as `TorchDispatchMode` sees it, forward and backward; views and allocations do not count, since they launch nothing. On
+a GPU, where the host needs 15 to 25 us for each, they bound small batches.
+
+A compiled graph launches the kernels that inductor generated and external ones (matrix products, attention). The mode
+sees the external ones. Generated ones are counted at each call by the loop nests of their C++ source: inductor's CPU
+backend puts several nests into one function, and its GPU backend makes one Triton kernel of each.
+
+Cases: OpenVLA-OFT with adapters in bfloat16 (PPO loss, values, backward, AdamW), its decision, pi0's decision with four
+denoising steps, and the seven tokens of an action by autoregressive OpenVLA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from learner import ACTION_DIM, CHUNK, TEMPERATURE, Learner, noise
+from torch._inductor import config as inductor_config
+from torch._inductor.async_compile import AsyncCompile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vla_rl.core.types import Context
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
+from vla_rl.plugins.models.pi0 import Pi0Config
+from vla_rl.plugins.models.pi0 import plugin as pi0
+from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.compilation import CompiledBlocks
+
+ROWS = 4
+BEFORE = {"oft_step": 1121, "oft_decision": 494, "pi0_decision": 918, "ar_action": 1234}
+"""Operators of each case before blocks could be compiled."""
+BARS = {"oft_step": 0.5, "oft_decision": 0.35, "pi0_decision": 0.3, "ar_action": 0.4}
+"""Most operators of the compiled case, as a share of `BEFORE`."""
+NOT_LAUNCHED = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "set_", "resize_")
+"""Operators that launch no kernel and that are not views by their schema."""
+
+
+class OperatorCount(TorchDispatchMode):
+    """Counts the operators that launch a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith(NOT_LAUNCHED):
+            self.counts[str(func.overloadpacket)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def loop_nests(source: str) -> int:
+    """Return the number of outermost loop nests in the C++ source of a generated kernel."""
+    return max(len(re.findall(r"^    \{$", source, re.MULTILINE)), 1)
+
+
+@contextmanager
+def generated_kernels(counts: Counter[str]) -> Iterator[None]:
+    """Context in which kernels are generated so that each later call adds its loop nests to `counts`."""
+    original = AsyncCompile.cpp_pybinding
+
+    def counted(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
+        compiled: Any = original(self, argtypes, source_code)
+        nests = loop_nests(source_code)
+
+        def call(*args: Any) -> Any:
+            counts["generated"] += nests
+            return (compiled.result() if hasattr(compiled, "result") else compiled)(*args)
+
+        return call
+
+    AsyncCompile.cpp_pybinding = counted  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        AsyncCompile.cpp_pybinding = original  # type: ignore[method-assign]
+
+
+def oft_learner() -> Learner:
+    config = {"lora": LoRAConfig(rank=4), "autocast": True, "dtype": "bfloat16"}
+    return Learner("tiny", ROWS, "cpu", **config)
+
+
+def oft_step() -> tuple[Any, Callable[[], Any]]:
+    learner = oft_learner()
+    return learner.policy, learner.step
+
+
+def oft_decision() -> tuple[Any, Callable[[], Any]]:
+    learner = oft_learner()
+    return learner.policy, decision(learner.policy, learner.env)
+
+
+def pi0_decision() -> tuple[Any, Callable[[], Any]]:
+    env = synthetic.env_info(cameras=2, action_dim=ACTION_DIM)
+    policy = pi0.build(Pi0Config(preset="tiny", denoise_steps=4), Context(env=env, chunk=CHUNK))
+    return policy, decision(policy, env)
+
+
+def ar_action() -> tuple[Any, Callable[[], Any]]:
+    env = synthetic.env_info(cameras=1, state_dim=0, action_dim=ACTION_DIM)
+    place = Context(env=env, chunk=1, temperature=TEMPERATURE)
+    policy = openvla.build(OpenVLAARConfig(preset="tiny"), place)
+    return policy, decision(policy, env)
+
+
+def decision(policy: Any, env: Any) -> Callable[[], Any]:
+    obs = synthetic.observation(env, ROWS)
+    return lambda: policy.sample_chunk(obs, noise(ROWS), False)
+
+
+CASES = {"oft_step": oft_step, "oft_decision": oft_decision, "pi0_decision": pi0_decision, "ar_action": ar_action}
+
+
+def show(counts: Counter[str], top: int) -> None:
+    for name, times in counts.most_common(top):
+        print(f"{times:8} {name}")
+
+
+def eager(case: str) -> Counter[str]:
+    """Count the operators of a case after a first call, which fills caches."""
+    work = CASES[case]()[1]
+    work()
+    with OperatorCount() as count:
+        work()
+    return count.counts
+
+
+def compiled(case: str) -> Counter[str]:
+    """Count the launches of a case whose blocks are compiled."""
+    generated: Counter[str] = Counter()
+    with generated_kernels(generated), inductor_config.patch({"cpp.threads": 1, "fx_graph_cache": False}):
+        policy, work = CASES[case]()
+        blocks = CompiledBlocks(policy.module, policy.blocks)
+        for _ in range(3):
+            work()
+        if blocks.failure is not None:
+            sys.exit(blocks.failure)
+        graphs = blocks.graphs
+        generated.clear()
+        with OperatorCount() as count:
+            work()
+    if blocks.graphs != graphs or not generated:
+        sys.exit(f"{case}: the counted call was not the compiled one")
+    return count.counts + generated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="cases")
+    parser.add_argument("--eager", action="store_true", help="count eager operators alone, which needs no compiler")
+    parser.add_argument("--top", type=int, default=0, help="print the most frequent operators of each case")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, float] = {}
+    for case in options.only:
+        counts = eager(case)
+        figures[f"{case}_eager"] = counts.total()
+        print(f"{case:14} eager    {counts.total():6} {counts.total() / BEFORE[case]:7.2f} of before")
+        show(counts, options.top)
+        if options.eager:
+            continue
+        counts = compiled(case)
+        figures[f"{case}_compiled"] = counts.total()
+        share = counts.total() / BEFORE[case]
+        external = counts.total() - counts["generated"]
+        print(
+            f"{'':14} compiled {counts.total():6} {share:7.2f} of before, bar {BARS[case]} ({external} not generated)"
+        )
+        show(counts, options.top)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Strategy `nccl`: a collective broadcast from device to device, in buckets, by a process group of the first learner
+and the policies. Between CUDA devices the group is NCCL's, between CPUs gloo's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from vla_rl.core.types import Array
+from vla_rl.runtime.comm.weight_transfer.ends import WeightReceiver, WeightSender
+from vla_rl.runtime.comm.weight_transfer.link import TransferLink
+
+IN_FLIGHT = 2
+"""Buckets that are filled, sent or received at the same time."""
+
+
+class Broadcast:
+    """Process group of a transfer. It is no default group, so learners keep theirs."""
+
+    def __init__(self, link: TransferLink, device: torch.device) -> None:
+        self.link = link
+        self.device = device
+        self._works: dict[int, Any] = {}
+        """Bucket -> its broadcast that runs."""
+        store = dist.PrefixStore("weights", link.store)  # type: ignore[attr-defined]
+        with link.naming("connecting"):
+            if device.type == "cuda":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = link.timeout  # noqa: SLF001 - as torch's own `new_group` does
+                self.group: Any = dist.ProcessGroupNCCL(store, link.rank, link.world, options)
+            else:
+                self.group = dist.ProcessGroupGloo(store, link.rank, link.world, link.timeout)
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def start(self, index: int, memory: torch.Tensor) -> None:
+        """Begin to broadcast a bucket from rank 0; all ranks begin with the buckets in the same order."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        with self.link.naming(self._activity):
+            self._works[index] = self.group.broadcast([memory], options)
+
+    def wait(self, index: int) -> None:
+        """Wait for a bucket's broadcast, on the host."""
+        with self.link.naming(self._activity):
+            self._works.pop(index).wait(self.link.timeout)
+
+    @property
+    def _activity(self) -> str:
+        return "receiving weights" if self.link.rank else "sending weights"
+
+
+class CollectiveSender(WeightSender):
+    """The learner's end."""
+
+    def __init__(self, link: TransferLink, device: torch.device) -> None:
+        super().__init__(link.transfer.layout)
+        self.link = link
+        self.broadcast = Broadcast(link, device)
+        self._memory = [self.broadcast.empty(self.layout.largest) for _ in range(IN_FLIGHT)]
+
+    def begin(self) -> None:
+        self.link.forget()
+        self.link.begin()
+        self.link.set_ready(0)
+
+    def memory(self, index: int) -> torch.Tensor:
+        if index >= IN_FLIGHT:
+            self.broadcast.wait(index - IN_FLIGHT)
+        return self._memory[index % IN_FLIGHT][: self.layout.buckets[index].nbytes]
+
+    def dispatch(self, index: int) -> None:
+        self.broadcast.start(index, self._memory[index % IN_FLIGHT][: self.layout.buckets[index].nbytes])
+
+    def finish(self) -> None:
+        count = len(self.layout.buckets)
+        for index in range(max(0, count - IN_FLIGHT), count):
+            self.broadcast.wait(index)
+
+
+class CollectiveReceiver(WeightReceiver):
+    """A policy's end."""
+
+    def __init__(self, link: TransferLink, device: torch.device) -> None:
+        super().__init__(link.transfer.layout)
+        self.link = link
+        self.broadcast = Broadcast(link, device)
+        self._expected: dict[int, torch.Tensor] = {}
+        """Bucket -> memory that it arrives in. Each has its own: a model may keep tensors until all are loaded."""
+
+    def wait(self, memory: Array | None) -> None:
+        self.link.begin()
+        self.link.wait_ready(0)
+
+    def receive(self, index: int) -> torch.Tensor:
+        for following in range(index, min(index + IN_FLIGHT, len(self.layout.buckets))):
+            if following not in self._expected:
+                self._expected[following] = self.broadcast.empty(self.layout.buckets[following].nbytes)
+                self.broadcast.start(following, self._expected[following])
+        self.broadcast.wait(index)
+        return self._expected.pop(index)

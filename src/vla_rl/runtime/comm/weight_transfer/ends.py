@@ -1,0 +1,90 @@
+"""The two ends of a weight transfer. A version travels bucket by bucket; the receiver hands the tensors of one bucket
+to the model while the next one is under way, so it never holds a second copy of all weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from vla_rl.core.errors import PluginError
+from vla_rl.core.types import Array
+from vla_rl.runtime.messages.weights import TensorLayout, WeightLayout, checksum, described
+
+Pair = tuple[str, torch.Tensor]
+
+
+class WeightSender(ABC):
+    """The learner's end."""
+
+    def __init__(self, layout: WeightLayout) -> None:
+        self.layout = layout
+
+    def send(self, pairs: Iterable[Pair], check: bool) -> tuple[Array | None, dict[str, int]]:
+        """Send one version: full tensors in publishing order, each used before the next is taken.
+
+        Returns: (the version's memory, uint8 [bytes], where the runtime has to pass it on; checksums by name if
+        `check`). Raises PluginError for weights that changed since the start, WorkerDied, CallHung.
+        """
+        checksums: dict[str, int] = {}
+        left = iter(pairs)
+        self.begin()
+        for index, bucket in enumerate(self.layout.buckets):
+            memory = self.memory(index)
+            for (name, target), expected in zip(bucket.views(memory), bucket.tensors, strict=True):
+                target.copy_(_next(left, expected))
+                if check:
+                    checksums[name] = checksum(target)
+            self.dispatch(index)
+        return self.finish(), checksums
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Prepare for a version."""
+
+    @abstractmethod
+    def memory(self, index: int) -> torch.Tensor:
+        """Return memory for a bucket, uint8 [bytes], once it may be overwritten."""
+
+    @abstractmethod
+    def dispatch(self, index: int) -> None:
+        """Send a bucket, whose memory is filled."""
+
+    @abstractmethod
+    def finish(self) -> Array | None:
+        """Wait until the weights may change. Return memory that the runtime has to pass on, or None."""
+
+
+class WeightReceiver(ABC):
+    """A policy's end."""
+
+    def __init__(self, layout: WeightLayout) -> None:
+        self.layout = layout
+
+    @abstractmethod
+    def wait(self, memory: Array | None) -> None:
+        """Wait until the sender has begun with a version. `memory`: what the sender's `send` returned, where the
+        runtime passes it on.
+        """
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yield (name, tensor) of the version. A tensor is valid until the whole version is loaded."""
+        for index, bucket in enumerate(self.layout.buckets):
+            yield from bucket.views(self.receive(index))
+
+    @abstractmethod
+    def receive(self, index: int) -> torch.Tensor:
+        """Wait for a bucket. Return its memory, uint8 [bytes]."""
+
+
+def _next(left: Iterator[Pair], expected: TensorLayout) -> torch.Tensor:
+    name, tensor = next(left, ("", None))
+    if tensor is None or (name, described(tensor)) != (expected.name, described(expected)):
+        sent = "nothing" if tensor is None else f"{name!r} {described(tensor)}"
+        raise PluginError(
+            f"the model's weights() gives {sent}, and at the start of the run it gave {expected.name!r} "
+            f"{described(expected)}; names, shapes and types have to stay"
+        )
+    return tensor

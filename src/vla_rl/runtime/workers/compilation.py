@@ -1,0 +1,88 @@
+"""Compilation of a worker's model, as `train.compile` and `rollout.compile` say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.manager import unwrapped
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.workers.models import Role
+from vla_rl.toolkit.models.compilation import CompiledBlocks
+from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder
+
+Mode = Literal["off", "blocks", "graphs"]
+
+
+def role_of_model(roles: Collection[str]) -> Role:
+    """Return `Context.role` of the model in a worker with these roles."""
+    if "learner" not in roles:
+        return "act"
+    return "both" if "policy" in roles else "learn"
+
+
+def compilation_mode(spec: Spec, device: str, role: Role) -> Mode | None:
+    """Return how a worker's model is compiled; None: the spec leaves it open, and the model decides by its layers.
+
+    Raises UserError for settings that contradict each other or the device.
+
+    Args:
+        role: as in `Context`.
+    """
+    learning, acting = spec.train.compile, spec.rollout.compile
+    on_cuda = device.startswith("cuda")
+    sharded = role != "act" and spec.train.sharding == "full"
+    if acting == "graphs" and role != "learn" and not on_cuda:
+        raise UserError(
+            f"rollout.compile: graphs needs CUDA, and the policy is on {device!r}; set rollout.compile: blocks or off"
+        )
+    if role == "both" and learning is not None and acting is not None and (learning == "off") != (acting == "off"):
+        raise UserError(
+            f"train.compile: {learning} and rollout.compile: {acting} contradict each other in a worker that learns "
+            f"and acts with one model; leave one of them out, or place the policy in workers of its own"
+        )
+    mode: Mode | None = {"learn": learning, "act": acting, "both": acting or learning}[role]
+    if sharded and mode not in (None, "off"):
+        raise UserError(
+            f"compile: {mode} needs train.sharding: replicated: the layers of a sharded model have no whole weights "
+            f"when they are compiled; set compile: off, or train.sharding: replicated"
+        )
+    if mode is None and (sharded or not on_cuda):
+        return "off"
+    return mode
+
+
+def compile_model(
+    spec: Spec, model: VLAModel, device: str, role: Role, *, moves: bool = False
+) -> CompiledBlocks | None:
+    """Let the model's blocks be compiled, and its decisions be captured, when they are first called. Return the blocks;
+    None where nothing is compiled.
+
+    Raises UserError where the model cannot be compiled as the spec asks.
+
+    Args:
+        role: as in `Context`.
+        moves: the weights leave the device between phases (offload).
+    """
+    mode = compilation_mode(spec, device, role)
+    component = unwrapped(model)
+    if mode == "off" or (mode is None and not component.blocks):
+        return None
+    if not component.blocks:
+        raise UserError(f"model {spec.model.type!r} names no layers to compile; set compile: off")
+    if mode == "graphs":
+        if component.decide is None:
+            raise UserError(
+                f"model {spec.model.type!r} has no part that a CUDA graph could capture; set rollout.compile: blocks"
+            )
+        if moves:
+            raise UserError(
+                "rollout.compile: graphs needs weights that stay where they are, and the placement offloads them; set "
+                "rollout.compile: blocks, or a placement without offload"
+            )
+        component.decide = CapturedFunction(component.decide, CudaGraphRecorder(torch.device(device)))
+    return CompiledBlocks(component.module, component.blocks)

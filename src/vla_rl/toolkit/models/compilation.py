@@ -1,0 +1,233 @@
+"""Regional compilation: a model's repeated layers (blocks) are compiled, once for each kind of them.
+
+A transformer of 32 equal layers is compiled as one layer, so the first call costs seconds and not minutes. What is
+between two matrix products becomes one kernel. Parameters, their names and `state_dict` do not change. The compiled
+code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
+compiled with it.
+
+A compiler that fails never stops a run: the blocks then run in eager mode, and `CompiledBlocks.notes` says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from types import FunctionType
+from typing import Any
+
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+MAX_RECOMPILATIONS = 8
+"""Recompilations of one kind of blocks after which a warning names the input that changed. Two or three are normal: a
+second batch size and a second prompt length make these dimensions dynamic, and a batch of one is a case of its own."""
+GRAPH_LIMIT = 64
+"""Graphs of one kind of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@frozen(kw_only=True)
+class CompilationReport:
+    """What the compiler did since the last report."""
+
+    graphs: int = 0
+    """Graphs that were compiled, recompilations included."""
+    seconds: float = 0.0
+    """Seconds of the calls that compiled something."""
+    recompilations: int = 0
+    """Graphs of a kind of blocks beyond its first one in each mode: without gradients, with them, and with them in its
+    inputs too."""
+    notes: tuple[str, ...] = ()
+    """Remarks for results.json and the console: the compiler failed, or compiles too often."""
+
+    def metrics(self) -> dict[str, float]:
+        return {"compile/seconds": self.seconds, "compile/recompilations": float(self.recompilations)}
+
+    @classmethod
+    def merged(cls, reports: Iterable[CompilationReport]) -> CompilationReport:
+        """Return the report of several workers: they compile at the same time, so the longest counts."""
+        reports = list(reports)
+        return cls(
+            graphs=sum(report.graphs for report in reports),
+            seconds=max((report.seconds for report in reports), default=0.0),
+            recompilations=sum(report.recompilations for report in reports),
+            notes=tuple(dict.fromkeys(note for report in reports for note in report.notes)),
+        )
+
+
+class CompiledBlocks:
+    """The compiled blocks of one module."""
+
+    def __init__(
+        self, module: nn.Module, classes: Sequence[type[nn.Module]], *, backend: str | Callable[..., Any] = "inductor"
+    ) -> None:
+        """Let all blocks of these classes in the module be compiled at their first call.
+
+        Args:
+            backend: a backend of `torch.compile`.
+        """
+        from torch import _dynamo as dynamo  # takes a second to import
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        self._backend = dynamo.lookup_backend(backend)
+        self.errors = TorchDynamoException, FailOnRecompileLimitHit
+        """Errors of the compiler, as opposed to those of the code that it compiles."""
+        self.failure: str | None = None
+        """Why the blocks are computed in eager mode; None: they are compiled."""
+        self.graphs = 0
+        self.seconds = 0.0
+        self.recompilations = 0
+        self.notes: list[str] = []
+        self._reported = CompilationReport()
+        config = dynamo.config
+        config.recompile_limit = max(config.recompile_limit, GRAPH_LIMIT)
+        self.blocks = [part for part in module.modules() if type(part) in classes]
+        kinds: dict[Any, _CompiledKind] = {}
+        for block in self.blocks:
+            kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
+            block.forward = _CompiledForward(block, kind)  # type: ignore[method-assign]
+
+    def report(self) -> CompilationReport:
+        """Return what happened since the last call."""
+        before = self._reported
+        now = CompilationReport(
+            graphs=self.graphs, seconds=self.seconds, recompilations=self.recompilations, notes=tuple(self.notes)
+        )
+        self._reported = now
+        return CompilationReport(
+            graphs=now.graphs - before.graphs,
+            seconds=now.seconds - before.seconds,
+            recompilations=now.recompilations - before.recompilations,
+            notes=now.notes[len(before.notes) :],
+        )
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Compute all blocks in eager mode from now on, because of an error of the compiler."""
+        if self.failure is not None:
+            return
+        cause = getattr(error, "inner_exception", None) or error
+        reason = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+        self.failure = f"{name} could not be compiled and runs in eager mode: {reason}"
+        self._note(self.failure)
+        logger.debug("the compiler's error", exc_info=error)
+
+    def backend(self, graph: Any, inputs: Any) -> Any:
+        """Compile a graph and count it. A backend of `torch.compile`."""
+        self.graphs += 1
+        return self._backend(graph, inputs)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        logger.warning("%s", text)
+
+    def add_recompilation(self, name: str, count: int, before: Shapes, now: Shapes) -> None:
+        """Count a recompilation of a kind, its `count`th."""
+        self.recompilations += 1
+        if count == MAX_RECOMPILATIONS + 1:
+            self._note(
+                f"{name} was compiled again more than {MAX_RECOMPILATIONS} times, last because of "
+                f"{_changes(before, now)}; keep that shape fixed (batch sizes, prompt lengths), or set compile: off"
+            )
+
+
+def _kind_of(block: nn.Module) -> tuple[Any, ...]:
+    """Return what equal blocks have in common. Two towers with layers of one class and other widths are two kinds:
+    compiled together, their widths would be dynamic, which makes slower kernels."""
+    parts = tuple((name, type(part)) for name, part in block.named_modules())
+    return type(block), parts, tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
+
+
+class _CompiledKind:
+    """The compiled function of one kind of blocks: those of one class, with equal parts and sizes."""
+
+    def __init__(self, blocks: CompiledBlocks, name: str) -> None:
+        self.blocks = blocks
+        self.name = name
+        # The compiler stores graphs with a function's code, so each kind needs code of its own: else the guards of all
+        # kinds are tried in turn, and the graphs of one count towards the limit of another.
+        code = _forward.__code__.replace(co_name=f"forward_of_{self.name}")
+        function = FunctionType(code, _forward.__globals__)
+        self.call = torch.compile(function, backend=blocks.backend, fullgraph=True)
+        self._counts: dict[Any, int] = {}
+        """Mode -> number of graphs. A mode is whether gradients are recorded, and whether an input has one."""
+        self._shapes: dict[Any, Shapes] = {}
+        """Mode -> shapes of the last call that compiled a graph."""
+
+    def __deepcopy__(self, memo: Any) -> _CompiledKind:
+        return self
+
+    def run(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
+        blocks = self.blocks
+        if blocks.failure is not None:
+            return _forward(block, *args, **kwargs)
+        graphs = blocks.graphs
+        start = perf_counter()
+        try:
+            result = self.call(block, *args, **kwargs)
+        except blocks.errors as error:
+            blocks.fail(self.name, error)
+            return _forward(block, *args, **kwargs)
+        if blocks.graphs != graphs:
+            blocks.seconds += perf_counter() - start
+            self._count(args, kwargs)
+        return result
+
+    def _count(self, args: Any, kwargs: Any) -> None:
+        tensors = _tensors(args, kwargs)
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values())
+        count = self._counts.get(mode, 0)
+        if count:
+            self.blocks.add_recompilation(self.name, count, self._shapes[mode], shapes)
+        self._counts[mode] = count + 1
+        self._shapes[mode] = shapes
+
+
+@frozen(eq=False)
+class _CompiledForward:
+    """Forward pass of one block. A copy of the block has a copy of this one, which belongs to the copy."""
+
+    block: nn.Module
+    compiled: _CompiledKind = field(repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled.run(self.block, args, kwargs)
+
+
+def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
+    return type(block).forward(block, *args, **kwargs)
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors among the arguments, by name."""
+    tensors: dict[str, Tensor] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        elif isinstance(value, tuple | list):
+            for i, part in enumerate(value):
+                add(f"{name}[{i}]", part)
+
+    for i, value in enumerate(args):
+        add(f"argument {i}", value)
+    for name, value in kwargs.items():
+        add(name, value)
+    return tensors
+
+
+def _changes(before: Shapes, now: Shapes) -> str:
+    """Describe the first input whose shape differs."""
+    for name in dict.fromkeys((*now, *before)):
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            return f"{name}: {_shape(old)} -> {_shape(new)}"
+    return "a setting of the block, since no shape changed"
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else str(list(shape))

@@ -1,0 +1,182 @@
+"""CUDA graphs for acting: a decision's kernels are launched by one call instead of thousands.
+
+A graph has fixed shapes and addresses. So a batch is padded to the next of a few sizes and copied into buffers that
+never move, random numbers included (they are drawn before), and the results are copied out. Weights may change in
+place. Nothing inside may look at values on the host.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+logger = logging.getLogger(__name__)
+
+Tensors = Mapping[str, Tensor]
+"""Name -> tensor whose first dimension is the batch."""
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Batch sizes that are captured when they are first needed; larger batches are padded to a multiple of the largest."""
+WARM_UP = 3
+"""Runs before the capture, in which kernels are compiled and chosen, as PyTorch asks for."""
+HOST_READS = frozenset(
+    {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount"}
+)
+"""Operators whose result, or its shape, depends on values, so that the host waits for the device."""
+INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
+"""Operators that are host reads with a mask among the indices."""
+
+
+class Recorder(Protocol):
+    """Turns a function without arguments into one that repeats it on the same memory."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run the function a few times, and return the function that repeats it."""
+
+
+class CudaGraphRecorder:
+    """Captures CUDA graphs. All of them share one memory pool, since results are copied out before another one runs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        with torch.cuda.device(self._device):
+            return self._record(run)
+
+    def _record(self, run: Callable[[], None]) -> Callable[[], None]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Autocast keeps narrow copies of weights until it ends; a graph that read such a copy would read freed memory.
+        torch.clear_autocast_cache()
+        graph = torch.cuda.CUDAGraph()
+        # another thread of the process may train meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            run()
+        torch.clear_autocast_cache()
+        self._pool = graph.pool()
+        return graph.replay
+
+
+class EagerRecorder:
+    """Repeats a function on the same buffers without a graph, as a stand-in on a CPU. Refuses host reads as a graph
+    does."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        with no_host_reads():
+            run()
+        return run
+
+
+class _HostReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        masked = name in INDEXING and any(part is not None and part.dtype == torch.bool for part in args[1])
+        if name in HOST_READS or masked:
+            raise RuntimeError(f"{func} reads values of a tensor on the host, which a CUDA graph cannot do")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def no_host_reads() -> Iterator[None]:
+    """Context that raises RuntimeError for an operator by which the host reads a tensor's values."""
+    with _HostReads():
+        yield
+
+
+@frozen(eq=False)
+class _Capture:
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    replay: Callable[[], None]
+
+
+class CapturedFunction:
+    """A function from tensors to tensors, captured once for each padded batch size.
+
+    Rows of a batch must not depend on each other. A padded row repeats the batch's last one.
+    """
+
+    def __init__(
+        self, function: Callable[[Tensors], Tensors], recorder: Recorder, sizes: Sequence[int] = SIZES
+    ) -> None:
+        self._function = function
+        self._recorder = recorder
+        self._sizes = tuple(sorted(sizes))
+        self._captures: dict[tuple[Any, ...], _Capture] = {}
+        self._widths: dict[frozenset[str], dict[str, tuple[Any, ...]]] = {}
+        """Names of the inputs -> shape without the batch, and type, of each."""
+        self._warned = False
+
+    @property
+    def captures(self) -> int:
+        """Number of graphs."""
+        return len(self._captures)
+
+    def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
+        """Return the function's results for a batch. They are copies, which the next call leaves as they are.
+
+        The first batch decides all shapes but the batch size; inputs of another shape are computed without a graph, and
+        a warning names them.
+        """
+        rows = len(next(iter(inputs.values())))
+        widths = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in inputs.items()}
+        known = self._widths.setdefault(frozenset(inputs), widths)
+        if widths != known:
+            self._warn(known, widths)
+            return dict(self._function(inputs))
+        size = padded_size(rows, self._sizes)
+        key = (size, frozenset(inputs))
+        if key not in self._captures:
+            self._captures[key] = self._capture(inputs, size)
+        return self._run(self._captures[key], inputs, rows)
+
+    def _run(self, capture: _Capture, inputs: Tensors, rows: int) -> dict[str, Tensor]:
+        for name, tensor in inputs.items():
+            buffer = capture.inputs[name]
+            buffer[:rows].copy_(tensor, non_blocking=True)
+            if rows < len(buffer):
+                buffer[rows:].copy_(tensor[-1:].expand(len(buffer) - rows, *tensor.shape[1:]), non_blocking=True)
+        capture.replay()
+        return {name: tensor[:rows].clone() for name, tensor in capture.outputs.items()}
+
+    def _capture(self, inputs: Tensors, size: int) -> _Capture:
+        buffers = {name: tensor.new_empty(size, *tensor.shape[1:]) for name, tensor in inputs.items()}
+        for name, tensor in inputs.items():  # warm-up runs on values that the function may meet
+            buffers[name].copy_(tensor[-1:].expand(size, *tensor.shape[1:]))
+        outputs: dict[str, Tensor] = {}
+
+        def run() -> None:
+            outputs.update(self._function(buffers))
+
+        replay = self._recorder.record(run)
+        return _Capture(buffers, outputs, replay)
+
+    def _warn(self, known: Mapping[str, Any], widths: Mapping[str, Any]) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        name = next(name for name in widths if widths[name] != known[name])
+        logger.warning(
+            "%s has another shape than the captured one (%s instead of %s), so this batch acts without a CUDA graph",
+            name,
+            list(widths[name][0]),
+            list(known[name][0]),
+        )
+
+
+def padded_size(rows: int, sizes: Sequence[int] = SIZES) -> int:
+    """Return the smallest of the ascending sizes that holds so many rows; beyond them, a multiple of the largest."""
+    largest = sizes[-1]
+    return next((size for size in sizes if size >= rows), -(-rows // largest) * largest)

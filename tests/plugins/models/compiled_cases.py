@@ -1,0 +1,48 @@
+"""The six models with blocks, in their smallest sizes, for tests of compiled and captured acting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import gr00t_cases
+import openvla_cases
+import pi0_cases
+from openvla_cases import ENV
+
+from vla_rl.core.types import Context, Observation
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
+from vla_rl.plugins.models.pi0 import Pi05Config, pi05
+from vla_rl.plugins.models.smolvla import SmolVLAConfig
+from vla_rl.plugins.models.smolvla import plugin as smolvla
+from vla_rl.testing import synthetic
+
+LONG = "put the yellow cube into the basket behind the red bowl and close the drawer"
+"""Instruction that no model was built with: it makes all prompts longer."""
+
+
+def context(**changes: Any) -> Context:
+    return Context(**{"env": ENV, "chunk": 2, "values": "chunk", **changes})
+
+
+MODELS: Mapping[str, Callable[[], Any]] = {
+    "openvla_oft": lambda: openvla_cases.policy(context={"chunk": 2, "values": "chunk"}),
+    "openvla": lambda: openvla.build(OpenVLAARConfig(preset="fast"), context(chunk=1)),
+    "pi0": lambda: pi0_cases.policy(context={"chunk": 2, "values": "chunk"}, train_expert_only=False),
+    "pi05": lambda: pi05.build(Pi05Config(preset="tiny"), context()),
+    "smolvla": lambda: smolvla.build(SmolVLAConfig(preset="tiny"), context()),
+    "gr00t": lambda: gr00t_cases.policy(context={"chunk": 2, "values": "chunk"}),
+}
+SPECIAL: Mapping[str, Callable[[], Any]] = {
+    "openvla_oft with adapters and checkpointing": lambda: openvla_cases.policy(
+        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), gradient_checkpointing=True
+    ),
+    "gr00t N1.7": lambda: gr00t_cases.policy(preset="tiny_n1_7", context={"chunk": 2, "values": "chunk"}),
+}
+
+
+def observation(rows: int, instruction: str | None = None) -> Observation:
+    """Observations of two tasks in turn, or all with this instruction."""
+    obs = synthetic.observation(ENV, rows)
+    return obs if instruction is None else attrs.evolve(obs, instructions=(instruction,) * rows)
