@@ -4,13 +4,13 @@
 
 One version of the weights (1 GB in bf16, 256 tensors) goes from the parameters of one process into those of another.
 Each round measures the transfer and one copy of the same bytes within a process in turn, so that whatever else the
-machine does meets both; medians, and the median ratio of neighbours (bar: 1.5). All rounds run in one pair of processes.
+machine does meets both; medians, and the median ratio of neighbours (bar: 1.5). One pair of processes runs all rounds.
 
 Also the memory that the receiver takes beyond its parameters, at its peak: a second copy of all weights would be as
 large as a version. Memory of the sender that it maps is the sender's.
 
-On a GPU: `--device cuda --strategies ipc host`, both processes on one device; `--strategies nccl` needs two. The copy is
-one on the device then.
+On a GPU: `--device cuda --strategies ipc host`, both processes on one device; `--strategies nccl` needs two. The copy
+is one on the device then.
 """
 
 from __future__ import annotations
