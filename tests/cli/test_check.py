@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl.cli.main import app
+from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.locate import BUILTIN
 
 SPEC = """\
