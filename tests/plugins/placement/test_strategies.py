@@ -59,7 +59,7 @@ def test_one_gpu_for_all_as_two_workers():
 
 
 def test_roles_share_a_device_in_workers_of_their_own():
-    """As asynchronous training needs it: a learner that is no policy's worker."""
+    """Asynchronous training needs a learner in a worker of its own."""
     plan = disaggregated(GPU1, sim="cpu", policy="0", learner="0", share_devices=True)
     assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
         (("sim",), 0.0, None),
