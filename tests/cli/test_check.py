@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl.cli.main import app
-from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.locate import BUILTIN
 
 SPEC = """\
@@ -200,14 +199,15 @@ def test_the_memory_of_gpus():
     assert status == 0 and re.search(r"memory of GPUs: 0\.\d of 80\.0 GiB on the fullest, in its ", said)
     status, said = check(spec, "--devices", "1", "--gpu-memory", "0.1")
     assert status == 2 and "train.micro_batch: this run does not fit: a GPU needs 0." in said
-    assert "GiB  CUDA context" in said and "what would help" in said
+    assert "0.5 GiB  CUDA context" in said and "no key helps" in said
     assert "memory of GPUs" not in check(spec, "--devices", "0")[1]
-    with pytest.raises(UserError, match="this run does not fit"):
+    with pytest.raises(vla_rl.UserError, match="this run does not fit"):
         vla_rl.check("spec.yaml", devices=1, gpu_memory=0.1)
 
 
 def test_memory_that_cannot_be_predicted_is_said():
     text = changed("{backend: local}", "{backend: ray}").replace("type: tabletop", "type: scripted")
-    text = text.replace("name:", "plugins: [vla_rl.testing.scripted]\nname:", 1)
+    text = text.replace("plugins: []", "plugins: [vla_rl.testing.scripted]").replace(", checkpoint: ", ", preset: ")
+    text = text.replace("builtin:tabletop", "tiny")
     status, said = check(text, "--devices", "1", "--gpu-memory", "80")
     assert status == 0 and "memory of GPUs: not predicted (env 'scripted' is not described" in said

@@ -29,8 +29,8 @@ from vla_rl.toolkit.models.meta_device import CudaSemantics
         (pi0, Pi0Config(preset="full"), 3.50, 32),
         (pi05, Pi05Config(preset="full"), 3.62, 32),
         (smolvla, SmolVLAConfig(preset="full"), 0.45, 32),
-        (gr00t, GrootConfig(preset="full"), 2.42, 32),
-        (gr00t, GrootConfig(preset="full_n1_7"), 3.14, 32),
+        (gr00t, GrootConfig(preset="full"), 2.41, 32),
+        (gr00t, GrootConfig(preset="full_n1_7"), 3.13, 32),
     ],
 )
 def test_public_sizes_act_and_learn_on_the_meta_device(plugin, config, billions, width):

@@ -115,6 +115,15 @@ def has_adapters(network: nn.Module) -> bool:
     return any(MARK in name for name, _ in network.named_parameters())
 
 
+def adapted_layers(network: nn.Module) -> list[Any]:
+    """Return the linear layers that have an adapter. Does not import peft where none has."""
+    if not has_adapters(network):
+        return []
+    from peft.tuners.lora import Linear
+
+    return [layer for layer in network.modules() if isinstance(layer, Linear)]
+
+
 def merge_mode(config: Any) -> str:
     """Return `lora.merge_for_acting` of a model's settings; "off" for a model without adapters."""
     lora = getattr(config, "lora", None)
@@ -139,9 +148,7 @@ class MergedAdapters:
 
     def __init__(self, network: nn.Module, mode: str) -> None:
         """Find the adapted layers, and copy their weights. Raise UserError where there are none."""
-        from peft.tuners.lora import Linear
-
-        self._layers: list[Any] = [layer for layer in network.modules() if isinstance(layer, Linear)]
+        self._layers = adapted_layers(network)
         if not self._layers:
             raise UserError("lora.merge_for_acting: no layer of the network has an adapter; leave it out")
         self._in_place = mode == "in_place"
