@@ -1,6 +1,6 @@
 """OpenVLA at full size (7.5B, random weights) on one GPU: training samples/s, decisions/s, memory, use of the device.
 
-    python benchmarks/gpu_openvla.py [--rank 32] [--gradient-checkpointing] [--json FILE]
+    python benchmarks/gpu_openvla.py [--rank 32] [--recompute selective] [--json FILE]
     python benchmarks/gpu_openvla.py --size tiny      # the same code on a CPU, in a minute
 
 Weights are bfloat16, adapters and optimiser float32, computed in bfloat16. A sample is a chunk of 8 x 7 tokens seen by
@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 PUBLISHED = 14.13
 NEEDED_GIB = 40
@@ -38,11 +39,11 @@ MATRIX = {"full": 8192, "tiny": 1024}
 
 
 class Bench:
-    def __init__(self, size: str, rank: int, checkpointing: bool, repeats: int) -> None:
+    def __init__(self, size: str, rank: int, recompute: str, repeats: int) -> None:
         self.size, self.repeats = size, repeats
         self.device = "cuda" if size == "full" else "cpu"
         lora = LoRAConfig(rank=rank)
-        self.adapters: dict[str, Any] = {"lora": lora, "autocast": True, "gradient_checkpointing": checkpointing}
+        self.adapters: dict[str, Any] = {"lora": lora, "autocast": True, "recompute": recompute}
         self.figures: dict[str, float] = {}
 
     def seconds(self, work: Callable[[], Any]) -> float:
@@ -105,7 +106,7 @@ class Bench:
                     learner.step()
                 rate = rows / self.seconds(learner.step)
             except torch.OutOfMemoryError:
-                print(f"micro-batch {rows}: out of memory; --gradient-checkpointing needs less", flush=True)
+                print(f"micro-batch {rows}: out of memory; --recompute selective needs less", flush=True)
                 break
             finally:
                 learner.optimiser.zero_grad(set_to_none=True)
@@ -141,13 +142,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(MICRO_BATCHES), default="full")
     parser.add_argument("--rank", type=int, default=32, help="of the adapters")
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="less memory, a third more work")
+    parser.add_argument("--recompute", default="off", choices=RECOMPUTE, help="less memory, more work")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each measurement")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     if (lack := refuse(options.size)) is not None:
         sys.exit(lack)
-    bench = Bench(options.size, options.rank, options.gradient_checkpointing, options.repeats)
+    bench = Bench(options.size, options.rank, options.recompute, options.repeats)
     where = torch.cuda.get_device_name() if bench.device == "cuda" else "CPU, which checks the code and no more"
     print(f"{where}; PyTorch {torch.__version__}")
     bench.run()

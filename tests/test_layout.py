@@ -132,7 +132,7 @@ RUNTIME = {
     "checks": {"messages", "placement", "planning"},
     "comm": {"messages", "placement"},
     "comm.backends": {"comm", "messages", "placement"},
-    "driver": {"comm", "messages", "placement", "scheduling", "planning", "checks", "run_folder"},
+    "driver": {"comm", "messages", "placement", "scheduling", "planning", "checks", "run_folder", "gpu_memory"},
     "workers.learner.parallel": {"messages"},
     "workers.learner": {"comm", "messages", "placement", "run_folder", "workers.learner.parallel"},
     "workers.env": {"comm", "messages", "placement"},
@@ -142,9 +142,10 @@ RUNTIME = {
         *("comm", "messages", "placement", "scheduling", "checks"),
         *("workers.env", "workers.policy", "workers.learner", "workers.world_model"),
     },
+    "gpu_memory": {"placement", "planning", "checks", "workers", "workers.learner.parallel"},
 }
-"""Folder of the runtime -> the others that it may import. Driver and workers speak through `comm` alone; `start.py`, which
-puts them together, stands outside the folders."""
+"""Folder of the runtime -> the others that it may import. Driver and workers speak through `comm` alone; `gpu_memory`
+builds a model as workers do, to count its bytes. `start.py`, which puts all together, stands outside the folders."""
 
 
 def folder_of(module: str) -> str:

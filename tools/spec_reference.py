@@ -30,7 +30,7 @@ EXAMPLES: Mapping[str, Any] = {
     "name": "my-run",
     "model": {"type": "openvla_oft", "preset": "fast"},
     "algorithm": {"type": "grpo"},
-    "placement": {"type": "collocated"},
+    "placement.type": "collocated",
     "world_model": {"type": "edm", "preset": "tiny"},
     "hooks": [{"type": "console"}, {"type": "jsonl"}, {"type": "tensorboard"}],
     "env.type": "tabletop",
@@ -50,9 +50,13 @@ EXAMPLES: Mapping[str, Any] = {
 """Values of the snippets for keys without a default, or whose default would say too little."""
 KINDS = {
     "model": ("Models", "[What loads](../models.md)"),
+    "engine": ("Engines", "The keys of `rollout.engine` ([engines](engines.md))."),
     "env": ("Simulators", "`num_envs` and `python` are keys of [`env`](spec.md#env) itself."),
     "algorithm": ("Algorithms", "[Equations and use](algorithms.md) of each key."),
-    "placement": ("Placement", "[Strategies](placement.md)"),
+    "placement": (
+        "Placement",
+        "[Strategies](placement.md). `weight_transfer` is a key of [`placement`](spec.md#placement) itself.",
+    ),
     "data": ("Data", "The keys of `imitation.data` ([how to](../how-to/clone-demonstrations.md))."),
     "hook": ("Hooks", "The keys of an item of `hooks`."),
     "world_model": ("World models", "[World models](world-models.md)"),
@@ -177,6 +181,8 @@ def parts_of(kind: Any) -> list[type]:
 
 def flow(value: Any) -> str:
     """Return a value in YAML's flow style."""
+    if isinstance(value, Component):
+        return "{" + f"type: {value.type}" + "}"
     if attrs.has(type(value)):
         value = {name: getattr(value, attribute.name) for name, attribute in keys_of(type(value)).items()}
     if isinstance(value, Mapping):

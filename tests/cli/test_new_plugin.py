@@ -123,7 +123,7 @@ SPEC = """
 name: generated
 model: {type: my_model}
 env: {type: my_env, num_envs: 4}
-rollout: {chunk: 2, episodes: 8}
+rollout: {chunk: 2, episodes: 8, engine: {type: my_engine}}
 algorithm: {type: my_algorithm}
 placement: {type: my_placement}
 train: {steps: 1, lr: 1.0e-3, micro_batch: 16}

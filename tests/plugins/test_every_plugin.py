@@ -88,6 +88,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
     folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
     pages = {"env": DOCS / "simulators" / f"{name}.md", "model": DOCS / "models" / f"{folder.name}.md"}
     pages |= {
+        "engine": DOCS / "reference" / "engines.md",
         "data": DOCS / "how-to" / "clone-demonstrations.md",
         "world_model": DOCS / "reference" / "world-models.md",
     }

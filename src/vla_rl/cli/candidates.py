@@ -13,6 +13,9 @@ from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.plan import Cluster, DoesNotFit, Plan
 from vla_rl.core.spec.spec import PlacementSpec, Spec
 from vla_rl.core.spec.structure import Problems
+from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction
+from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.planning.device_memory import DeviceMemory, check_capacity, device_memory
 from vla_rl.runtime.planning.forecast import Forecast, Overlap, forecast_spec, has_dedicated_learners, overlap
 from vla_rl.runtime.planning.plan import plan_for
 from vla_rl.runtime.planning.profile import Profile
@@ -32,26 +35,34 @@ class Candidate:
     placement: PlacementSpec
     plan: Plan | None = None
     forecast: Forecast | None = None
+    gpus: Sequence[DeviceMemory] = ()
+    """Memory that each GPU needs, fullest first; empty where it is not predicted."""
     reason: str = ""
 
 
-def compare(spec: Spec, cluster: Cluster, profile: Profile) -> list[Candidate]:
-    """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages."""
+def compare(spec: Spec, cluster: Cluster, profile: Profile, prediction: Prediction = NOT_PREDICTED) -> list[Candidate]:
+    """The spec's own placement, then the others by name, each with its defaults and 1, 2 and 4 pipeline stages.
+    `prediction`: memory of the spec's model."""
     placements = list(_placements(spec))
     with waiting("planning", total=len(placements)) as note:
-        return [_candidate(spec, cluster, profile, *named, note=partial(note, i)) for i, named in enumerate(placements)]
+        return [
+            _candidate(spec, cluster, profile, prediction, *named, note=partial(note, i))
+            for i, named in enumerate(placements)
+        ]
 
 
 def _candidate(
     spec: Spec,
     cluster: Cluster,
     profile: Profile,
+    prediction: Prediction,
     name: str,
     from_spec: bool,
     placement: PlacementSpec,
     note: Callable[[], None],
 ) -> Candidate:
     candidate_spec = evolve(spec, placement=placement)
+    gpus: Sequence[DeviceMemory] = ()
     note()
     try:
         plan = plan_for(candidate_spec, cluster, lambda spec, cluster: profile)
@@ -62,9 +73,15 @@ def _candidate(
                 f"it out, or choose disaggregated"
             )
         forecast = forecast_spec(plan, candidate_spec, profile)
+        if prediction.memory is not None:
+            workers = assign(plan, spec.env.num_envs, one_process=False)
+            gpus = device_memory(plan, workers, prediction.memory, candidate_spec)
+        if gpus:
+            forecast = evolve(forecast, device_bytes=gpus[0].peak[0])
+            check_capacity(gpus, cluster.gpu_memory)
     except (DoesNotFit, UserError) as exc:
         return Candidate(name=name, own=from_spec, placement=placement, reason=str(exc))
-    return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast)
+    return Candidate(name=name, own=from_spec, placement=placement, plan=plan, forecast=forecast, gpus=gpus)
 
 
 def ahead(spec: Spec, candidates: Sequence[Candidate], profile: Profile) -> tuple[Candidate, Overlap] | None:

@@ -51,8 +51,11 @@ def name_of(checkpoint: Path | None, what: object) -> str:
     return f"{checkpoint.parents[1].name}/{checkpoint.name}" if checkpoint else str(what)
 
 
-def cluster_of(devices: int | None, cpus: float | None, memory: float | None) -> Cluster:
-    """Build a cluster of so many GPUs, CPUs and GiB of memory. Defaults: this machine; GPUs are assumed."""
+def cluster_of(
+    devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
+) -> Cluster:
+    """Build a cluster of so many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
+    assumed."""
     from vla_rl.runtime.placement.hardware import machine
 
     local_machine = machine()
@@ -64,9 +67,12 @@ def cluster_of(devices: int | None, cpus: float | None, memory: float | None) ->
         cpus=assumed.cpus if cpus is None else cpus,
         gpus=gpus,
         memory=assumed.memory if memory is None else int(memory * GIB),
+        gpu_memory=assumed.gpu_memory if gpu_memory is None else int(gpu_memory * GIB),
     )
 
 
-def other_machine(devices: int | None, cpus: float | None, memory: float | None) -> Cluster | None:
+def other_machine(
+    devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
+) -> Cluster | None:
     """The machine that is meant; None: this one, as none of it is given."""
-    return None if devices is cpus is memory is None else cluster_of(devices, cpus, memory)
+    return None if devices is cpus is memory is gpu_memory is None else cluster_of(devices, cpus, memory, gpu_memory)

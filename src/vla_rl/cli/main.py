@@ -46,6 +46,9 @@ Cpus = Annotated[float | None, typer.Option(min=1, max=10_000_000, help="CPUs; d
 Memory = Annotated[
     float | None, typer.Option(min=1, max=1e9, help="Host memory in GiB; default: 128 a GPU, or this machine's.")
 ]
+GpuMemory = Annotated[
+    float | None, typer.Option(min=0.1, max=1e6, help="Memory of each GPU in GiB; default: this machine's.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -127,6 +130,7 @@ def check(
     devices: Devices = None,
     cpus: Cpus = None,
     memory: Memory = None,
+    gpu_memory: GpuMemory = None,
     debug: Debug = False,
 ) -> None:
     """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with so many GPUs.
@@ -138,14 +142,18 @@ def check(
         typer.echo(dump(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
-    clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
+    clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)
+    gpus = "" if clones else check_gpu_memory(loaded, cluster)
     if not show:
         typer.echo(
             f"{spec}: ok: {loaded.model.type} on {loaded.env.type} ({loaded.env.num_envs} envs) with "
             f"{loaded.algorithm.type}, {loaded.train.steps} steps, {loaded.placement.type} on {loaded.runtime.backend}"
         )
+        if gpus:
+            typer.echo(gpus)
 
 
 @app.command(name="eval")
@@ -307,18 +315,20 @@ def plan(
     devices: Devices = None,
     cpus: Cpus = None,
     memory: Memory = None,
+    gpu_memory: GpuMemory = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
     loaded, run_folder = _load(spec, overrides)
+    from vla_rl.cli.inputs import cluster_of
     from vla_rl.cli.plan import main as forecast
     from vla_rl.core.errors import UserError
 
     files = profile or ([run_folder / "trace.json"] if run_folder else [])
     if not files:
         raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
-    forecast(loaded, files, devices, cpus, memory, json)
+    forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory), json)
 
 
 @app.command()

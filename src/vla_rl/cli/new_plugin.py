@@ -14,6 +14,7 @@ SUFFIX = ".txt"
 
 IN_A_SPEC = {
     "model": "model: {type: $name}",
+    "engine": "rollout: {chunk: 4, episodes: 64, engine: {type: $name}}",
     "env": "env: {type: $name, num_envs: 16}",
     "algorithm": "algorithm: {type: $name}",
     "placement": "placement: {type: $name}",

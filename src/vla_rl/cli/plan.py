@@ -9,18 +9,22 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from vla_rl.cli.candidates import Candidate, ahead, best, compare
-from vla_rl.cli.inputs import GIB, cluster_of
+from vla_rl.cli.inputs import GIB
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.status_line import shown
+from vla_rl.runtime.gpu_memory.checks import NOT_PREDICTED, Prediction, predict
+from vla_rl.runtime.planning.device_memory import DeviceMemory
 from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
+from vla_rl.toolkit.waiting import waiting
 
 PARTS = 4
 """Number of parts of a periodic step, for comparison; RL-VLA3 has as many."""
@@ -37,35 +41,33 @@ TITLES = (
 WORKERS = {"sim": "the simulators", "policy": "inference", "learner": "the learners"}
 
 
-def main(
-    spec: Spec, profiles: Sequence[Path], devices: int | None, cpus: float | None, memory: float | None, json: bool
-) -> None:
+def main(spec: Spec, profiles: Sequence[Path], cluster: Cluster, json: bool) -> None:
     """Print the comparison. Raises UserError when no strategy fits."""
     if json:
         from json import dumps
 
-        found = forecast(spec, profiles, devices, cpus, memory)
+        found = forecast(spec, profiles, cluster)
         print(dumps(found, indent=1))
         fits = any(candidate["best"] for candidate in found)
     else:
-        profile, cluster = load_profile(profiles), cluster_of(devices, cpus, memory)
+        profile = load_profile(profiles)
         with shown():
-            candidates = compare(spec, cluster, profile)
+            prediction = _predict(spec, cluster)
+            candidates = compare(spec, cluster, profile, prediction)
             winner, further = best(candidates), ahead(spec, candidates, profile)
         _print(spec, cluster, profile, candidates, winner)
+        _print_gpus(winner, prediction)
         _print_overlap(spec, further, _waiting(spec, profile, further))
         fits = winner is not None
     if not fits:
         raise UserError("no placement fits on these devices; the reasons are above")
 
 
-def forecast(
-    spec: Spec, profiles: Sequence[Path], devices: int | None, cpus: float | None, memory: float | None
-) -> list[dict[str, Any]]:
+def forecast(spec: Spec, profiles: Sequence[Path], cluster: Cluster) -> list[dict[str, Any]]:
     """The comparison as plain data."""
     profile = load_profile(profiles)
     with shown():
-        candidates = compare(spec, cluster_of(devices, cpus, memory), profile)
+        candidates = compare(spec, cluster, profile, _predict(spec, cluster))
         winner, further = best(candidates), ahead(spec, candidates, profile)
     found = [_plain(candidate, candidate is winner) for candidate in candidates]
     if further is not None:
@@ -89,7 +91,47 @@ def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
         "bottleneck": expected.bottleneck,
         "device_bytes": expected.device_bytes,
         "host_bytes": expected.host_bytes,
+        **({"gpus": [_plain_gpu(device) for device in candidate.gpus]} if candidate.gpus else {}),
     }
+
+
+def _plain_gpu(device: DeviceMemory) -> dict[str, object]:
+    size, phases = device.peak
+    return {
+        "bytes": size,
+        "workers": [
+            {
+                "worker": worker.worker,
+                "roles": list(worker.roles),
+                "phase": phases[worker.worker],
+                "parts": {part.name: part.size for part in worker.phases[phases[worker.worker]]},
+            }
+            for worker in device.workers
+        ],
+    }
+
+
+def _predict(spec: Spec, cluster: Cluster) -> Prediction:
+    """Predict the model's memory where there are GPUs."""
+    if not cluster.gpus:
+        return NOT_PREDICTED
+    with waiting("counting the model's memory", about=spec.model.type):
+        return predict(spec)
+
+
+def _print_gpus(winner: Candidate | None, prediction: Prediction) -> None:
+    """Print what fills the fullest GPU of the best placement."""
+    console = _console()
+    if prediction.reason:
+        console.print(f"[dim]memory of GPUs is not predicted: {escape(prediction.reason)}[/]")
+    if winner is None or not winner.gpus:
+        return
+    size, phases = winner.gpus[0].peak
+    console.print(f"fullest GPU: {_size(size)} GiB")
+    for worker in winner.gpus[0].workers:
+        phase = phases[worker.worker]
+        parts = ", ".join(f"{_size(part.size)} {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100)
+        console.print(f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {parts}")
 
 
 def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | None) -> dict[int, float]:

@@ -104,15 +104,19 @@ def check(
     devices: int | None = None,
     cpus: float | None = None,
     memory: float | None = None,
+    gpu_memory: float | None = None,
 ) -> Spec:
     """Check a spec (`vla-rl check`). Return it with all defaults. Raises UserError for everything that a run would
-    refuse on this machine, or on one with so many GPUs, CPUs and GiB."""
+    refuse on this machine, or on one with so many GPUs, CPUs, and GiB of the host and of each GPU."""
     from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
+    from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
     loaded, _ = read_spec(spec, overrides)
-    clones = loaded.imitation is not None
-    check_spec(loaded, training=not clones, imitation=clones, cluster=other_machine(devices, cpus, memory))
+    clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
+    check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)
+    if not clones:
+        check_gpu_memory(loaded, cluster)
     return loaded
 
 
@@ -209,9 +213,11 @@ def plan(
     devices: int | None = None,
     cpus: float | None = None,
     memory: float | None = None,
+    gpu_memory: float | None = None,
 ) -> list[dict[str, Any]]:
     """`vla-rl plan`: what every placement strategy is expected to do, one entry each, or its "reason" why it does not
     fit. Arguments as on the command line; `profiles` may be left out for the folder of a run."""
+    from vla_rl.cli.inputs import cluster_of
     from vla_rl.cli.plan import forecast
     from vla_rl.core.errors import UserError
 
@@ -219,7 +225,7 @@ def plan(
     files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder else [])
     if not files:
         raise UserError("there are no latencies to plan with; give RUN/trace.json of a run, or a profile")
-    return forecast(loaded, files, devices, cpus, memory)
+    return forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory))
 
 
 @_with_path_errors

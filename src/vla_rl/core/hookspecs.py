@@ -149,7 +149,7 @@ class PolicyEngine(ABC):
     rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
     `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
     plugin declares `Plugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can train
-    that one. Entry-point group `vla_rl.engines`."""
+    that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
 
     model: VLAModel | None = None
     """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and
@@ -185,6 +185,16 @@ class PolicyEngine(ABC):
         can be gone through once, and tensors are valid until the call returns. Every engine without a policy of its own
         has it."""
         raise NotOffered(f"{type(self).__name__} takes no weights")
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def wake_up(self) -> None:
+        """Prepare to act, before a rollout or an evaluation of a policy worker (elsewhere: vLLM's wake_up). Optional. A
+        learner in the same process has changed the model's weights since."""
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def sleep(self) -> None:
+        """Give back what learning needs, after a rollout or an evaluation of a policy worker, also of one that failed.
+        Optional. A learner in the same process uses the model from now on."""
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
     def warm_up(self, batch_sizes: Sequence[int]) -> None:
@@ -304,9 +314,9 @@ class Algorithm(ABC):
         normalisation.
 
         The metrics must include "loss/policy". The runtime reserves these names, also in `advantages`: "step",
-        "loss/total", "loss/imitation", "policy/grad_norm", and all that start with "compile/", "env/", "eval/",
-        "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/", "rollout/",
-        "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
+        "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl", and all that start with "compile/",
+        "env/", "eval/", "eval_task/", "faults/", "groups/", "imagination/", "imitation/", "offload/", "replay/",
+        "rollout/", "sampling/", "throughput/", "time/", "update/", "bc_warmup/", "world_model/".
         """
 
 

@@ -34,6 +34,8 @@ class Cluster:
         )
     )
     """Machines of the cluster, whose resources the fields above sum up; default: one machine."""
+    gpu_memory: int | None = None
+    """Memory of each GPU in bytes, of the smallest one; None: unknown."""
 
 
 @frozen(kw_only=True)

@@ -36,7 +36,8 @@ def pick(array: Any, indices: Any) -> Any:
     if hasattr(array, "detach"):
         import torch
 
-        return array[torch.tensor(indices, device=array.device)]
+        index = torch.tensor(indices, pin_memory=array.is_cuda)
+        return array[index.to(array.device, non_blocking=True)]
     return array[indices]
 
 
@@ -89,8 +90,8 @@ class Context:
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
     role: Literal["act", "learn", "both"] = "both"
-    """Models: what this process uses the model for. act: policy workers without a learner, `vla-rl eval` and
-    `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
+    """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
+    and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None
     """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None with `Plugin.own_policy`."""
     make_model: Callable[[], Any] | None = None
@@ -120,6 +121,9 @@ class Plugin:
     named `preset`."""
     env_memory: int = 0
     """Simulators: host memory of one env in bytes, if it is not negligible."""
+    env_info: Callable[[Any], EnvInfo] | None = None
+    """Simulators: function of the config that returns the description without building anything. Optional; with it
+    `vla-rl check` and `plan` predict the memory of GPUs."""
     preflight: Callable[[Any], None] | None = None
     """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
     (drivers, assets)."""
@@ -176,6 +180,9 @@ class EnvInfo:
     deterministic: bool = True
     """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
     would have to be replayed starts a new episode instead."""
+    chunk_is_one_motion: bool = False
+    """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
+    and ends are then reported at a chunk's last action."""
 
     @property
     def action_dim(self) -> int:

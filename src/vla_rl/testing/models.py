@@ -22,6 +22,12 @@ from vla_rl.testing.model_case import ModelCase
 from vla_rl.testing.policies import KERNELS, check_policy, check_temperature, take
 from vla_rl.testing.policy_inputs import check_inputs, check_other_bounds
 from vla_rl.testing.policy_traces import check_building, check_traces, other_seed, run_from
+from vla_rl.toolkit.models.adapters import MergedAdapters, has_adapters
+
+MERGED_KL = 1e-4
+"""Largest KL(acting || recomputed) in nats a token where adapters are merged for acting; bfloat16 gives about 1e-5."""
+ADAPTERS_MOVED = 0.02
+"""Standard deviation of the numbers that are added to trained weights: B of an adapter starts at 0."""
 
 
 def check_model(
@@ -65,7 +71,7 @@ def check_model(
                     hot = attrs.evolve(context, temperature=2 * temperature)
                     again = run_from(12, lambda: plugin.build(given, hot))
                     check_building(case, attrs.evolve(building, result=policy), again)
-            for check in (_scores, _noise, _critic, _tokens, _gradients, check_traces):
+            for check in (_scores, _noise, _critic, _tokens, _gradients, _merged_adapters, check_traces):
                 with f.section(check.__name__.strip("_")):
                     check(case)
             check_inputs(case, getattr(given, "cameras", None))
@@ -81,6 +87,30 @@ def check_model(
             with f.section("save"):
                 _save(case, plugin, given, context, reload)
     f.close()
+
+
+def _merged_adapters(case: ModelCase) -> None:
+    """Compare chunks that are sampled with merged adapters (`lora.merge_for_acting`) with their scores."""
+    module = case.model.module
+    if not has_adapters(module):
+        return
+    where = "merged adapters"
+    with case.moved(ADAPTERS_MOVED):
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        adapters = MergedAdapters(module, "in_place")
+        adapters.merge()
+        try:
+            chunk = case.sample()
+        finally:
+            adapters.unmerge()
+        kept = all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+        with torch.no_grad():
+            scores = case.model.chunk_log_probs(case.obs, chunk).log_probs.double()
+    case.f.expect(kept, where, "the same weights after acting", "others", "leave frozen weights alone while acting")
+    log_ratio = scores - torch.as_tensor(chunk.log_probs).to(scores)
+    kl = float((torch.expm1(log_ratio) - log_ratio).mean())
+    remedy = "compute an adapted layer as W x + scale B A x, and nothing else from its weights"
+    case.f.expect(kl <= MERGED_KL, where, f"a KL of at most {MERGED_KL:g} nats a token", f"{kl:.2g}", remedy)
 
 
 def _value_shape(case: ModelCase) -> tuple[int, ...]:

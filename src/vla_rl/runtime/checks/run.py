@@ -32,6 +32,7 @@ from vla_rl.toolkit.algorithms.settings import GroupSettings
 from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
+from vla_rl.toolkit.models.adapters import merge_mode
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
     problems += _interpreter_problems(spec)
-    cluster = cluster or (None if spec.runtime.address is not None else _this_machine(spec))
+    cluster = cluster or (None if spec.runtime.address is not None else this_machine(spec))
     plan = None
     if cluster is not None:
         plan, plan_problems = _planned(spec, training, cluster)
@@ -259,7 +260,7 @@ def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None,
 
     try:
         plan = plan_for(spec, cluster)
-        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster)]
+        problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
         if training:
             problems += [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)]
     except MeasureFirst:
@@ -271,7 +272,7 @@ def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None,
     return plan, problems
 
 
-def _this_machine(spec: Spec) -> Cluster:
+def this_machine(spec: Spec) -> Cluster:
     """Return the resources of this machine as the backend will see them. Ray counts all processors, also those that
     this process may not use.
     """
@@ -280,9 +281,8 @@ def _this_machine(spec: Spec) -> Cluster:
     local_machine = machine()
     if spec.runtime.backend == "local":
         return local_machine
-    return Cluster(
-        cpus=float(os.cpu_count() or local_machine.cpus), gpus=local_machine.gpus, memory=local_machine.memory
-    )
+    cpus = float(os.cpu_count() or local_machine.cpus)
+    return Cluster(cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory)
 
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
@@ -292,6 +292,7 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
     problems = [
         *_lane_problems(spec, plan),
         *_transfer_problems(spec, plan, cluster),
+        *_merge_problems(spec, plan),
         *_asynchrony_problems(spec, plan),
         *world_model_placement_problems(spec, plan),
     ]
@@ -328,6 +329,21 @@ def _has_nccl() -> bool:
     import torch
 
     return torch.distributed.is_nccl_available()
+
+
+def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    """Yield why adapters cannot be merged for acting in the workers of this plan."""
+    mode = merge_mode(spec.model.config)
+    path = ("model", "lora", "merge_for_acting")
+    if mode == "off" or has_own_policy(spec):
+        return
+    shared = any({"policy", "learner"} <= set(slot.roles) for slot in plan.slots)
+    if shared and spec.train.sharding == "full":
+        text = "policies act with the learners' shards (train.sharding: full), whose layers cannot be merged; use off"
+        yield path, f"{text}, train.sharding: replicated, or `placement: {{type: disaggregated}}`"
+    elif mode == "copy" and "policy" in plan.offload and not shared:
+        text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
+        yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

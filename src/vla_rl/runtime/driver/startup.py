@@ -8,13 +8,15 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.gpu_memory.checks import check_before_building
 from vla_rl.runtime.messages.weights import WeightTransfer
-from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, choose_strategy
+from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, WorkerLocation, choose_strategy
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,14 @@ class StartedRun:
 
 
 def start_workers(
-    fleet: Fleet, spec: Spec, *, imitation: bool, scaling: Scaling, recording_folder: Path | None
+    fleet: Fleet,
+    spec: Spec,
+    plan: Plan,
+    *,
+    imitation: bool,
+    scaling: Scaling,
+    recording_folder: Path | None,
+    gpu_memory: int | None,
 ) -> StartedRun:
     """Start all roles of the workers, which the backend has created.
 
@@ -42,6 +51,7 @@ def start_workers(
         scaling: statistics that the model normalises by, if they are known; else those of that data, if the spec wants
             them.
         recording_folder: run folder in which episodes are recorded for a world model; None: there is none.
+        gpu_memory: bytes of a GPU; None: unknown. Raises UserError where models would not fit.
     """
     info = fleet.start_simulators(recording_folder)
     recorded_samples = 0
@@ -49,6 +59,7 @@ def start_workers(
         recorded_samples = _open_data(fleet, info)
         if spec.imitation.statistics == "data" and scaling is None:
             scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
+    check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
     fleet.get_all([worker.call(HostInterface.start_model, info, scaling) for worker in hosts])
     fleet.connect_policies([sim.worker for sim in fleet.sims])
@@ -84,9 +95,7 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
         strategy = choose_strategy(spec.placement.weight_transfer, locations[0], locations[1:])
     except TransferNotPossible as exc:
         raise TransferNotPossible(f"placement.weight_transfer: {exc}") from exc
-    machine = locations[0].machine
-    one_machine = machine is not None and all(location.machine == machine for location in locations)
-    fleet.through_store = strategy == "host" and not one_machine
+    fleet.through_store = strategy == "host" and not _on_one_machine(locations)
     transfer = WeightTransfer(
         strategy=strategy,
         through_store=fleet.through_store,
@@ -99,6 +108,12 @@ def _connect_weights(fleet: Fleet, spec: Spec) -> None:
     logger.info("weights reach policies by strategy %s", strategy)
     connecting = [policy.call(PolicyInterface.connect_learner, transfer) for policy in policies]
     fleet.get_all([learner.call(LearnerInterface.connect_policies, transfer), *connecting])
+
+
+def _on_one_machine(locations: Sequence[WorkerLocation]) -> bool:
+    """Return whether these workers can share memory."""
+    machine = locations[0].machine
+    return machine is not None and all(location.machine == machine for location in locations)
 
 
 def _join_learners(fleet: Fleet) -> None:

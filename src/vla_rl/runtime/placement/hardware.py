@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +49,37 @@ def threads(cpus: float) -> int:
 def machine() -> Cluster:
     """Return the resources of this machine."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cluster(cpus=float(cpus), gpus=torch.cuda.device_count(), memory=psutil.virtual_memory().available)
+    gpus = torch.cuda.device_count()
+    return Cluster(
+        cpus=float(cpus),
+        gpus=gpus,
+        memory=psutil.virtual_memory().available,
+        gpu_memory=smallest_gpu_memory() if gpus else None,
+    )
+
+
+class _NvmlMemory(ctypes.Structure):
+    """Memory of a GPU as NVML reports it, in bytes (`nvmlMemory_t`)."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def smallest_gpu_memory() -> int | None:
+    """Return the bytes of this machine's smallest GPU; None without NVIDIA's driver. CUDA is not initialised: a context
+    would take memory of the GPU."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    count, sizes = ctypes.c_uint(), []
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return None
+    for index in range(count.value):
+        handle, memory = ctypes.c_void_p(), _NvmlMemory()
+        unreadable = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        if not unreadable and not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+            sizes.append(int(memory.total))
+    return min(sizes, default=None)
 
 
 def describe(assignments: Sequence[Assignment], devices: Sequence[WorkerDevice]) -> str:

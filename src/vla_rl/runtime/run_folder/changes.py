@@ -31,7 +31,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
     "model.checkpoint": (NUMBERS, "it may lie elsewhere; weights that are not trained come from there"),
     "model.tokenizer": (NUMBERS, "it may lie elsewhere"),
-    "model.gradient_checkpointing": (NONE, "memory for time"),
+    "model.recompute": (NONE, "memory for time"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
     "env.num_envs": (NUMBERS, "with auto_reset each env has a stream of its own"),
     "env.processes": (NONE, "where envs run and how long they may take"),

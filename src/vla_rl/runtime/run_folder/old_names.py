@@ -10,6 +10,7 @@ from typing import Any
 
 SPEC_KEYS: Mapping[str, str] = {
     "warmup": "bc_warmup",
+    "model.gradient_checkpointing": "model.recompute",
     "asynchrony.swap": "asynchrony.weights",
     "asynchrony.stream": "asynchrony.streaming_update",
     "asynchrony.replay.max_age": "asynchrony.replay.max_lag",
@@ -27,6 +28,7 @@ SPEC_KEYS: Mapping[str, str] = {
 SPEC_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "asynchrony.weights": {"request": "latest"},
     "placement.lanes": {"rows": "envs"},
+    "model.recompute": {False: "off", True: "full"},
 }
 """Key -> old value -> value now."""
 STATE_KEYS: Mapping[str, str] = {
@@ -109,7 +111,7 @@ def current_spec(data: Mapping[str, Any]) -> dict[str, Any]:
         section, _, key = path.rpartition(".")
         for mapping in _mappings_at(spec, section):
             value = mapping.get(key)
-            if isinstance(value, str) and value in values:
+            if isinstance(value, str | bool) and value in values:
                 mapping[key] = values[value]
     for env in _mappings_at(spec, "env"):
         if env.get("type") == "gymnasium" and isinstance(env.get("camera"), Mapping):

@@ -125,7 +125,7 @@ class Offload:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """Yield the tensors of the optimiser's state. AdamW's step counters are scalars on the host and stay there."""
+    """Yield the tensors of the optimiser's state. AdamW's step counters are scalars and stay where they are."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.dim():

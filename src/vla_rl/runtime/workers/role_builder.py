@@ -29,6 +29,7 @@ from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
 from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
+from vla_rl.toolkit.models.adapters import merge_mode
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 
@@ -104,7 +105,9 @@ class RoleBuilder:
 
     def engine(self, info: EnvInfo, make_model: Callable[[], VLAModel]) -> PolicyEngine:
         """Build the engine, and do its one-time work for the batches of the lanes that it acts for."""
-        engine = build_engine(self.spec, info, self.assignment.slot.device, make_model, self.wrappers)
+        slot = self.assignment.slot
+        role = role_of_model(slot.roles)
+        engine = build_engine(self.spec, info, slot.device, make_model, self.wrappers, role)
         engine.warm_up(sorted({lane.num_envs for lane in self.assignment.served}))
         return engine
 
@@ -150,6 +153,7 @@ class RoleBuilder:
             acting="policy" in slot.roles,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
+            compare_acting=merge_mode(self.spec.model.config) != "off",
         )
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEMANDED = "loss/policy"
 """Metric that every algorithm must report in `Loss.metrics`: the policy's contribution to the total."""
-RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm"})
+RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl"})
 """Metric names that the runtime writes itself ..."""
 RESERVED_GROUPS = frozenset(
     {

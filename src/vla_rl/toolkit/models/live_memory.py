@@ -43,7 +43,7 @@ class LiveMemory(TorchDispatchMode):
     def _count(self, tensor: Tensor) -> None:
         """Count the storage of a tensor, unless it is alive already."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage._cdata  # noqa: SLF001 - identifies a storage, as in torch.multiprocessing
         if address in self._alive:
             return
         size = -(-storage.nbytes() // BLOCK) * BLOCK

@@ -1,7 +1,7 @@
 """Networks on the meta device, which has shapes and no memory: they run there as they would on a CUDA device.
 
 The meta device knows neither autocast nor fused attention. Both decide how many bytes a network needs, so that
-`CudaRules` does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights.
+`CudaSemantics` does what PyTorch does on CUDA: the casts of autocast, and attention that keeps no matrix of weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -19,21 +19,22 @@ from torch.utils._pytree import tree_map
 
 META = "meta"
 NARROW = frozenset(
-    "linear conv1d conv2d conv3d matmul mm bmm addmm baddbmm __matmul__ __rmatmul__ einsum prelu"
-    " scaled_dot_product_attention".split()
+    {"linear", "conv1d", "conv2d", "conv3d", "matmul", "mm", "bmm", "addmm", "baddbmm", "__matmul__", "__rmatmul__"}
+    | {"einsum", "prelu", "scaled_dot_product_attention"}
 )
 """Functions that autocast computes in its precision on CUDA (torch's `autocast_mode.h`), as far as networks use
 them."""
 WIDE = frozenset(
-    "layer_norm group_norm softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss norm pow __pow__"
-    " rsqrt reciprocal exp expm1 log log1p sum prod cumsum cumprod logsumexp softplus interpolate".split()
+    {"layer_norm", "group_norm", "norm", "softmax", "log_softmax", "softplus", "logsumexp", "interpolate", "pow"}
+    | {"__pow__", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sum", "prod", "cumsum", "cumprod"}
+    | {"cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss"}
 )
 """Functions that autocast computes in float32 on CUDA."""
 FLASH_HEAD = 256
 """Largest head dimension of flash attention."""
 
 
-class CudaRules(TorchFunctionMode):
+class CudaSemantics(TorchFunctionMode):
     """Mode in which tensors of the meta device are computed by CUDA's rules."""
 
     def __init__(self) -> None:
@@ -46,13 +47,13 @@ class CudaRules(TorchFunctionMode):
         """Precision of the last autocast."""
         self._tokens: list[Any] = []
 
-    def __enter__(self) -> CudaRules:
+    def __enter__(self) -> Self:
         self._tokens.append(_RULES.set(self))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # as above
         _RULES.reset(self._tokens.pop())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,7 +62,7 @@ class CudaRules(TorchFunctionMode):
             return self._backward(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if self.precision is not None and (name in NARROW or name in WIDE):
-            with torch._C.DisableTorchFunction():  # the casts themselves
+            with torch._C.DisableTorchFunction():  # noqa: SLF001 - the casts themselves
                 args, kwargs = tree_map(self._narrow if name in NARROW else _widen, (args, kwargs))
         if name == "scaled_dot_product_attention":
             return _fused_attention(*args, **kwargs)
@@ -78,7 +79,7 @@ class CudaRules(TorchFunctionMode):
         """Run a backward pass in this mode, so that layers that are recomputed follow the rules of the forward pass.
         torch's own functions switch the mode off first, so the engine is called as they call it.
         """
-        engine: Any = torch.autograd.Variable._execution_engine
+        engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 - there is no public name
         with self.recomputing(), self:
             gradient = torch.ones_like(loss) if gradient is None else gradient
             keep = create_graph if retain_graph is None else retain_graph
@@ -95,7 +96,8 @@ class CudaRules(TorchFunctionMode):
     @contextmanager
     def autocast(self, precision: torch.dtype | None) -> Iterator[None]:
         """Context of autocast in this precision; None: off."""
-        self.precision, outer = precision, self.precision
+        outer = self.precision
+        self.precision = precision
         self._last = precision or self._last
         try:
             yield
@@ -107,7 +109,8 @@ class CudaRules(TorchFunctionMode):
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """Context in which autocast is as it last was in a forward pass."""
-        self.precision, outer = self._last, self.precision
+        outer = self.precision
+        self.precision = self._last
         try:
             yield
         finally:
@@ -115,7 +118,7 @@ class CudaRules(TorchFunctionMode):
 
     def _narrow(self, value: Any) -> Any:
         precision = self.precision
-        if not _is_meta_float(value) or value.dtype == precision or value.dtype == torch.float64:
+        if not _is_meta_float(value) or value.dtype in (precision, torch.float64):
             return value
         assert precision is not None
         if not (value.requires_grad and value.is_leaf):
@@ -125,7 +128,7 @@ class CudaRules(TorchFunctionMode):
         return self.casts[id(value)][1]
 
 
-_RULES: ContextVar[CudaRules | None] = ContextVar("rules of the meta device", default=None)
+_RULES: ContextVar[CudaSemantics | None] = ContextVar("rules of the meta device", default=None)
 
 
 def _is_meta_float(value: Any) -> bool:
@@ -138,7 +141,7 @@ def _widen(value: Any) -> Any:
 
 
 def autocast(device: str, dtype: torch.dtype = torch.bfloat16, *, enabled: bool = True) -> AbstractContextManager[Any]:
-    """Return `torch.autocast` for a type of device; on the meta device its imitation, inside `CudaRules`."""
+    """Return `torch.autocast` for a type of device; on the meta device its imitation, inside `CudaSemantics`."""
     if device != META:
         return torch.autocast(device, dtype, enabled)
     rules = _RULES.get()
@@ -180,7 +183,7 @@ def _fused_attention(
         scale = width**-0.5 if scale is None else scale
         if width % 8:
             query, key, value = (F.pad(part, (0, 8 - width % 8)) for part in (query, key, value))
-        result: Tensor = aten._scaled_dot_product_flash_attention(
+        result: Tensor = aten._scaled_dot_product_flash_attention(  # noqa: SLF001 - has no public name
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
         return result[..., :width]
@@ -195,7 +198,7 @@ def _fused_attention(
         if length % 8:
             bias = F.pad(bias, (0, 8 - length % 8))[..., :length]
         bias = bias.to(query.dtype).expand(*query.shape[:2], query.shape[2], key.shape[2])
-    result = aten._scaled_dot_product_efficient_attention(
+    result = aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 - as above
         query, key, value, bias, tracked, dropout_p, is_causal, scale=scale
     )[0]
     return result

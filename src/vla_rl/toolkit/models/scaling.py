@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vla_rl.core.types import Array
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
 
@@ -34,11 +36,18 @@ class FeatureScaler:
         self._in = inwards.to(device, dtype)
         self._out = outwards.to(device, dtype)
         self._shift = shift.to(device, dtype)
+        self._on_host = tuple(constant.to(dtype).numpy() for constant in (offset, inwards, shift))
 
     def normalise(self, x: Tensor, width: int) -> Tensor:
         """Normalise [..., dim] in physical units, padded with zeros to [..., width]."""
         scaled = (x.to(self._dtype) - self._offset) / self._in - self._shift
         return F.pad(scaled.clamp(-self._end, self._end), (0, width - self.dim))
+
+    def normalise_on_host(self, x: Array, width: int) -> Array:
+        """Return what `normalise` returns on a CPU, to the last bit, for an array."""
+        offset, inwards, shift = self._on_host
+        scaled = ((x.astype(offset.dtype) - offset) / inwards - shift).clip(-self._end, self._end)
+        return np.pad(scaled, [(0, 0)] * (x.ndim - 1) + [(0, width - self.dim)])
 
     def restore(self, x: Tensor) -> Tensor:
         """Un-normalise [..., width] to physical units, [..., dim]."""

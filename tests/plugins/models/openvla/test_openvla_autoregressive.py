@@ -21,6 +21,7 @@ from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 CPU = torch.device("cpu")
 
@@ -109,7 +110,7 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
         ("none", 1, {}),
         ("chunk", 1, {"lora": LoRAConfig(rank=4, dropout=0.3), "log_prob_over": "full_vocabulary"}),
         ("action", 2, {"freeze_vision": True, "value_head": OpenVLAValueHeadConfig(hidden=(16,))}),
-        ("chunk", 1, {"lora": LoRAConfig(rank=4), "gradient_checkpointing": True, "cameras": ("camera1", "camera0")}),
+        ("chunk", 1, {"lora": LoRAConfig(rank=4), "recompute": "selective", "cameras": ("camera1", "camera0")}),
     ],
 )
 def test_contract(values: Any, chunk: int, config: dict[str, Any]) -> None:
@@ -175,9 +176,10 @@ def test_text_tokens_mean_the_nearest_action_and_are_scored_among_all_tokens() -
 
 def test_recomputation_does_not_lose_the_cache() -> None:
     obs = observation(3)
-    a, b = (policy(gradient_checkpointing=on).sample_chunk(obs, noise(3), False) for on in (False, True))
-    assert torch.equal(a.log_probs, b.log_probs)
-    assert torch.equal(a.actions, b.actions)
+    off, *others = (policy(recompute=mode).sample_chunk(obs, noise(3), False) for mode in RECOMPUTE)
+    for chunk in others:
+        assert torch.equal(off.log_probs, chunk.log_probs)
+        assert torch.equal(off.actions, chunk.actions)
 
 
 def test_imitation_learns_to_repeat_the_expert() -> None:

@@ -48,7 +48,7 @@ def test_code_of_the_gpu_benchmark_runs_on_a_cpu(
     import gpu_openvla
 
     file = tmp_path / "figures.json"
-    options = ["--size", "tiny", "--rank", "4", "--repeats", "1", "--gradient-checkpointing", "--json", str(file)]
+    options = ["--size", "tiny", "--rank", "4", "--repeats", "1", "--recompute", "selective", "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["gpu_openvla.py", *options])
     gpu_openvla.main()
     printed = capsys.readouterr().out

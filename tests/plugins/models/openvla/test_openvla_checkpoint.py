@@ -219,9 +219,10 @@ def test_exactly_one_source(fields: dict[str, str]) -> None:
         OpenVLAOFTConfig(**fields)
 
 
-def test_dropout_and_recomputation_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="lora.dropout"):
-        OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(dropout=0.1), gradient_checkpointing=True)
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_dropout_and_recomputation_exclude_each_other(recompute: str) -> None:
+    with pytest.raises(ValueError, match=f"recompute: {recompute} .* lora.dropout"):
+        OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(dropout=0.1), recompute=recompute)
 
 
 def test_unknown_preset() -> None:

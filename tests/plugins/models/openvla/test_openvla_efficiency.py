@@ -13,6 +13,9 @@ from model_cases import noise, reloading
 from openvla_cases import CHUNK, ENV, expert, observation, policy
 from rounding import assert_same_up_to
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.core.errors import CheckpointError, NotOffered
 from vla_rl.core.types import Chunk, Context, to_numpy
@@ -26,9 +29,12 @@ from vla_rl.plugins.models.openvla import (
 )
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
-from vla_rl.plugins.models.openvla.modeling import hollow_model, initialise
+from vla_rl.plugins.models.openvla.lora import add_adapters
+from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.activation_memory import saved_bytes
 from vla_rl.toolkit.models.networks import allocate
+from vla_rl.toolkit.models.recompute import RECOMPUTE, checkpoint_keys
 
 BOTH = pytest.mark.parametrize(("plugin", "config"), [(openvla, OpenVLAARConfig), (openvla_oft, OpenVLAOFTConfig)])
 
@@ -201,10 +207,13 @@ def test_attention_is_fused_and_unused_vision_layers_are_not_computed(
 
 
 @BOTH
+@pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize(("frozen", "again"), [(False, 4), (True, 2)])
-def test_recomputation_covers_llama_and_trained_vision(plugin: Any, config: Any, frozen: bool, again: int) -> None:
+def test_recomputation_covers_llama_and_trained_vision(
+    plugin: Any, config: Any, recompute: str, frozen: bool, again: int
+) -> None:
     """`fast` has two Llama layers, and one computed block in each vision transformer."""
-    model = build(plugin, config, gradient_checkpointing=True, freeze_vision=frozen)
+    model = build(plugin, config, recompute=recompute, freeze_vision=frozen)
     network, seen = model.module.vla, []
     vits = (network.vision_backbone.featurizer, network.vision_backbone.fused_featurizer)
     for layer in [*network.language_model.model.layers, *(vit.blocks[0] for vit in vits)]:
@@ -213,6 +222,64 @@ def test_recomputation_covers_llama_and_trained_vision(plugin: Any, config: Any,
     assert len(seen) == 4
     loss.backward()
     assert len(seen) == 4 + again
+
+
+class ProductCounter(TorchDispatchMode):
+    """Mode that counts products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        return func(*args, **(kwargs or {}))
+
+
+def test_selective_recomputation_runs_no_product_of_the_llama_again() -> None:
+    counts = {}
+    for mode in RECOMPUTE:
+        model = build(openvla_oft, OpenVLAOFTConfig, recompute=mode, freeze_vision=True)
+        loss = model.imitation_loss(observation(2), np.zeros((2, 2, 3), np.float32))
+        with ProductCounter() as products:
+            loss.backward()
+        counts[mode] = products.count
+    layers = 2
+    assert counts["selective"] == counts["off"]
+    assert counts["full"] == counts["off"] + layers * 6  # the last of seven products is not needed
+
+
+@pytest.mark.parametrize(("recompute", "part"), [("selective", 0.45), ("full", 0.15)])
+def test_recomputation_saves_activations_at_full_width(recompute: str, part: float) -> None:
+    """The public widths with LoRA in bfloat16, four layers in each tower; fake tensors take no memory."""
+    sizes = {mode: _saved_bytes(mode) for mode in ("off", recompute)}
+    assert sizes[recompute] <= part * sizes["off"]
+
+
+def _saved_bytes(recompute: str) -> float:
+    """Return the bytes of activations of one sample."""
+    config = preset_config("full")
+    config.text_config.num_hidden_layers = 4
+    config.vision_specs = [attrs.asdict(attrs.evolve(spec, depth=5)) for spec in config.backbones()]
+    with torch.device("meta"):
+        torch.set_default_dtype(torch.bfloat16)
+        network = OpenVLAForActionPrediction(config)
+        torch.set_default_dtype(torch.float32)
+        adapted = add_adapters(network, LoRAConfig(rank=32), autocast=True, seed=0)
+    if recompute != "off":
+        network.activation_checkpointing_enable(checkpoint_keys(recompute, config.text_config.hidden_size))
+    with FakeTensorMode():
+        for part in adapted.modules():
+            for name, p in list(part.named_parameters(recurse=False)):
+                setattr(part, name, torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype), p.requires_grad))
+        network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=config.text_config)
+
+        def forward(samples: int) -> Any:
+            pixels = torch.zeros(samples, 6, 224, 224, dtype=torch.bfloat16)
+            with torch.autocast("cpu", torch.bfloat16):
+                return adapted(pixels, torch.zeros(samples, 79, dtype=torch.long)).sum()
+
+        return saved_bytes(lambda: forward(2)) - saved_bytes(lambda: forward(1))
 
 
 # --------------------------------------------------------------------------------------------------- mixed precision

@@ -20,9 +20,10 @@ class TorchEngineConfig:
 def build(config: TorchEngineConfig, context: Context) -> TorchEngine:
     """Build the run's model, if its learner has not built it in this process, and return the engine around it."""
     from vla_rl.plugins.engines.torch.engine import TorchEngine
+    from vla_rl.toolkit.models.adapters import merge_mode
 
     assert context.make_model is not None
-    return TorchEngine(context.make_model())
+    return TorchEngine(context.make_model(), merge=merge_mode(context.model_config), learns=context.role == "both")
 
 
 plugin = Plugin(config=TorchEngineConfig, build=build, summary="the model itself (default)")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import offers
+from vla_rl.toolkit.models.adapters import MergedAdapters
 
 if TYPE_CHECKING:
     import torch
@@ -16,14 +17,30 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(PolicyEngine):
-    """The model of this process, with its wrappers. A learner in this process trains the same weights."""
+    """The model of this process, with its wrappers. A learner in this process trains the same weights.
+
+    With `lora.merge_for_acting` adapters are merged into the weights of their layers: always, where nothing learns in
+    this process, else between `wake_up` and `sleep`.
+    """
 
     model: VLAModel
 
-    def __init__(self, model: VLAModel) -> None:
+    def __init__(self, model: VLAModel, *, merge: str = "off", learns: bool = False) -> None:
+        """Create the engine.
+
+        Args:
+            merge: `lora.merge_for_acting` of the model.
+            learns: a learner in this process uses the model between `sleep` and `wake_up`.
+        """
         self.model = model
         self.statistics_name = model.statistics_name
         self.continues = offers(model, "continue_chunk")
+        self._adapters = None if merge == "off" else MergedAdapters(model.module, merge)
+        self._learns = learns
+        self._awake = 0
+        """Rollouts that run now: real ones and imagined ones may do so at the same time."""
+        if self._adapters is not None and not learns:
+            self._adapters.merge()
 
     def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
         return self.model.sample_chunk(obs, noise, greedy)
@@ -37,4 +54,23 @@ class TorchEngine(PolicyEngine):
         return self.model.values(obs)
 
     def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
+        adapters = self._adapters
+        if adapters is None or not adapters.merged:
+            self.model.load_weights(pairs)
+            return
+        adapters.unmerge()
         self.model.load_weights(pairs)
+        adapters.merge()
+
+    def wake_up(self) -> None:
+        if self._adapters is None or not self._learns:
+            return
+        self._awake += 1
+        self._adapters.merge()
+
+    def sleep(self) -> None:
+        if self._adapters is None or not self._learns:
+            return
+        self._awake -= 1
+        if not self._awake:
+            self._adapters.unmerge()

@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context, EnvInfo, Plugin, TaskInfo
 from vla_rl.plugins.envs.metaworld.checks import known_benchmark, known_cameras, one_choice_of_tasks, preflight
+from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 from vla_rl.toolkit.envs.settings import Processes
+
+ACTION_DIM, STATE_DIM = 4, 4
 
 
 @frozen(kw_only=True)
@@ -44,9 +47,24 @@ def build(config: MetaWorldConfig, context: Context) -> Any:
     return make_env(config, context)
 
 
+def env_info(config: MetaWorldConfig) -> EnvInfo:
+    """Return the description of the simulator."""
+    names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
+    note = "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
+    return EnvInfo(
+        cameras={name: (size, size) for name, size in config.cameras.items()},
+        state_dim=STATE_DIM,
+        action_low=(-1.0,) * ACTION_DIM,
+        action_high=(1.0,) * ACTION_DIM,
+        tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
+        notes=(note,) if config.fast_render else (),
+    )
+
+
 plugin = Plugin(
     config=MetaWorldConfig,
     build=build,
+    env_info=env_info,
     summary="Meta-World: fifty manipulation tasks with a Sawyer arm, MuJoCo",
     extra="metaworld",
     env_memory=800_000_000,

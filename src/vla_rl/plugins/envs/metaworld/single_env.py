@@ -11,13 +11,12 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
-from vla_rl.plugins.envs.metaworld import MetaWorldConfig
+from vla_rl.core.types import Array, Context, ResetState
+from vla_rl.plugins.envs.metaworld import ACTION_DIM, MetaWorldConfig, env_info
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
-ACTION_DIM, STATE_DIM = 4, 4
 IDS_PER_TASK, FIRST_TRAIN, EVAL_STATES = 10_000, 1000, 50
 """State ids: 10,000 times the task's number in the official order, plus 0 to 49 for "eval" or 1000 to 9999 for
 "train"."""
@@ -34,16 +33,7 @@ def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
         first = order.index(name) * IDS_PER_TASK
         states["eval"] += [ResetState(id=first + i, task=name) for i in range(EVAL_STATES)]
         states["train"] += [ResetState(id=first + FIRST_TRAIN + i, task=name) for i in range(config.train_states)]
-    note = "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
-    info = EnvInfo(
-        cameras={name: (size, size) for name, size in config.cameras.items()},
-        state_dim=STATE_DIM,
-        action_low=(-1.0,) * ACTION_DIM,
-        action_high=(1.0,) * ACTION_DIM,
-        tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
-        notes=(note,) if config.fast_render else (),
-    )
-    return SubprocEnvs(info, states, MakeMetaWorldEnv(config), context, config.processes)
+    return SubprocEnvs(env_info(config), states, MakeMetaWorldEnv(config), context, config.processes)
 
 
 @frozen

@@ -7,8 +7,8 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES
+from vla_rl.core.types import Context, EnvInfo, Plugin, TaskInfo
+from vla_rl.plugins.envs.tabletop.tasks import TASK_NAMES, TASKS
 
 
 def _known(instance: Any, attribute: Any, names: tuple[str, ...]) -> None:
@@ -37,9 +37,25 @@ def build(config: TabletopConfig, context: Context) -> Any:
     return Tabletop(config, context)
 
 
+def env_info(config: TabletopConfig) -> EnvInfo:
+    """Return the description of the simulator."""
+    return EnvInfo(
+        cameras={"overhead": (config.image_size,) * 2, "wrist": (config.image_size,) * 2},
+        state_dim=4,
+        action_low=(-1.0, -1.0, -1.0),
+        action_high=(1.0, 1.0, 1.0),
+        tasks=tuple(
+            TaskInfo(name=task.name, instruction=task.instruction, max_steps=config.max_steps)
+            for task in TASKS
+            if not config.tasks or task.name in config.tasks
+        ),
+    )
+
+
 plugin = Plugin(
     config=TabletopConfig,
     build=build,
+    env_info=env_info,
     summary="Embedded: pick and put coloured blocks; batched torch, two cameras, no GL",
     action_dim=lambda config: 3,
 )

@@ -7,19 +7,17 @@ consecutive step that opens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, EnvInfo, Observation, ResetState, TaskInfo
+from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, Observation, ResetState
+from vla_rl.plugins.envs.tabletop import TabletopConfig, env_info
 from vla_rl.plugins.envs.tabletop.render import Renderer
 from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, TabletopScenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.envs.tabletop import TabletopConfig
 
 SPEED = 0.16
 """Table units per step at full speed."""
@@ -42,17 +40,7 @@ class Tabletop(SimEnv):
         self._chunk = context.chunk
         task_names = config.tasks or tuple(task.name for task in TASKS)
         self._tasks = frozenset(i for i, task in enumerate(TASKS) if task.name in task_names)
-        self.info = EnvInfo(
-            cameras={"overhead": (config.image_size,) * 2, "wrist": (config.image_size,) * 2},
-            state_dim=4,
-            action_low=(-1.0, -1.0, -1.0),
-            action_high=(1.0, 1.0, 1.0),
-            tasks=tuple(
-                TaskInfo(name=task.name, instruction=task.instruction, max_steps=config.max_steps)
-                for i, task in enumerate(TASKS)
-                if i in self._tasks
-            ),
-        )
+        self.info = env_info(config)
         self._render = Renderer(config.image_size, context.device)
         self._task = np.full(self.num_envs, min(self._tasks))
         self._state = {

@@ -34,6 +34,7 @@ from vla_rl.plugins.models.openvla.prompts import CausalPrompts, DecodingPrompts
 from vla_rl.plugins.models.openvla.regression import L1Policy, SampledL1Policy
 from vla_rl.toolkit.models.heads import VALUE_HEAD, load_head
 from vla_rl.toolkit.models.networks import allocate, construct, fill, load_weights, unchanged
+from vla_rl.toolkit.models.recompute import checkpoint_keys
 
 M = TypeVar("M", bound=PolicyModule)
 
@@ -146,8 +147,8 @@ def _module(
         module.vla = add_adapters(vla, config.lora, autocast=config.autocast, seed=seed)
         if checkpoint is not None and checkpoint.adapter is not None:
             checkpoint.adapter.copy_into(module.vla, config.lora)
-    if config.gradient_checkpointing:
-        vla.activation_checkpointing_enable({"use_reentrant": False})
+    if config.recompute != "off":
+        vla.activation_checkpointing_enable(checkpoint_keys(config.recompute, width))
     return module
 
 

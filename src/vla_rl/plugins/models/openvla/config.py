@@ -10,6 +10,7 @@ from attrs.validators import ge, gt, in_, optional
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
 from vla_rl.toolkit.models.flow_config import for_checkpoints
+from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
@@ -23,9 +24,9 @@ RANGES = {"q01_q99": ("q01", "q99"), "min_max": ("min", "max")}
 """Value of `statistics_range` -> the two statistics that are scaled to -1 and 1."""
 
 
-def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
-    if value and config.lora is not None and config.lora.dropout > 0:
-        raise ValueError("gradient_checkpointing recomputes layers and cannot be combined with lora.dropout > 0")
+def _no_dropout(config: FamilyConfig, attribute: Attribute[Any], value: str) -> None:
+    if value != "off" and config.lora is not None and config.lora.dropout > 0:
+        raise ValueError(f"recompute: {value} runs layers twice and cannot be combined with lora.dropout > 0")
 
 
 def _features_are_frozen(config: FamilyConfig, attribute: Attribute[Any], value: bool) -> None:
@@ -121,9 +122,10 @@ class FamilyConfig:
     seven times the image."""
     value_head: OpenVLAValueHeadConfig = field(factory=OpenVLAValueHeadConfig, validator=_acts_in_one_pass)
     """Critic, used when the algorithm asks for one."""
-    gradient_checkpointing: bool = field(default=False, validator=_no_dropout)
-    """Recompute the layers of the Llama and of trained vision transformers in the backward pass: less memory, about a
-    third more time."""
+    recompute: str = field(default="off", validator=[in_(RECOMPUTE), _no_dropout])
+    """Activations of the Llama's layers and of trained vision transformers that the backward pass computes again
+    instead of keeping them. `off`: none. `selective`: all but the large products of matrices, and attention over long
+    sequences: 0.4 of the memory at full size. `full`: all, 0.06 of the memory and about a third more time."""
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are computed in float32 either
     way."""

@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer
 from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 
-from vla_rl.core.types import Observation
+from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
-from vla_rl.toolkit.models.meta_device import on_host
 
 
 class Pi0Policy(FlowPolicy):
@@ -56,8 +55,10 @@ class Pi05Policy(FlowPolicy):
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         if self._state_scaler is None:
             return self.prompts.rows(obs.instructions)
-        shown_state = state if self.state_in_prompt == "padded" else state[:, : self._state_scaler.dim]
-        return self.prompts.state_rows(obs.instructions, on_host(bins_of(shown_state.contiguous())).tolist())
+        # From the recorded state and not from `state`, for which the host would wait.
+        width = state.shape[1] if self.state_in_prompt == "padded" else self._state_scaler.dim
+        shown_state = self._state_scaler.normalise_on_host(to_numpy(obs.state), width)
+        return self.prompts.state_rows(obs.instructions, bins_of(shown_state).tolist())
 
     def _prefix(self, pixels: Tensor, ids: Tensor, mask: Tensor, state: Tensor) -> PiPrefix:
         shown = None

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.core.types import Array
 from vla_rl.toolkit.models.prompts import BOS, PaddedPrompts, padded
 
 
@@ -25,11 +26,14 @@ def prompt_text(instruction: str) -> str:
 BINS, ROUND = 256, 16
 
 
-def bins_of(state: Tensor) -> Tensor:
+EDGES = np.arange(BINS, dtype=np.float32) / (BINS / 2) - 1
+
+
+def bins_of(state: Array) -> Array:
     """Return the bins of normalised numbers, int64 0..255 for 256 equal parts of [-1, 1]; -1 below and 255 above the
     range."""
-    edges = torch.arange(BINS, device=state.device) / (BINS / 2) - 1
-    return torch.bucketize(state, edges, right=True) - 1
+    bins: Array = np.searchsorted(EDGES, state, side="right") - 1
+    return bins
 
 
 def state_text(instruction: str, bins: Sequence[int]) -> str:

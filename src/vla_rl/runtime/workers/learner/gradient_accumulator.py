@@ -46,6 +46,21 @@ class MetricAccumulator:
             earlier = self.statistics.get(name)
             self.statistics[name] = statistic if earlier is None else earlier + statistic
 
+    def on_host(self) -> MetricAccumulator:
+        """Return the metrics in host memory, in float64, by one copy from the device."""
+        statistics = [statistic.sums for statistic in self.statistics.values()]
+        tensors = [*self.sums.values(), *self.maxima.values(), *statistics]
+        if not tensors:
+            return MetricAccumulator()
+        device = tensors[0].device
+        flat = torch.cat([tensor.detach().reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
+        values = iter(flat.split([tensor.numel() for tensor in tensors]))
+        return MetricAccumulator(
+            sums={name: next(values) for name in self.sums},
+            maxima={name: next(values) for name in self.maxima},
+            statistics={name: type(statistic)(next(values)) for name, statistic in self.statistics.items()},
+        )
+
 
 @frozen(eq=False)
 class _Part:
@@ -193,10 +208,16 @@ class GradientAccumulator:
 def _compare(
     metrics: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], sizes: Mapping[str, torch.Tensor]
 ) -> None:
-    """Raises PluginError where a metric differs from the expected one by more than rounding of terms of these sizes."""
-    for name, value in expected.items():
-        tolerance = LINEAR * float(abs(sizes[name]) + abs(value)) + 1e-6
-        if name not in metrics or float(abs(metrics[name] - value)) > tolerance:
+    """Raises PluginError where a metric differs from the expected one by more than rounding of terms of these sizes.
+    Values are copied from the device at once.
+    """
+    missing = torch.tensor(torch.inf)
+    numbers = [(sizes[name], value, metrics.get(name, missing)) for name, value in expected.items()]
+    device = numbers[0][0].device
+    on_host = torch.stack([number.to(device, torch.float64) for of_name in numbers for number in of_name]).cpu()
+    for name, (size, value, half) in zip(expected, on_host.view(-1, 3).tolist(), strict=True):
+        tolerance = LINEAR * (abs(size) + abs(value)) + 1e-6
+        if abs(half - value) > tolerance:
             raise PluginError(
                 f"the algorithm says advantage_scope GROUP, and its {name} is not linear in the batch's "
                 f"weights and value weights, so that asynchrony.streaming_update cannot normalise it at the "

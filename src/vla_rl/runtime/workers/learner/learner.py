@@ -47,6 +47,7 @@ class Learner(LearnerInterface):
         acting: bool,
         heartbeat: Callable[[], None],
         demonstrations: Demonstrations | None = None,
+        compare_acting: bool = False,
     ):
         """Create the optimiser for a model.
 
@@ -55,13 +56,14 @@ class Learner(LearnerInterface):
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
             heartbeat: called before each pass.
+            compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
         """
         self.model = model
         self.rank = 0
         self.version = 0
         self.buffer = SampleBuffer()
         self.trained = TrainedModel(model, train, name=name, device=device, world=world, info=info, acting=acting)
-        self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat)
+        self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat, compare_acting)
         self._behaviour_cloning = CloningUpdate(self.trained, demonstrations, heartbeat)
         self._scoring = Scoring(self.trained, self.buffer, heartbeat)
         self._listener: socket.socket | None = None

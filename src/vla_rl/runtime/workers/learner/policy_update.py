@@ -9,29 +9,40 @@ from typing import Any
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Array
+from vla_rl.core.types import Array, Batch, Scores
 from vla_rl.runtime.messages.learning import UNNORMALISED, OptimizerStep
 from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner import optimizer
 from vla_rl.runtime.workers.learner.gradient_accumulator import GradientAccumulator, MetricAccumulator
 from vla_rl.runtime.workers.learner.micro_batches import InputRows, MicroBatches, SampleFields
 from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.toolkit.algorithms.statistics import Mean
 
 
 class PolicyUpdate:
     """Updates of the policy by an algorithm's loss."""
 
-    def __init__(self, trained: TrainedModel, algorithm: Algorithm, heartbeat: Callable[[], None]) -> None:
-        """Create the updates. `heartbeat` is called before each pass."""
+    def __init__(
+        self, trained: TrainedModel, algorithm: Algorithm, heartbeat: Callable[[], None], compare_acting: bool = False
+    ) -> None:
+        """Create the updates.
+
+        Args:
+            heartbeat: called before each pass.
+            compare_acting: report `policy/recompute_kl`.
+        """
         self.batches = MicroBatches(trained, algorithm)
         self._trained = trained
         self._algorithm = algorithm
         self._heartbeat = heartbeat
+        self._compare_acting = compare_acting
         self.restart()
 
     def restart(self) -> None:
         """Begin a training step without samples, and free the samples of the last one."""
         train = self._trained.train
+        self._comparison = MetricAccumulator()
+        """Comparison of recomputed log-probs with those of acting, over the samples of the first optimiser step."""
         self._accumulator = GradientAccumulator(
             self._trained.parameters, self._algorithm.loss, keep_samples=train.epochs > 1
         )
@@ -52,25 +63,28 @@ class PolicyUpdate:
         seconds_before = 0.0
         trained = self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
-        norms: list[float] = []
+        norms: list[torch.Tensor] = []
         with trained.released():
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if any(optimizer_step.accumulated for optimizer_step in steps):
                 seconds_before = self._accumulator.seconds
                 inputs, fields, steps = self._accumulator.epochs(steps)
-            for optimizer_step in steps:
+            for index, optimizer_step in enumerate(steps):
                 if optimizer_step.accumulated:
                     loss = self._accumulator.normalise(optimizer_step, metrics, len(steps))
                 else:
-                    loss = self._passes(version, inputs, fields, optimizer_step, metrics, len(steps))
+                    loss = self._passes(version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0)
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
+            metrics.add({}, self._comparison.statistics)
+            trained.check_finite()
             self.restart()
-        maxima = {name: float(value) for name, value in metrics.maxima.items()}
+        metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
+        on_host = metrics.on_host()
         return {
-            "sums": {name: float(value) for name, value in metrics.sums.items()},
-            "maxima": {**maxima, "policy/grad_norm": max(norms, default=0.0)},
-            "statistics": {name: statistic.cpu() for name, statistic in metrics.statistics.items()},
+            "sums": {name: float(value) for name, value in on_host.sums.items()},
+            "maxima": {name: float(value) for name, value in on_host.maxima.items()},
+            "statistics": on_host.statistics,
             "seconds": seconds_before + perf_counter() - before,
         }
 
@@ -95,12 +109,13 @@ class PolicyUpdate:
         if first:
             self._trained.optimizer.zero_grad(set_to_none=True)
             self.restart()
-        with self._accumulator.part(inputs, fields, micro_batches, passes):
-            for indices in micro_batches:
-                assert inputs is not None
+        part = self._accumulator.part(inputs, fields, micro_batches, passes)
+        with part, self._trained.adapters_cast_once():
+            for batch in self.batches.each(inputs, fields, micro_batches, UNNORMALISED, version):
                 self._heartbeat()
-                batch = self.batches.build(inputs, fields, indices, UNNORMALISED, version)
-                self._accumulator.add(self._trained.scores(batch), batch)
+                scores = self._trained.scores(batch)
+                self._compare(scores, batch)
+                self._accumulator.add(scores, batch)
             for _ in range(self._trained.dummy_passes(passes, len(micro_batches))):
                 self._heartbeat()
                 batch = self.batches.dummy(fields, UNNORMALISED, version)
@@ -114,23 +129,42 @@ class PolicyUpdate:
         step: OptimizerStep,
         metrics: MetricAccumulator,
         count: int,
+        first: bool,
     ) -> torch.Tensor:
-        """Run the passes of all micro-batches of one of `count` optimiser steps. Return the loss."""
+        """Run the passes of all micro-batches of one of `count` optimiser steps, whether it is the first. Return the
+        loss.
+        """
         trained = self._trained
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
-        for indices in step.micro_batches:
-            assert inputs is not None
-            self._heartbeat()
-            batch = self.batches.build(inputs, fields, indices, step, version)
-            loss = self._algorithm.loss(trained.scores(batch), batch)
-            loss.total.backward()
-            total = total + loss.total.detach()
-            metrics.add_sums(loss.metrics, count)
-            metrics.add(loss.maxima, loss.statistics)
+        with trained.adapters_cast_once():
+            for batch in self.batches.each(inputs, fields, step.micro_batches, step, version):
+                self._heartbeat()
+                scores = trained.scores(batch)
+                if first:
+                    self._compare(scores, batch)
+                loss = self._algorithm.loss(scores, batch)
+                loss.total.backward()
+                total = total + loss.total.detach()
+                metrics.add_sums(loss.metrics, count)
+                metrics.add(loss.maxima, loss.statistics)
         metrics.add_sums({"loss/total": total}, count)
         for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
             self._heartbeat()
             batch = self.batches.dummy(fields, step, version)
             self._algorithm.loss(trained.scores(batch), batch).total.backward()
         return total
+
+    def _compare(self, scores: Scores, batch: Batch) -> None:
+        """Add a micro-batch, scored with the weights of the training step's start, to the comparison with acting."""
+        if self._compare_acting:
+            self._comparison.add({}, {"policy/recompute_kl": recompute_kl(scores, batch)})
+
+
+def recompute_kl(scores: Scores, batch: Batch) -> Mean:
+    """Estimate KL(acting || recomputed) in nats per token (k3 of Schulman 2020), over the samples that the learner's
+    own weights sampled. It is 0 where acting and learning compute the same.
+    """
+    log_ratio = (scores.log_probs.detach() - batch.log_probs).double()
+    same_weights = batch.valid & (batch.lag == 0)[:, None]
+    return Mean.of(torch.expm1(log_ratio) - log_ratio, same_weights[..., None].expand_as(log_ratio))

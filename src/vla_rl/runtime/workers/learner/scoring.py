@@ -54,28 +54,29 @@ class Scoring:
             )
 
     def _each(
-        self, score: Callable[[T], Array], batches: Sequence[T], passes: int, dummy: Callable[[ModelInputs], Any]
+        self, score: Callable[[T], torch.Tensor], batches: Sequence[T], passes: int, dummy: Callable[[ModelInputs], Any]
     ) -> list[Array]:
-        """Score each batch, then dummy batches while other ranks have batches left (`passes`: the most of any rank)."""
-        scores = []
+        """Score each batch, then dummy batches while other ranks have batches left (`passes`: the most of any rank).
+        Scores are copied to the host after the last batch, so that the device never waits for the host.
+        """
+        scores: list[torch.Tensor] = []
         for batch in batches:
             self.heartbeat()
             scores.append(score(batch))
         for _ in range(self.trained.dummy_passes(passes, len(batches))):
             self.heartbeat()
             dummy(self.trained.dummy)
-        return scores
+        return [to_numpy(tensor).astype(np.float32) for tensor in scores]
 
-    def _values(self, obs: Observation) -> Array:
+    def _values(self, obs: Observation) -> torch.Tensor:
         model = self.trained.model
-        values: Array = to_numpy(self.trained.strategy.run(lambda: model.values(obs))).astype(np.float32)
-        return values
+        return self.trained.strategy.run(lambda: model.values(obs))
 
-    def _log_probs(self, inputs: ModelInputs, recorded: Array) -> Array:
+    def _log_probs(self, inputs: ModelInputs, recorded: Array) -> torch.Tensor:
         model = self.trained.model
         chunk = Chunk(actions=inputs.actions, log_probs=recorded, extras=inputs.extras)
         scores = self.trained.strategy.run(lambda: asdict(model.chunk_log_probs(inputs.obs, chunk), recurse=False))
-        log_probs: Array = to_numpy(scores["log_probs"]).astype(np.float32)
+        log_probs: torch.Tensor = scores["log_probs"]
         return log_probs
 
     def _dummy_values(self, inputs: ModelInputs) -> None:
@@ -90,6 +91,6 @@ def _all(rows: ScatteredSamples[Any]) -> Any:
     return rows.take(np.arange(len(rows)))
 
 
-def _first(values: Array) -> Array:
+def _first(values: torch.Tensor) -> torch.Tensor:
     """Return the values of the first action of each sample, [b]."""
     return values if values.ndim == 1 else values[:, 0]

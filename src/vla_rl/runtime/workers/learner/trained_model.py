@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
 from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner import optimizer
 from vla_rl.runtime.workers.learner.parallel.data_parallel import DataParallel, ParallelStrategy
+from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 
 
 class TrainedModel:
@@ -40,6 +41,7 @@ class TrainedModel:
         self.strategy: ParallelStrategy = DataParallel(world)
         self._acting = acting
         self._dummy: ModelInputs | None = None
+        self._guard = optimizer.FiniteGuard(name)
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -81,7 +83,7 @@ class TrainedModel:
         together.
         """
         for name, tensor in self.model.weights():
-            yield name, self.strategy.gathered(tensor)
+            yield name, self.strategy.unsharded(tensor)
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
@@ -106,6 +108,12 @@ class TrainedModel:
         """
         return passes - own if self.strategy.lockstep else 0
 
+    def adapters_cast_once(self) -> AbstractContextManager[None]:
+        """Return a context for the forward and backward passes of one optimiser step, in which adapters are cast once.
+        Shards are cast where they are gathered.
+        """
+        return nullcontext() if self.strategy.lockstep else adapters_cast_once(self.model.module)
+
     def scores(self, batch: Batch) -> Scores:
         scores = self.strategy.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
         return Scores(**scores)
@@ -113,9 +121,9 @@ class TrainedModel:
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
 
-    def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> float:
-        """Make an optimiser step with the gradients of all ranks. Return their norm before clipping. Raises UserError
-        naming `where` for a loss or a gradient that is not finite.
+    def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
+        """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
+        After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.
         """
         stepped = []
         for name, parameter in self.parameters.items():
@@ -124,4 +132,8 @@ class TrainedModel:
             else:
                 stepped.append(parameter)
         limit = self.train.max_grad_norm
-        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self.name, where)
+        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+
+    def check_finite(self) -> None:
+        """Raises UserError if a loss or a gradient was not finite since the last call."""
+        self._guard.check()

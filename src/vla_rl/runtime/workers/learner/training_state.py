@@ -14,6 +14,9 @@ from vla_rl.core.errors import UserError
 from vla_rl.runtime.workers.learner.trained_model import TrainedModel
 from vla_rl.toolkit.models.checkpoints import read_pickled
 
+IMPLEMENTATION = ("fused", "foreach", "capturable")
+"""Options of an optimiser that depend on the device and not on the run."""
+
 
 def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> None:
     """Write the file, on the first rank; all ranks together where they hold shards."""
@@ -42,6 +45,8 @@ def load_state(trained: TrainedModel, file: Path) -> int:
     optimizer["state"] = _converted(
         lambda value, index: strategy.local_shard(value, parameters[index]), optimizer["state"]
     )
+    for saved, group in zip(optimizer["param_groups"], trained.optimizer.param_groups, strict=False):
+        saved.update({name: group[name] for name in IMPLEMENTATION})
     trained.optimizer.load_state_dict(optimizer)
     for group in trained.optimizer.param_groups:
         group["weight_decay"] = trained.train.weight_decay

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.messages.weights import WeightTransfer, verify
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, taken
-from vla_rl.runtime.workers.policy.weight_versions import WeightVersions
+from vla_rl.runtime.workers.policy.weight_versions import WeightVersions, load_trained
 
 NO_LOCK = nullcontext()
 NO_ACTIONS = np.zeros((0, 0, 0), np.float32)
@@ -82,6 +82,17 @@ class PolicyWorker(PolicyInterface):
         return self.weights.version
 
     # ----------------------------------------------------------------------------------------------- inference
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Context of a rollout or an evaluation, in which the engine is awake."""
+        with self.between_requests:
+            self.engine.wake_up()
+        try:
+            yield
+        finally:
+            with self.between_requests:
+                self.engine.sleep()
 
     def act(self, mode: PolicyMode, lanes: tuple[int, ...], *requests: StepRequest) -> list[Array]:
         started = perf_counter()
@@ -209,6 +220,9 @@ class PolicyWorker(PolicyInterface):
                 self._partly_loaded = f"version {version} of the weights was loaded in part: {exc}"
                 raise
             self._advance(version)
+
+    def load_checkpoint(self, file: Path) -> None:
+        load_trained(self.engine, file)
 
     def verify(self, version: int, checksums: Mapping[str, int]) -> None:
         with self.between_requests:

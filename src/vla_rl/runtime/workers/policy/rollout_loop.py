@@ -99,14 +99,17 @@ class RolloutLoop:
             queue.add(report)
             return actions
 
-        try:
-            while not queue.end():
-                if self._stop_requested():
-                    raise StopRequested
-                for _ in drive(lanes, act, mode, batching, queue.tickets, self._clients.value_of, self._clients.ready):
-                    pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
-        finally:
-            queue.stop()
+        with self._policy().acting():
+            try:
+                while not queue.end():
+                    if self._stop_requested():
+                        raise StopRequested
+                    for _ in drive(
+                        lanes, act, mode, batching, queue.tickets, self._clients.value_of, self._clients.ready
+                    ):
+                        pass  # nothing to do at a yield: `value_of` and `ready` wait by themselves
+            finally:
+                queue.stop()
         return queue.report((), False)
 
     def _work_of(self, lanes: Sequence[int], requests: Sequence[StepRequest]) -> RolloutReport:

@@ -37,13 +37,13 @@ class ParallelStrategy(Protocol):
     def full_weights(self) -> AbstractContextManager[None]:
         """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
 
-    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that may be sharded as a full tensor on the device; all ranks together."""
-
-    def full_tensor(self, tensor: Any) -> Any:
-        """Return a tensor that may be sharded as a full tensor in host memory; all ranks together. Other values are
+    def unsharded(self, tensor: Any) -> Any:
+        """Return a tensor that may be sharded as a full tensor on its device; all ranks together. Other values are
         returned unchanged.
         """
+
+    def full_tensor(self, tensor: Any) -> Any:
+        """Return `unsharded` in host memory."""
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values are returned
@@ -84,7 +84,7 @@ class DataParallel:
     def full_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
+    def unsharded(self, tensor: Any) -> Any:
         return tensor
 
     def full_tensor(self, tensor: Any) -> Any:

@@ -100,9 +100,8 @@ class FullyShardedParallel:
         for module, name, p in sharded:
             setattr(module, name, p)
 
-    def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        full: torch.Tensor = _gathered(tensor)
-        return full
+    def unsharded(self, tensor: Any) -> Any:
+        return _gathered(tensor)
 
     def full_tensor(self, tensor: Any) -> Any:
         return on_host(_gathered(tensor))

@@ -1,0 +1,112 @@
+"""Checks of the memory on GPUs: predicted from the spec and the plan before anything is built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.plan import Cluster, MeasureFirst, Plan
+from vla_rl.core.spec.source import located
+from vla_rl.core.spec.spec import Spec, has_own_policy
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.checks.run import this_machine
+from vla_rl.runtime.gpu_memory.model_memory import measure_model
+from vla_rl.runtime.placement.assignments import Assignment, assign
+from vla_rl.runtime.planning.device_memory import GIB, DeviceMemory, ModelMemory, check_device_memory
+from vla_rl.runtime.planning.plan import plan_for
+
+logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class Prediction:
+    """Model's memory, if it can be known before a simulator is built."""
+
+    memory: ModelMemory | None = None
+    info: EnvInfo | None = None
+    reason: str = ""
+    """Why nothing is known."""
+
+
+NOT_PREDICTED = Prediction()
+
+
+def predict(spec: Spec) -> Prediction:
+    """Count the memory of the spec's model for the simulator that its plugin describes."""
+    if has_own_policy(spec):
+        return Prediction(reason="the engine acts with a policy of its own")
+    describe = load("env", spec.env.type, spec.plugins).env_info
+    if describe is None:
+        return Prediction(reason=f"env {spec.env.type!r} is not described before it is built; a run checks it then")
+    try:
+        info = describe(spec.env.config)
+        return Prediction(memory=measure_model(spec, info), info=info)
+    except Exception as exc:  # of any plugin: what a run needs shows when it starts
+        logger.debug("memory of model %r", spec.model.type, exc_info=True)
+        return Prediction(reason=f"{type(exc).__name__}: {exc}")
+
+
+def on_gpus(plan: Plan) -> bool:
+    """Return whether a policy or a learner of the plan is on a GPU."""
+    return any(plan.slots[i].device.startswith("cuda") for role in ("policy", "learner") for i in plan.hosting(role))
+
+
+def predicted_memory(spec: Spec, plan: Plan, cluster: Cluster) -> str:
+    """Return a line about the memory of the fullest GPU; empty without GPUs. Raises UserError where a GPU needs more
+    than it has."""
+    if not on_gpus(plan):
+        return ""
+    prediction = predict(spec)
+    if prediction.memory is None or prediction.info is None:
+        return f"memory of GPUs: not predicted ({prediction.reason})"
+    info = prediction.info
+    assignments = assign(plan, spec.env.num_envs, one_process=spec.runtime.backend == "local")
+    capacity = cluster.gpu_memory
+    devices = check_device_memory(
+        spec, plan, assignments, capacity, prediction.memory, lambda changed: measure_model(changed, info)
+    )
+    return f"memory of GPUs: {_summary(devices[0], capacity)}" if devices else ""
+
+
+def _summary(device: DeviceMemory, capacity: int | None) -> str:
+    size, phases = device.peak
+    known = "" if capacity is None else f" of {capacity / GIB:.1f}"
+    return f"{size / GIB:.1f}{known} GiB on the fullest, in its {' and '.join(dict.fromkeys(phases.values()))}"
+
+
+def check_gpu_memory(spec: Spec, cluster: Cluster | None) -> str:
+    """Predict the memory of GPUs for a spec that `check_spec` has accepted. Return a line about it, which is empty
+    without GPUs. Raises SpecError where the run would not fit.
+
+    Args:
+        cluster: as in `check_spec`.
+    """
+    if spec.runtime.address is not None and cluster is None:
+        return ""
+    machine = cluster or this_machine(spec)
+    try:
+        return predicted_memory(spec, plan_for(spec, machine), machine)
+    except MeasureFirst:
+        return ""
+    except UserError as exc:
+        raise SpecError(located([(("train", "micro_batch"), str(exc))], spec.source)) from exc
+
+
+def check_before_building(
+    spec: Spec, plan: Plan, assignments: Sequence[Assignment], info: EnvInfo, capacity: int | None
+) -> None:
+    """Raise UserError where a model would not fit on a GPU. The driver calls this once the simulators are there and
+    before models are built. A model that cannot be predicted is not refused.
+    """
+    if capacity is None or has_own_policy(spec) or not on_gpus(plan):
+        return
+    try:
+        memory = measure_model(spec, info)
+    except Exception:  # of any plugin: what is wrong shows when the model is built
+        logger.debug("memory of model %r", spec.model.type, exc_info=True)
+        return
+    check_device_memory(spec, plan, assignments, capacity, memory, lambda changed: measure_model(changed, info))

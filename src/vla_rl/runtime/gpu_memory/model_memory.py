@@ -1,0 +1,135 @@
+"""Device memory of a spec's model, acting and learning, counted without a device.
+
+The model is built on the meta device, acts there and makes a learner's pass, by the rules of CUDA
+(`toolkit/models/meta_device.py`), while `LiveMemory` counts the bytes that are alive. So activations, casts, masks,
+caches and logits are those of the code that a run executes, at the sizes of the run.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.core.catalogue import hook_modules
+from vla_rl.core.hookspecs import Algorithm, VLAModel
+from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import Chunk, EnvInfo, Observation
+from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.planning.device_memory import Line, ModelMemory
+from vla_rl.runtime.workers.models import Role, build_model
+from vla_rl.toolkit.models.adapters import adapted_layers
+from vla_rl.toolkit.models.live_memory import LiveMemory
+from vla_rl.toolkit.models.meta_device import META, CudaSemantics
+
+ROWS = 8
+"""Observations of the larger inference that is counted; memory is a line through it and the one of a single row."""
+MOMENTS = 2
+"""Copies of the trained weights that AdamW keeps."""
+
+
+def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMemory:
+    """Count the device memory of the spec's model.
+
+    Args:
+        info: description of the simulator.
+        learns: count learning too.
+
+    Raises what building the model raises, and RuntimeError or NotImplementedError where it cannot run on the meta
+    device.
+    """
+    from vla_rl.runtime.workers.learner.parallel.fsdp import collect_called_blocks
+
+    algorithm = build_algorithm(spec)
+    with CudaSemantics(), LiveMemory() as memory:
+        role: Role = "both" if learns else "act"
+        model = build_model(spec, info, META, None, algorithm, hook_modules(spec.plugins), role)
+        gc.collect()
+        base = memory.now
+        with collect_called_blocks(model) as blocks:
+            (one, chunk), (several, _) = (_acting(model, info, memory, rows) for rows in (1, ROWS))
+        module = model.module
+        trained_bytes = float(sum(p.nbytes for p in module.parameters() if p.requires_grad)) if learns else 0.0
+        saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm) if learns else (0.0, 0.0)
+        in_blocks = [_bytes(block) for block in blocks]
+        everything = _bytes(module)
+        adapted = sum(layer.get_base_layer().weight.nbytes for layer in adapted_layers(module))
+    return ModelMemory(
+        frozen_weights=everything - trained_bytes,
+        trained_weights=trained_bytes,
+        other=max(0.0, base - everything),
+        gradients=trained_bytes,
+        optimizer_state=MOMENTS * trained_bytes,
+        adapted_weights=float(adapted),
+        acting=Line.through((1, one), (ROWS, several)),
+        activations=saved,
+        learning=peak,
+        largest_block=max(in_blocks, default=0.0),
+        outside_blocks=everything - sum(in_blocks),
+    )
+
+
+def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tuple[float, Chunk]:
+    """Return the most that an inference needs beside the weights, and its chunk."""
+    before = memory.now
+    memory.restart()
+    noise = Noise(0, "memory", range(rows), [0] * rows, [0] * rows)
+    chunk = model.sample_chunk(observation(info, rows), noise, False)
+    return memory.peak - before, chunk
+
+
+def _learning(
+    model: VLAModel, info: EnvInfo, memory: LiveMemory, samples: int, sampled: Chunk, algorithm: Algorithm
+) -> tuple[float, float]:
+    """Run a pass of a micro-batch. Gradients of an earlier one exist, as they do in most passes of an optimiser step.
+    Return the bytes that the forward pass keeps, and the most that the pass needs beside weights and gradients.
+
+    Args:
+        sampled: chunk of one sample, for the shapes.
+    """
+    before = memory.now
+    obs = observation(info, samples)
+    chunk = Chunk(
+        actions=_repeated(sampled.actions, samples),
+        log_probs=_repeated(sampled.log_probs, samples),
+        extras={name: _repeated(tensor, samples) for name, tensor in sampled.extras.items()},
+    )
+    inputs = memory.now - before
+    for parameter in model.module.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    before = memory.now
+    memory.restart()
+    if algorithm.needs.reference:
+        model.reference_log_probs(obs, chunk)
+    scores = model.chunk_log_probs(obs, chunk)
+    saved = memory.now - before
+    loss = scores.log_probs.sum() + scores.entropy.sum()
+    if scores.values is not None:
+        loss = loss + scores.values.sum()
+    del scores
+    loss.backward()
+    return saved, inputs + memory.peak - before
+
+
+def _repeated(tensor: Any, count: int) -> Any:
+    """Return a tensor like that of one sample for `count` samples, on the meta device."""
+    return torch.empty(count, *tensor.shape[1:], dtype=tensor.dtype, device=META)
+
+
+def observation(info: EnvInfo, rows: int) -> Observation:
+    """Return an observation with images on the meta device, and a state of zeros in host memory, where prompts may
+    read it."""
+    return Observation(
+        images={
+            name: torch.empty(rows, *size, 3, dtype=torch.uint8, device=META) for name, size in info.cameras.items()
+        },
+        instructions=tuple(info.tasks[row % len(info.tasks)].instruction for row in range(rows)),
+        state=np.zeros((rows, info.state_dim), np.float32) if info.state_dim else None,
+    )
+
+
+def _bytes(module: torch.nn.Module) -> float:
+    return float(sum(p.nbytes for p in module.parameters()))

@@ -1,0 +1,332 @@
+"""Device memory of a run, predicted from its plan and refused where it does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.plan import DoesNotFit, Plan
+from vla_rl.core.spec.spec import Spec
+from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.toolkit.models.adapters import LoRAConfig, merge_mode
+
+GIB = 2**30
+CONTEXT = GIB // 2
+"""Bytes of a process on a GPU that PyTorch does not count: CUDA's context, loaded kernels, workspaces of libraries.
+Typical of current GPUs; it depends on the driver."""
+GATHERED_BLOCKS = 2
+"""Blocks that FSDP holds gathered at once: the one that computes, and the next."""
+ACT, LEARN = "rollout", "learner step"
+Measure = Callable[[Spec], "ModelMemory"]
+"""Function that counts the memory of a spec's model (`runtime/gpu_memory/model_memory.py`)."""
+
+
+@frozen(kw_only=True)
+class Line:
+    """Bytes that grow with a number of samples: `fixed + each * count`."""
+
+    fixed: float
+    each: float
+
+    def at(self, count: int) -> float:
+        return self.fixed + self.each * count
+
+    @classmethod
+    def through(cls, first_point: tuple[int, float], last_point: tuple[int, float]) -> Line:
+        """Return the line through two points."""
+        (first, low), (last, high) = first_point, last_point
+        each = (high - low) / (last - first)
+        return cls(fixed=low - each * first, each=each)
+
+
+@frozen(kw_only=True)
+class ModelMemory:
+    """Bytes of a model on one device."""
+
+    frozen_weights: float
+    trained_weights: float
+    other: float
+    """Buffers, and modules that are kept as they were before training."""
+    gradients: float
+    optimizer_state: float
+    adapted_weights: float
+    """Frozen weights of the layers that have adapters."""
+    acting: Line
+    """Most that an inference needs beside the weights, by rows."""
+    activations: float
+    """What the forward pass of a micro-batch keeps for its backward pass."""
+    learning: float
+    """Most that a pass of a micro-batch needs beside weights and gradients; with the activations."""
+    largest_block: float
+    """Weights of the largest block that FSDP gathers at a time."""
+    outside_blocks: float
+    """Weights outside of blocks, which stay gathered during a pass."""
+
+    @property
+    def weights(self) -> float:
+        return self.frozen_weights + self.trained_weights + self.other
+
+
+@frozen(kw_only=True)
+class MemoryPart:
+    """Item of a worker's device memory."""
+
+    name: str
+    size: float
+    """Bytes."""
+
+
+@frozen(kw_only=True)
+class WorkerMemory:
+    """Most device memory of a worker in each phase."""
+
+    worker: int
+    roles: tuple[str, ...]
+    device: Hashable
+    """Device that workers may share."""
+    phases: dict[str, tuple[MemoryPart, ...]]
+    """Phase -> parts of the memory at its peak."""
+
+    def bytes_in(self, phase: str) -> float:
+        return sum(part.size for part in self.phases[phase])
+
+    @property
+    def most(self) -> str:
+        """Phase that needs most."""
+        return max(self.phases, key=self.bytes_in)
+
+
+@frozen(kw_only=True)
+class DeviceMemory:
+    """Most memory that the workers on one device need at once."""
+
+    workers: tuple[WorkerMemory, ...]
+    moved: frozenset[str]
+    """Roles that leave the device between phases."""
+
+    @property
+    def peak(self) -> tuple[float, dict[int, str]]:
+        """Bytes, and the phase of each worker that counts.
+
+        PyTorch's allocator keeps what it once took, so that every process counts with its own peak, also in a phase in
+        which another one works. Only offload gives memory back.
+        """
+        choices = [{worker.worker: worker.most for worker in self.workers}]
+        if self.moved:
+            choices = [dict.fromkeys((worker.worker for worker in self.workers), phase) for phase in (ACT, LEARN)]
+        return max(
+            ((sum(w.bytes_in(phases[w.worker]) for w in self.workers), phases) for phases in choices),
+            key=lambda pair: pair[0],
+        )
+
+
+def device_memory(plan: Plan, assignments: Sequence[Assignment], memory: ModelMemory, spec: Spec) -> list[DeviceMemory]:
+    """Return what each GPU of the plan needs, fullest first. Simulators and world models do not count: nothing says
+    what they need."""
+    devices: dict[Hashable, list[WorkerMemory]] = {}
+    for assignment in assignments:
+        if assignment.slot.device.startswith("cuda") and (assignment.served or assignment.rank >= 0):
+            worker = _worker(plan, assignment, memory, spec)
+            devices.setdefault(worker.device, []).append(worker)
+    found = [DeviceMemory(workers=tuple(workers), moved=plan.offload) for workers in devices.values()]
+    return sorted(found, key=lambda device: -device.peak[0])
+
+
+def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec) -> WorkerMemory:
+    slot = assignment.slot
+    acts, learns = bool(assignment.served), assignment.rank >= 0
+    world = assignment.world if spec.train.sharding == "full" and assignment.world > 1 else 1
+    weights = (
+        MemoryPart(name="frozen weights", size=(memory.frozen_weights + memory.other) / world),
+        MemoryPart(name="trained weights", size=memory.trained_weights / world),
+    )
+    gathered = MemoryPart(name="gathered weights", size=memory.weights if world > 1 else 0.0)
+    kept = (
+        MemoryPart(name="gradients", size=memory.gradients / world),
+        MemoryPart(name="optimiser state", size=memory.optimizer_state / world),
+    )
+    rows = assignment.batching.max_batch or sum(lane.num_envs for lane in assignment.served)
+    act: list[MemoryPart] = []
+    learn: list[MemoryPart] = []
+    if acts and not learns:
+        whole = (
+            MemoryPart(name="frozen weights", size=memory.frozen_weights + memory.other + memory.trained_weights),
+            MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows)),
+        )
+        act += whole
+        learn += [] if "policy" in plan.offload else whole[:1]
+    if learns:
+        learn += [*weights, *kept, *_pass(memory, spec.train.micro_batch, world, assignment.world)]
+        if acts or "learner" not in plan.offload:
+            act += weights
+        act += [] if "learner" in plan.offload else kept
+        if acts:
+            act += [gathered, MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows))]
+    if acts and merge_mode(spec.model.config) == "copy":
+        second = MemoryPart(name="merged weights", size=memory.adapted_weights)
+        act.append(second)
+        learn.append(second)
+    context = MemoryPart(name="CUDA context", size=CONTEXT)
+    return WorkerMemory(
+        worker=assignment.index,
+        roles=slot.roles,
+        device=assignment.index if slot.index is None else (slot.node, slot.index),
+        phases={ACT: (*act, context), LEARN: (*learn, context)},
+    )
+
+
+def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
+    """Return what a learner step needs beside weights, gradients and the optimiser's state: for a pass of so many
+    samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
+    """
+    gathered = 0.0
+    if world > 1:
+        gathered = min(memory.weights, memory.outside_blocks + GATHERED_BLOCKS * memory.largest_block)
+    reduced = memory.gradients if ranks > 1 and world == 1 else 0.0
+    if reduced > memory.learning:
+        return [MemoryPart(name="gradients of all ranks in one buffer", size=reduced)]
+    return [
+        MemoryPart(name=f"activations of {samples} samples", size=memory.activations),
+        MemoryPart(name="working memory of a pass", size=max(0.0, memory.learning - memory.activations)),
+        *([MemoryPart(name="gathered weights", size=gathered)] if gathered else []),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- refusal
+
+
+def check_capacity(devices: Sequence[DeviceMemory], capacity: int | None) -> None:
+    """Raise DoesNotFit where a GPU needs more bytes than it has."""
+    need, phases = devices[0].peak
+    if capacity is not None and need > capacity:
+        phase = " and ".join(dict.fromkeys(phases.values()))
+        parts = sorted(
+            (part for worker in devices[0].workers for part in worker.phases[phases[worker.worker]]),
+            key=lambda part: -part.size,
+        )
+        largest = ", ".join(f"{_gib(part.size)} of {part.name}" for part in parts[:2])
+        raise DoesNotFit(
+            f"a GPU needs {_gib(need)} GiB in its {phase} ({largest}), and it has {_gib(capacity)} GiB; "
+            "`vla-rl check` names the keys that help"
+        )
+
+
+def check_device_memory(
+    spec: Spec,
+    plan: Plan,
+    assignments: Sequence[Assignment],
+    capacity: int | None,
+    memory: ModelMemory,
+    measure: Measure,
+) -> list[DeviceMemory]:
+    """Return what each GPU needs. Raises UserError where that is more than the GPU has: what takes it, and which keys
+    would help.
+
+    Args:
+        capacity: bytes of a GPU; None: unknown, and nothing is refused.
+        memory: memory of the spec's model.
+        measure: counts the memory of the model of a spec with other keys.
+    """
+    devices = device_memory(plan, assignments, memory, spec)
+    if capacity is None or not devices or devices[0].peak[0] <= capacity:
+        return devices
+    raise UserError("\n".join(_refusal(spec, plan, assignments, capacity, memory, measure, devices[0])))
+
+
+def _refusal(
+    spec: Spec,
+    plan: Plan,
+    assignments: Sequence[Assignment],
+    capacity: int,
+    memory: ModelMemory,
+    measure: Measure,
+    device: DeviceMemory,
+) -> list[str]:
+    need, phases = device.peak
+    lines = [f"this run does not fit: a GPU needs {_gib(need)} GiB, and it has {_gib(capacity)} GiB"]
+    for worker in device.workers:
+        phase = phases[worker.worker]
+        lines.append(
+            f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {_gib(worker.bytes_in(phase))} GiB"
+        )
+        lines += [
+            f"    {_gib(part.size):>8} GiB  {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100
+        ]
+    remedies = [
+        f"    {key}: {_gib(size)} GiB{'' if size <= capacity else ', still too much'}"
+        for key, size in _remedies(spec, plan, assignments, capacity, memory, measure)
+        if size < need - GIB / 20
+    ]
+    lines += ["  what would help:", *remedies] if remedies else ["  no key helps: use GPUs with more memory"]
+    return lines
+
+
+def _remedies(
+    spec: Spec,
+    plan: Plan,
+    assignments: Sequence[Assignment],
+    capacity: int,
+    memory: ModelMemory,
+    measure: Measure,
+) -> list[tuple[str, float]]:
+    """Return changes of the spec, and what a GPU needs with each."""
+
+    def need(spec: Spec, memory: ModelMemory, plan: Plan = plan, workers: Sequence[Assignment] = assignments) -> float:
+        devices = device_memory(plan, workers, memory, spec)
+        return devices[0].peak[0] if devices else 0.0
+
+    found: list[tuple[str, float]] = []
+    train = spec.train
+    if train.micro_batch > 1:
+        spare = need(spec, memory) - memory.learning  # of all that does not grow with the micro-batch
+        count = int(train.micro_batch * (capacity - spare) / memory.learning) if capacity > spare else 1
+        count = 2 ** int(math.log2(min(max(count, 1), train.micro_batch - 1)))
+        smaller = evolve(spec, train=evolve(train, micro_batch=count))
+        found.append((f"train.micro_batch: {count}", need(smaller, measure(smaller))))
+    for key, changed in _changed_models(spec):
+        found.append((key, need(changed, measure(changed))))
+    learners = len(plan.hosting("learner"))
+    if train.sharding != "full" and learners > 1:
+        found.append(("train.sharding: full", need(evolve(spec, train=evolve(train, sharding="full")), memory)))
+    if len({worker.slot.roles for worker in assignments if worker.served or worker.rank >= 0}) > 1 and not plan.offload:
+        moved = evolve(plan, offload=frozenset({"policy", "learner"}))
+        workers = [evolve(worker, offload=moved.offload) for worker in assignments]
+        found.append(("placement.offload: {policy: true, learner: true}", need(spec, memory, moved, workers)))
+    rows = max((worker.batching.max_batch or 0 for worker in assignments), default=0)
+    if rows > 1:
+        half = [
+            evolve(worker, batching=evolve(worker.batching, max_batch=(worker.batching.max_batch or 2) // 2))
+            for worker in assignments
+        ]
+        found.append((f"placement.batching.max_batch: {rows // 2}", need(spec, memory, workers=half)))
+    return found
+
+
+def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
+    """Return the model's keys that save memory and are not set, each with the spec that has it."""
+    config = spec.model.config
+    changes: list[tuple[str, Callable[[Any], Any]]] = []
+    recompute = getattr(config, "recompute", None)
+    if recompute == "off":
+        changes.append(("model.recompute: selective", lambda config: evolve(config, recompute="selective")))
+    if recompute in ("off", "selective"):
+        changes.append(("model.recompute: full", lambda config: evolve(config, recompute="full")))
+    if hasattr(config, "lora") and config.lora is None:
+        changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
+    if getattr(config, "dtype", None) == "float32":
+        changes.append(("model.dtype: bfloat16", lambda config: evolve(config, dtype="bfloat16")))
+    found = []
+    for key, change in changes:
+        try:
+            found.append((key, evolve(spec, model=evolve(spec.model, config=change(config)))))
+        except ValueError:  # does not go with another key
+            continue
+    return found
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f}"
