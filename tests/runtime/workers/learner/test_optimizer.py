@@ -73,3 +73,33 @@ def test_an_optimizer_that_is_not_fused_is_checked_before_each_step() -> None:
     with pytest.raises(UserError, match="not finite in step 7"):
         step(optimizer, parameter, FiniteGuard("tiny"))
     assert torch.equal(parameter, torch.ones(4))
+
+
+def test_shards_skip_a_fused_step_too() -> None:
+    """What a GPU does with shards, on a CPU with one rank."""
+    from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        module = nn.Linear(4, 4)
+        strategy = FullyShardedParallel(module, [], "cpu", 1)
+        parameters = list(module.parameters())
+        assert build_optimizer(parameters, [], TRAIN).param_groups[0]["fused"] is None  # CPUs get PyTorch's default
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)
+        guard = FiniteGuard("tiny")
+        unchanged = []
+        for weight in (1.0, float("nan"), 1.0):
+            optimizer.zero_grad()
+            loss = strategy.run(lambda: module(torch.ones(2, 4))).sum() * weight
+            loss.backward()
+            before = [strategy.full_tensor(parameter).clone() for parameter in parameters]
+            norm = clip_and_step(optimizer, parameters, strategy, 1.0, loss.detach(), guard, "step 7")
+            assert norm.shape == () and type(norm) is torch.Tensor
+            pairs = zip(before, parameters, strict=True)
+            unchanged.append([torch.equal(weights, strategy.full_tensor(parameter)) for weights, parameter in pairs])
+        assert unchanged == [[False, False], [True, True], [True, True]]
+        assert optimizer.state[parameters[0]]["step"] == 1
+        with pytest.raises(UserError, match="not finite in step 7"):
+            guard.check()
+    finally:
+        torch.distributed.destroy_process_group()
