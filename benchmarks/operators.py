@@ -55,6 +55,11 @@ class OperatorCount(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[str] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run in this mode."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if not func.is_view and not name.startswith(NOT_LAUNCHED):

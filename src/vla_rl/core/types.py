@@ -36,7 +36,8 @@ def pick(array: Any, indices: Any) -> Any:
     if hasattr(array, "detach"):
         import torch
 
-        return array[torch.tensor(indices, device=array.device)]
+        index = torch.tensor(indices, pin_memory=array.is_cuda)
+        return array[index.to(array.device, non_blocking=True)]
     return array[indices]
 
 

@@ -286,7 +286,7 @@ def test_what_is_wrong_with_an_installation_is_said_and_not_tried_for_ever(build
 
 
 def test_mplib_plans_for_two_arms_in_one_articulation(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As RoboTwin hands mplib the positions of six joints, its expert solves no scene of such a robot."""
+    """The expert solves no scene of such a robot where RoboTwin hands mplib the positions of six joints."""
     seeds = Seeds(train_states=1, eval_states=1, check=True)
     assert shows(reset(build_robotwin("vector", seeds=seeds), FIRST["train"]), 200_000)
     for name in [name for name in sys.modules if name.split(".")[0] == "robotwin"]:

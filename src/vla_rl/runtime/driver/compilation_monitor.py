@@ -18,13 +18,13 @@ class CompilationMonitor:
     def __init__(self, fleet: Fleet, spec: Spec) -> None:
         self._fleet = fleet
         self._remote = spec.runtime.backend != "local"
-        asked = {spec.train.compile, spec.rollout.compile} - {None, "off"}
+        modes = {spec.train.compile, spec.rollout.compile} - {None, "off"}
         self._workers = [
             worker
             for worker in fleet.workers
             if {"policy", "learner"} & set(worker.assignment.slot.roles)
             and not has_own_policy(spec)
-            and (asked or worker.assignment.slot.device.startswith("cuda"))
+            and (modes or worker.assignment.slot.device.startswith("cuda"))
         ]
 
     def report(self) -> CompilationReport | None:

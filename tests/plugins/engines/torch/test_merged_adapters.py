@@ -20,7 +20,9 @@ from vla_rl.plugins.models.openvla import OpenVLAOFTConfig
 from vla_rl.runtime.checks.run import check_plan, check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
-from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters, before_training, has_adapters
+from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters, before_training, has_adapters, merge_state
+from vla_rl.toolkit.models.compilation import CompiledBlocks
+from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
 
 ROWS = 16
 MOST_KL = 1e-4
@@ -49,6 +51,23 @@ def bits(model):
 
 def are_equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class StrictRecorder:
+    """Refuses to repeat a decision while adapters are in another state, in which a CUDA graph would compute wrongly."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def record(self, run):
+        recorded = self.state()
+        run()
+
+        def replay():
+            assert self.state() == recorded
+            run()
+
+        return replay
 
 
 def engine(model, mode, role):
@@ -159,6 +178,43 @@ def test_the_engine_keeps_to_its_contract_when_merged():
 
     config = OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(rank=4, merge_for_acting="in_place"))
     check_engine(plugin, model=adapted("float32"), model_config=config, env=ENV, chunk=CHUNK, atol=1e-4)
+
+
+def test_captured_decisions_belong_to_merged_or_to_separate_adapters():
+    """A decision before the first rollout is captured beside separate adapters, and must not be repeated while they are
+    merged, when it would add them twice."""
+    model, obs = adapted(), observation(ROWS)
+    plain = engine(model, "off", "both").act(obs, noise(), False)
+    acting = engine(model, "in_place", "both")
+    acting.wake_up()
+    merged = acting.act(obs, noise(), False)
+    acting.sleep()
+    state = merge_state(model.module)
+    model.decide = CapturedFunction(model.decide, StrictRecorder(state), state=state)
+    for _ in range(2):
+        assert torch.equal(acting.act(obs, noise(), False).log_probs, plain.log_probs)
+        acting.wake_up()
+        assert torch.equal(acting.act(obs, noise(), False).log_probs, merged.log_probs)
+        acting.sleep()
+    assert model.decide.captures == 2
+
+
+@pytest.mark.parametrize("mode", ["in_place", "copy"])
+def test_compiled_layers_see_whether_adapters_are_merged(mode):
+    model, obs = adapted("float32"), observation(ROWS)
+    plain = engine(model, "off", "both").act(obs, noise(), False)
+    acting = engine(model, mode, "both")
+    blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager")
+    for _ in range(2):
+        near = acting.act(obs, noise(), False)
+        assert torch.allclose(near.log_probs, plain.log_probs, atol=1e-5)
+        graphs = blocks.graphs
+        acting.wake_up()
+        merged = acting.act(obs, noise(), False)
+        acting.sleep()
+        assert torch.allclose(merged.log_probs, plain.log_probs, atol=1e-4)
+        assert not torch.equal(merged.log_probs, near.log_probs)
+    assert 0 < graphs == blocks.graphs and blocks.failure is None, "the second round compiles nothing"
 
 
 def test_a_network_without_adapters_cannot_merge_them():

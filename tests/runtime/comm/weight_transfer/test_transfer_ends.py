@@ -58,7 +58,7 @@ def test_weights_that_change_their_shape_are_refused():
 
 
 def test_the_object_store_gets_one_array():
-    """As Ray passes it on to policies on other machines."""
+    """Ray passes it on to policies on other machines."""
     layout = layout_of(weights(1))
     transfer = stored(layout)
     pairs, checksums = pass_on(open_sender(transfer, CPU, None), open_receiver(transfer, 0, CPU), weights(5), True)
@@ -127,7 +127,7 @@ def test_a_killed_receiver_does_not_stop_a_sender_of_host_memory():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_stopped_end_is_named_after_the_deadline(strategy):
-    """Its process is alive and does nothing."""
+    """A process that is alive and does nothing."""
     with two_ends(strategy, versions=1, sender=12, deadline_s=1.0) as (reports, go, (sending, *_)):
         go.release()
         assert reports.get(LONG)[:2] == ("stopped", sending.pid)

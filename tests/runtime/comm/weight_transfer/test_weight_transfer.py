@@ -97,7 +97,7 @@ class BreaksOff(LinearModel):
 
 
 def test_a_policy_with_half_a_version_does_not_act():
-    """Its rollout may go on in another thread until the driver ends it."""
+    """The rollout may go on in another thread until the driver ends it."""
     sender, _ = pair_of_models()
     policy = PolicyWorker(TorchEngine(BreaksOff(INFO, 2)), name="linear", seed=0)
     transfer = stored(layout_of(sender.weights()))

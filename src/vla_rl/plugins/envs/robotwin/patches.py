@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.plugins.envs.robotwin.quiet import Nowhere, quiet
+from vla_rl.plugins.envs.robotwin.quiet import NullStream, quiet
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 LOG_NONE = 6
@@ -39,7 +39,7 @@ def prepare(package: str, render: str) -> None:
         rasterise()
     with (
         quiet(),
-        redirect_stderr(Nowhere()),
+        redirect_stderr(NullStream()),
     ):  # without cuRobo its import prints a traceback
         planner = importlib.import_module(f"{package}.robot.planner")
     plan_with_all_joints(planner)

@@ -14,7 +14,7 @@ import numpy as np
 _lock = threading.RLock()
 
 
-class Nowhere(io.TextIOBase):
+class NullStream(io.TextIOBase):
     """Text stream that drops what is written."""
 
     def write(self, text: str) -> int:
@@ -24,7 +24,7 @@ class Nowhere(io.TextIOBase):
 @contextmanager
 def quiet() -> Generator[None]:
     """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
-    with _lock, redirect_stdout(Nowhere()):
+    with _lock, redirect_stdout(NullStream()):
         yield
 
 

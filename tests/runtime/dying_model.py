@@ -1,0 +1,52 @@
+"""A model whose process is killed in the midst of a weight transfer, once, for `test_weight_transfers.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Literal
+
+from attrs import field, frozen
+
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing.linear import LinearModel
+
+
+@frozen(kw_only=True)
+class DyingConfig:
+    end: Literal["sender", "receiver"] = "sender"
+    """End of the transfer that dies."""
+    version: int = 2
+    """Number of the transfer in which it dies."""
+    killed: str = field()
+    """File that says that it has died."""
+
+
+class DyingModel(LinearModel):
+    def __init__(self, config: DyingConfig, context: Context) -> None:
+        super().__init__(context.env, context.chunk, seed=context.seed)
+        self.dying = config
+        self.sent = -1  # the learner's first call is for the layout
+        self.received = 0
+
+    def weights(self):
+        self.sent += 1
+        for pair in super().weights():
+            yield pair
+            self.die("sender", self.sent)
+
+    def load_weights(self, pairs):
+        self.received += 1
+        for pair in pairs:
+            super().load_weights([pair])
+            self.die("receiver", self.received)
+
+    def die(self, end: str, number: int) -> None:
+        file = Path(self.dying.killed)
+        if end == self.dying.end and number == self.dying.version and not file.exists():
+            file.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+vla_rl_plugins = {"model": {"dying": Plugin(config=DyingConfig, build=DyingModel, summary="test double: dies once")}}
