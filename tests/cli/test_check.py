@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl.cli.main import app
-from vla_rl.core.errors import UserError
 from vla_rl.plugins.models.openvla.locate import BUILTIN
 
 SPEC = """\
