@@ -30,8 +30,8 @@ class CompilationMonitor:
     def report(self) -> CompilationReport | None:
         """Return what the workers' compilers did since the last time, and log their remarks; None: no model is
         compiled."""
-        reports = self._fleet.get_all([worker.call(HostInterface.compilation) for worker in self._workers])
-        reports = [report for report in reports if report is not None]
+        answers = self._fleet.get_all([worker.call(HostInterface.compilation) for worker in self._workers])
+        reports = [report for report in answers if report is not None]
         if not reports:
             return None
         merged = CompilationReport.merged(reports)

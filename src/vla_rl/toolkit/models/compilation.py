@@ -96,7 +96,7 @@ class CompiledBlocks:
         kinds: dict[Any, _CompiledKind] = {}
         for block in self.blocks:
             kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
-            block.forward = _CompiledForward(block, kind)  # type: ignore[method-assign]
+            block.forward = _CompiledForward(block, kind)
 
     def report(self) -> CompilationReport:
         """Return what happened since the last call."""

@@ -80,6 +80,9 @@ class EagerRecorder:
 
 
 class _HostReads(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch does not annotate it
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         masked = name in INDEXING and any(part is not None and part.dtype == torch.bool for part in args[1])

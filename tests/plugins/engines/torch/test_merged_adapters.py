@@ -11,7 +11,7 @@ import torch
 from openvla_cases import observation, policy
 
 from vla_rl.core.errors import SpecError, UserError
-from vla_rl.core.plan import Plan, Slot
+from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
@@ -319,7 +319,7 @@ def test_a_second_set_of_weights_does_not_leave_the_device(merge, refused):
     plan = Plan(slots=slots, offload=frozenset({"policy"}))
     message = "model.lora.merge_for_acting: the second set of weights would stay on the device"
     with pytest.raises(SpecError, match=message) if refused else nullcontext():
-        check_plan(parse_spec(spec(merge)), plan)
+        check_plan(parse_spec(spec(merge)), plan, Cluster(cpus=8, gpus=2, memory=2**36))
 
 
 def test_there_is_nothing_to_merge_without_adapters():
