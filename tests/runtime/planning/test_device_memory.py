@@ -9,6 +9,7 @@ from attrs import evolve
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Batching, DoesNotFit, Plan, Slot
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.gpu_memory.checks import check_before_building, predict
 from vla_rl.runtime.gpu_memory.model_memory import measure_model
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.device_memory import (
@@ -228,3 +229,29 @@ def test_a_candidate_that_does_not_fit_says_what_takes_the_memory():
         DoesNotFit, match=r"needs 37.5 GiB in its learner step \(20.0 of activations of 1 samples, 8.0 of"
     ):
         check_capacity(devices, 37 * GIB)
+
+
+def test_a_run_refuses_before_it_builds_a_model():
+    spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
+    plan = slots({"roles": ALL})
+    workers = assign(plan, 64, one_process=False)
+    info = info_of(pixels=64)
+    check_before_building(spec, plan, workers, info, None)
+    check_before_building(spec, plan, workers, info, GIB)
+    with pytest.raises(UserError, match="this run does not fit: a GPU needs 0.5 GiB, and it has 0.1 GiB"):
+        check_before_building(spec, plan, workers, info, GIB // 10)
+    check_before_building(spec, Plan(slots=(Slot(roles=ALL),)), workers, info, GIB // 10)
+
+
+def test_a_model_that_cannot_be_predicted_is_not_refused(monkeypatch):
+    """Such as one that reads its tensors on the host."""
+
+    def reads_on_the_host(*arguments):
+        return torch.zeros(1, device="meta").item()
+
+    monkeypatch.setattr("vla_rl.runtime.gpu_memory.checks.measure_model", reads_on_the_host)
+    spec = spec_of({"type": "openvla_oft", "preset": "tiny"})
+    plan = slots({"roles": ALL})
+    check_before_building(spec, plan, assign(plan, 64, one_process=False), info_of(), 1)
+    prediction = predict(spec)
+    assert prediction.memory is None and "meta tensors" in prediction.reason
