@@ -3,6 +3,7 @@
 # make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs GL beside the packages
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
+# make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, and the conformance tests on two tasks
 # make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
 PYTHON ?= python3
@@ -12,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test renderers kernels gymnasium-packages check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
@@ -41,6 +42,15 @@ gymnasium-packages: renderers
 	build/gymnasium/bin/python -m pip install -q -c constraints.txt -e '.[dev]' \
 	  gym-aloha gym-hil gym-pusht gymnasium-robotics
 	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py
+
+robotwin: renderers
+	$(PYTHON) -m venv build/robotwin
+	build/robotwin/bin/python -m pip install -q $(TORCH)
+	build/robotwin/bin/python -m pip install -q -r tools/robotwin_requirements.txt $$(grep '^ray==' constraints.txt)
+	build/robotwin/bin/python -m pip install -q --no-deps sapien==3.0.3 rlinf-robotwin-runtime==0.1.3 -e .
+	build/robotwin/bin/python tools/robotwin_assets.py build/robotwin-assets
+	for task in stack_blocks_two blocks_ranking_rgb; do build/robotwin/bin/python -m vla_rl.cli.main check-env robotwin \
+	  tasks=$$task assets=build/robotwin-assets render=raster --seconds 30 || exit 1; done
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

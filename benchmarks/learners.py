@@ -165,8 +165,8 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
         losses.append(role.update(update, heavy, light, [step])["sums"]["loss/total"])
         seconds.append(perf_counter() - before)
     before = perf_counter()
-    for indices in parts:
-        role.policy_update.batches.build(heavy, light, indices, step, role.version)
+    for _ in role.policy_update.batches.each(heavy, light, parts, step, role.version):
+        pass
     collating = perf_counter() - before
     if world > 1:
         torch.distributed.destroy_process_group()

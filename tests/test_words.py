@@ -54,6 +54,7 @@ PENDING = {
     "runtime/comm/backends/ray.py",
     "runtime/comm/peers.py",
     "runtime/comm/tracing.py",
+    "runtime/planning/device_memory.py",
     "runtime/planning/memory.py",
     "runtime/planning/profile.py",
     "runtime/workers/policy/env_clients.py",

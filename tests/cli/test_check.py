@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -190,3 +191,23 @@ def test_another_machine():
     status, said = check(spec, "--devices", "4", "--cpus", "2")
     assert status == 2 and "spec.yaml:7: placement: " in said
     assert vla_rl.check("spec.yaml", devices=4).env.num_envs == 12
+
+
+def test_the_memory_of_gpus():
+    spec = changed("{backend: local}", "{backend: ray}")
+    status, said = check(spec, "--devices", "1", "--gpu-memory", "80")
+    assert status == 0 and re.search(r"memory of GPUs: 0\.\d of 80\.0 GiB on the fullest, in its ", said)
+    status, said = check(spec, "--devices", "1", "--gpu-memory", "0.1")
+    assert status == 2 and "train.micro_batch: this run does not fit: a GPU needs 0." in said
+    assert "0.5 GiB  CUDA context" in said and "no key helps" in said
+    assert "memory of GPUs" not in check(spec, "--devices", "0")[1]
+    with pytest.raises(vla_rl.UserError, match="this run does not fit"):
+        vla_rl.check("spec.yaml", devices=1, gpu_memory=0.1)
+
+
+def test_memory_that_cannot_be_predicted_is_said():
+    text = changed("{backend: local}", "{backend: ray}").replace("type: tabletop", "type: scripted")
+    text = text.replace("plugins: []", "plugins: [vla_rl.testing.scripted]").replace(", checkpoint: ", ", preset: ")
+    text = text.replace("builtin:tabletop", "tiny")
+    status, said = check(text, "--devices", "1", "--gpu-memory", "80")
+    assert status == 0 and "memory of GPUs: not predicted (env 'scripted' is not described" in said

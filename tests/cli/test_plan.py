@@ -146,3 +146,31 @@ def test_planning_says_how_far_it_is(plan, monkeypatch):
     output = plan("--devices", "4")[1]
     assert re.search(r"planning: 1 of \d+ strategies, 0:0\d", output)
     assert "planning: 0 of" in output and "forecasting what running ahead brings: 1 of 4" in output
+
+
+GPU_SPEC = """
+name: gpus
+model: {type: openvla_oft, preset: tiny}
+env: {type: tabletop, num_envs: 48}
+rollout: {chunk: 4, episodes: 48, group_size: 8}
+algorithm: {type: grpo}
+placement: {type: collocated}
+train: {steps: 1, lr: 1.0e-4, micro_batch: 64}
+"""
+
+
+def test_the_memory_of_gpus_is_predicted_for_every_placement(tmp_path):
+    (tmp_path / "spec.yaml").write_text(GPU_SPEC)
+    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
+    arguments = ["plan", str(tmp_path / "spec.yaml"), "--profile", str(tmp_path / "profile.json"), "--devices", "3"]
+    own, *others = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    apart = next(row for row in others if row["strategy"] == "disaggregated")
+    assert len(own["gpus"]) == 3 and own["gpus"][0]["bytes"] == own["device_bytes"]
+    (worker,) = own["gpus"][0]["workers"]
+    assert worker["phase"] == "learner step" and sum(worker["parts"].values()) == own["device_bytes"]
+    assert {"trained weights", "gradients", "optimiser state", "activations of 64 samples"} <= set(worker["parts"])
+    assert [gpu["workers"][0]["roles"] for gpu in apart["gpus"]] == [["learner"], ["policy"]]
+    text = CliRunner().invoke(app, arguments).output
+    assert "fullest GPU: " in text and "activations of 64 samples" in text
+    result = CliRunner().invoke(app, [*arguments, "--gpu-memory", "0.55"])
+    assert "does not fit: a GPU needs 0.6 GiB in its learner step" in " ".join(result.output.split())

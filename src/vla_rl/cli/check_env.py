@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
@@ -17,11 +20,14 @@ import attrs
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.spec.sections import EnvSpec
 from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Context
+from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
+from vla_rl.toolkit.processes import module_path
 from vla_rl.toolkit.waiting import summed, works_now
 
 FIRST_S = 10.0
@@ -39,7 +45,14 @@ def main(
     seconds: float,
     whole_range: bool,
 ) -> int:
-    """Print the report. Return 0, or 1 with findings. Raises as `examine`."""
+    """Print the report. Return 0, or 1 with findings. Raises as `examine`. With the setting `python`, that interpreter
+    runs the check and prints."""
+    python = _read_env(name, overrides, modules).python
+    if python is not None:
+        settings = [text for text in overrides if text.partition("=")[0] != "python"]
+        options = ["--num-envs", str(num_envs), "--chunk", str(chunk), "--device", device, "--seconds", str(seconds)]
+        options += ["--expert" if expert else "--no-expert", "--whole-range" if whole_range else "--no-whole-range"]
+        return _run_there(python, [name, *settings, *options, *(f"--plugin={module}" for module in modules)])
     with progress(f"check-env {name}") as on_section:
         found = examine(name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section)
     _print(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", found)
@@ -60,14 +73,12 @@ def examine(
 ) -> Findings:
     """Raises UserError for settings that are wrong or a machine that lacks something."""
     plugin = load("env", name, modules)
-    try:
-        env = read_env(name, overrides, modules)
-    except SpecError as exc:
-        keys = "\n".join(f"  {line}" for line in _keys(plugin.config))
-        problems = "\n".join(f"  {text}" for text in exc.errors)
+    env = _read_env(name, overrides, modules)
+    if env.python is not None:
         raise UserError(
-            f"env {name!r} cannot be set up:\n{problems}\nits keys, as in vla-rl check-env {name} key=value:\n{keys}"
-        ) from exc
+            f"python: {env.python}: a check runs in this interpreter when it is called from Python; call it there, or "
+            f"use the command: vla-rl check-env {name} python={env.python}"
+        )
     if plugin.preflight is not None:
         plugin.preflight(env.config)
     context = Context(num_envs=num_envs, chunk=chunk, device=device)
@@ -76,6 +87,28 @@ def examine(
         return examine_env(plugin, env.config, context, **options, on_section=on_section)
     except ModuleNotFoundError as exc:
         raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
+
+
+def _read_env(name: str, overrides: Sequence[str], modules: Sequence[str]) -> EnvSpec:
+    """Read the simulator's settings. Raises UserError that lists its keys."""
+    try:
+        return read_env(name, overrides, modules)
+    except SpecError as exc:
+        keys = "\n".join(f"  {line}" for line in _keys(load("env", name, modules).config))
+        problems = "\n".join(f"  {text}" for text in exc.errors)
+        raise UserError(
+            f"env {name!r} cannot be set up:\n{problems}\nits keys, as in vla-rl check-env {name} key=value:\n{keys}"
+        ) from exc
+
+
+def _run_there(python: Path, arguments: Sequence[str]) -> int:
+    """Run the command in another interpreter, and return its exit code. Raises UserError where that lacks the
+    project."""
+    problems = interpreter_problems(python)
+    if problems:
+        raise UserError("\n".join(problems))
+    command = [str(python), "-m", "vla_rl.cli.main", "check-env", *arguments]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": module_path()}, check=False).returncode
 
 
 @contextmanager

@@ -36,7 +36,8 @@ def pick(array: Any, indices: Any) -> Any:
     if hasattr(array, "detach"):
         import torch
 
-        return array[torch.tensor(indices, device=array.device)]
+        index = torch.tensor(indices, pin_memory=array.is_cuda)
+        return array[index.to(array.device, non_blocking=True)]
     return array[indices]
 
 
@@ -179,6 +180,9 @@ class EnvInfo:
     deterministic: bool = True
     """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
     would have to be replayed starts a new episode instead."""
+    chunk_is_one_motion: bool = False
+    """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
+    and ends are then reported at a chunk's last action."""
 
     @property
     def action_dim(self) -> int:

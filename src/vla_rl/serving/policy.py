@@ -26,7 +26,8 @@ from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.workers.compilation import compile_model
-from vla_rl.runtime.workers.models import build_engine, build_model, load_trained, policy_name
+from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
+from vla_rl.runtime.workers.policy.weight_versions import load_trained
 
 Key = tuple[int, int, int]
 
@@ -269,7 +270,7 @@ def open_policy(
     engine = build_engine(spec, info, device, make_model, wrappers, "act")
     if has_own_policy(spec):
         return Policy(engine=engine, spec=spec, info=info, step=None, sha256=None, device=device, greedy=greedy)
-    load_trained(engine, checkpoint / "trainer")
+    load_trained(engine, checkpoint / "trainer" / "learner.pt")
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
     return Policy(engine=engine, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
 

@@ -101,3 +101,11 @@ def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def module_path() -> str:
+    """Return the PYTHONPATH with which another interpreter finds the user's modules as this one does, and its own
+    packages, never ours."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
+    return os.pathsep.join(dict.fromkeys(own))

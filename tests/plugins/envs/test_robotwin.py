@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from robotwin_double import layout
 from robotwin_double.cases import APIS, CHUNK, FIRST, HOME, TASK, goal, reset, scene, settings, shows, step, write
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
+from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin
 from vla_rl.plugins.envs.robotwin.seeds import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.testing import check_env
@@ -43,9 +44,11 @@ def test_what_it_offers(api: str, build_robotwin: Any) -> None:
     assert info.tasks[1].instruction == "there is a hammer, grab it and beat the block"
     assert dict(info.cameras) == {"right_wrist": (240, 320), "head": (240, 320)}
     assert info.action_low == (*[-10.0] * 6, 0.0) * 2 and info.action_high == (*[10.0] * 6, 1.0) * 2
+    assert info.chunk_is_one_motion == (api == "vector")
     assert info.state_dim == 14 == plugin.action_dim(None)
     assert info.notes == (
         f"RoboTwin's {api} API, task_config: demo_clean, instructions: seen",
+        "images are ray-traced",
         "eval seeds from 100000 on",
         "train seeds from 200000 on",
     )
@@ -95,8 +98,9 @@ def test_order_of_an_action_and_names_of_cameras(api: str, build_robotwin: Any) 
 def test_success_and_what_follows_it(api: str, build_robotwin: Any) -> None:
     env, seed = build_robotwin(api), 200_000
     reset(env, FIRST["train"])
-    won = step(env, HOME - 0.5, goal(seed), HOME, stop=False)
-    at = 1 if api == "classic" else 2  # the vector API does not say where in the chunk it was
+    # A chunk of the vector API is one motion: only its last target is reached, and success is told at its end.
+    chunk, at = ([HOME - 0.5, goal(seed), HOME], 1) if api == "classic" else ([HOME - 0.5, HOME, goal(seed)], 2)
+    won = step(env, *chunk, stop=False)
     assert won.executed.all()
     assert won.succeeded[0].tolist() == won.terminated[0].tolist() == [i >= at for i in range(3)]
     assert won.rewards[0].tolist() == [float(i >= at) for i in range(3)]
@@ -277,9 +281,53 @@ def test_what_is_wrong_with_an_installation_is_said_and_not_tried_for_ever(build
         UserError, match=r"(?s)RoboTwin cannot set up task beat_block_hammer:.*CuroboPlanner is not imported"
     ):
         reset(env, FIRST["train"])
-    env = build_robotwin("RLinf_support", task_config=layout.DEMO_CLEAN | {"embodiment": ["franka-panda"]})
     with pytest.raises(UserError, match=r"embodiment franka-panda has 7 joints an arm; actions here are for 6"):
-        reset(env, FIRST["train"])
+        build_robotwin("RLinf_support", task_config=layout.DEMO_CLEAN | {"embodiment": ["franka-panda"]})
+
+
+def test_mplib_plans_for_two_arms_in_one_articulation(build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The expert solves no scene of such a robot where RoboTwin hands mplib the positions of six joints."""
+    seeds = Seeds(train_states=1, eval_states=1, check=True)
+    assert shows(reset(build_robotwin("vector", seeds=seeds), FIRST["train"]), 200_000)
+    for name in [name for name in sys.modules if name.split(".")[0] == "robotwin"]:
+        del sys.modules[name]
+    monkeypatch.setattr(patches, "plan_with_all_joints", lambda planner: None)
+    with pytest.raises(UserError, match=r"none of the seeds 200000, .* can be used"):
+        reset(build_robotwin("vector", seeds=seeds), FIRST["train"])
+
+
+def test_rasterised_images_replace_ray_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shaders: list[str] = []
+    render = ModuleType("sapien.render")
+    vars(render)["set_camera_shader_dir"] = shaders.append
+    for name in ("samples_per_pixel", "path_depth", "denoiser"):
+        vars(render)[f"set_ray_tracing_{name}"] = lambda value: pytest.fail("ray tracing is set up")
+    monkeypatch.setitem(sys.modules, "sapien", ModuleType("sapien"))
+    monkeypatch.setitem(sys.modules, "sapien.render", render)
+    for _ in range(2):  # a second env in the process
+        patches.rasterise()
+    render.set_camera_shader_dir("rt")
+    render.set_camera_shader_dir("minimal")
+    render.set_ray_tracing_denoiser("oidn")
+    assert shaders == ["default", "minimal"]
+
+
+def test_bounds_of_joints_are_those_of_the_robot(build_robotwin: Any, tmp_path: Path) -> None:
+    folder = layout.make_assets(tmp_path / "others") / "assets" / "embodiments" / "aloha-agilex"
+    urdf = folder / "urdf" / "robot.urdf"
+    first = urdf.read_text().replace('"-10" upper="10"', '"-1.5" upper="2"', 1)
+    urdf.write_text(first.replace('name="fr_joint6" type="revolute"', 'name="fr_joint6" type="continuous"'))
+    info = build_robotwin("vector", assets=tmp_path / "others").info
+    assert info.action_low == (-1.5, *[-10.0] * 5, 0.0, *[-10.0] * 6, 0.0)
+    assert info.action_high == (2.0, *[10.0] * 5, 1.0, *[10.0] * 6, 1.0)
+    (folder / "curobo_left_tmp.yml").unlink()
+    with pytest.raises(
+        UserError, match=r"aloha-agilex has no curobo_left_tmp.yml, which RoboTwin opens whatever plans"
+    ):
+        build_robotwin("vector", assets=tmp_path / "others")
+    urdf.write_text("<robot")
+    with pytest.raises(UserError, match=r"the robot's description .*robot.urdf cannot be read"):
+        build_robotwin("vector", assets=tmp_path / "others", planner="curobo")
 
 
 # ------------------------------------------------------------------------------------------------------- the double

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_seeds_that_do_not_work_are_replaced(api: str, build_robotwin: Any, tmp_
     )
     first = FIRST["train"]
     assert len(env.reset_states("train")) == 6
-    assert env.info.notes[2] == "train seeds from train.json"
+    assert env.info.notes[3] == "train seeds from train.json"
     assert shows(reset(env, first), 200_002)
     assert shows(reset(env, first + 1), 200_005) and shows(reset(env, first + 2), 200_010)
     assert shows(reset(env, first + 3), 27) and shows(reset(env, first + 4), 200_000)
@@ -221,11 +222,12 @@ def test_a_file_of_settings(build_robotwin: Any, tmp_path: Path) -> None:
         build_robotwin("classic", task_config=str(file))
 
 
-def test_the_spec_of_the_page_is_read() -> None:
+def test_specs_of_the_page_are_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulators" / "robotwin.md").read_text()
-    env = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])["env"]
-    given = {key: value for key, value in env.items() if key not in ("type", "python", "num_envs")}
-    config = component("env", "robotwin", **given).config
-    assert (
-        config.assets == Path("~/robotwin-assets").expanduser() and config.seeds.eval == Path.cwd() / "eval_seeds.json"
-    )
+    on_cpu, official = (yaml.safe_load(text)["env"] for text in re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL))
+    settings = [{k: v for k, v in env.items() if k not in ("type", "python", "num_envs")} for env in (on_cpu, official)]
+    config = component("env", "robotwin", **settings[0]).config
+    assert config.render == "raster" and config.cameras == ("head",)
+    config = component("env", "robotwin", **settings[1]).config
+    assert config.assets == Path("~/robotwin-assets").expanduser() and config.render == "ray"
+    assert config.seeds.eval == Path.cwd() / "eval_seeds.json"

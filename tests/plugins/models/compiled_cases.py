@@ -36,7 +36,10 @@ MODELS: Mapping[str, Callable[[], Any]] = {
 }
 SPECIAL: Mapping[str, Callable[[], Any]] = {
     "openvla_oft with adapters and checkpointing": lambda: openvla_cases.policy(
-        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), gradient_checkpointing=True
+        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), recompute="full"
+    ),
+    "openvla_oft with adapters and selective recomputation": lambda: openvla_cases.policy(
+        context={"chunk": 2, "values": "chunk"}, lora=LoRAConfig(rank=2), recompute="selective"
     ),
     "gr00t N1.7": lambda: gr00t_cases.policy(preset="tiny_n1_7", context={"chunk": 2, "values": "chunk"}),
 }

@@ -58,6 +58,23 @@ def test_one_gpu_for_all_as_two_workers():
     assert [(s.roles, s.gpus) for s in plan.slots] == [(("sim",), 0.5), (("policy", "learner"), 0.5)]
 
 
+def test_roles_share_a_device_in_workers_of_their_own():
+    """Asynchronous training needs a learner in a worker of its own."""
+    plan = disaggregated(GPU1, sim="cpu", policy="0", learner="0", share_devices=True)
+    assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
+        (("sim",), 0.0, None),
+        (("policy",), 0.5, 0),
+        (("learner",), 0.5, 0),
+    ]
+    plan = disaggregated(GPU1, sim="0", policy="0", learner="0", share_devices=True, sim_workers=2)
+    assert [(s.roles, s.gpus) for s in plan.slots] == [
+        (("sim",), 0.25),
+        (("sim",), 0.25),
+        (("policy",), 0.25),
+        (("learner",), 0.25),
+    ]
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

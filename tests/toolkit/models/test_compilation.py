@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from vla_rl.toolkit.models import compilation
 from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
@@ -142,6 +143,18 @@ def test_a_graph_break_is_a_failure_too() -> None:
 
     assert torch.equal(tower(x), expected)
     assert compiled.failure is not None
+
+
+def test_a_mode_that_counts_operators_sees_those_of_the_block() -> None:
+    tower, x = Tower(4), torch.randn(3, 4)
+    compiled = CompiledBlocks(tower, (Block,), backend="aot_eager")
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counter:
+            tower(x)
+        assert counter.get_total_flops() == 2 * 3 * 4 * 4
+        tower(x)
+
+    assert (compiled.failure, compiled.graphs) == (None, 1)
 
 
 def test_an_error_of_the_block_itself_is_raised() -> None:

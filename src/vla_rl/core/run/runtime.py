@@ -131,6 +131,7 @@ class StartRuntime(Protocol):
         spec: Spec,
         *,
         imitation: bool = False,
+        acts_only: bool = False,
         scaling: Scaling = None,
         folder: Path | None = None,
         interrupts: Interrupts,
@@ -138,6 +139,7 @@ class StartRuntime(Protocol):
         """
         Args:
             imitation: the learners open the data that the spec's `imitation:` names.
+            acts_only: the run only evaluates, so there are no learners.
             scaling: statistics the model normalises by, in a run that took them from its data; None: the model's own.
             folder: run folder, where a world model's episodes are kept; None: no training in imagination.
             interrupts: signal handler; on its request a rollout or an evaluation ends with StopRequested.

@@ -282,9 +282,7 @@ def this_machine(spec: Spec) -> Cluster:
     if spec.runtime.backend == "local":
         return local_machine
     cpus = float(os.cpu_count() or local_machine.cpus)
-    return Cluster(
-        cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory
-    )
+    return Cluster(cpus=cpus, gpus=local_machine.gpus, memory=local_machine.memory, gpu_memory=local_machine.gpu_memory)
 
 
 def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:

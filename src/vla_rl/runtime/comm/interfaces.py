@@ -282,6 +282,13 @@ class PolicyInterface(ABC):
     def release(self, tickets: Sequence[int] | None = None) -> None:
         """Free the samples of these tickets; None: all samples."""
 
+    @remote()
+    @abstractmethod
+    def load_checkpoint(self, file: Path) -> None:
+        """Load the weights of a learner's file, for an evaluation. Raises CheckpointError for those of another
+        model.
+        """
+
     @remote(track="none")
     @abstractmethod
     def connect_learner(self, transfer: WeightTransfer) -> None:

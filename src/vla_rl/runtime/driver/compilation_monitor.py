@@ -18,20 +18,20 @@ class CompilationMonitor:
     def __init__(self, fleet: Fleet, spec: Spec) -> None:
         self._fleet = fleet
         self._remote = spec.runtime.backend != "local"
-        asked = {spec.train.compile, spec.rollout.compile} - {None, "off"}
+        modes = {spec.train.compile, spec.rollout.compile} - {None, "off"}
         self._workers = [
             worker
             for worker in fleet.workers
             if {"policy", "learner"} & set(worker.assignment.slot.roles)
             and not has_own_policy(spec)
-            and (asked or worker.assignment.slot.device.startswith("cuda"))
+            and (modes or worker.assignment.slot.device.startswith("cuda"))
         ]
 
     def report(self) -> CompilationReport | None:
         """Return what the workers' compilers did since the last time, and log their remarks; None: no model is
         compiled."""
-        reports = self._fleet.get_all([worker.call(HostInterface.compilation) for worker in self._workers])
-        reports = [report for report in reports if report is not None]
+        answers = self._fleet.get_all([worker.call(HostInterface.compilation) for worker in self._workers])
+        reports = [report for report in answers if report is not None]
         if not reports:
             return None
         merged = CompilationReport.merged(reports)

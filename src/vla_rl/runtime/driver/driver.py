@@ -69,6 +69,7 @@ class Driver:
         make_backend: Callable[[], Backend],
         *,
         imitation: bool = False,
+        acts_only: bool = False,
         scaling: Scaling = None,
         folder: Path | None = None,
         plan: Plan | None = None,
@@ -80,6 +81,7 @@ class Driver:
         Args:
             make_backend: creates the host of the workers; it is closed where the start fails, and by `close`.
             imitation: True for `vla-rl sft`: the learners open the data that the spec names.
+            acts_only: True for an evaluation: there are no learners, and policies load checkpoints themselves.
             scaling: normalisation statistics of the model, for a run that took them from its data; None: the model's
                 own.
             folder: folder of the run; with one, the policy trains in imagination if the spec has a world model.
@@ -97,7 +99,7 @@ class Driver:
         self.backend = make_backend()
         self.backend.interrupts = interrupts or self.backend.interrupts
         try:
-            self.plan = self._choose_plan(plan, measure)
+            self.plan = self._choose_plan(plan, measure, acts_only)
             world_model_folder = None
             if spec.imagination is not None and folder is not None and not imitation:
                 world_model_folder = folder.absolute()
@@ -108,10 +110,12 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------- start and stop
 
-    def _choose_plan(self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None) -> Plan:
+    def _choose_plan(
+        self, plan: Plan | None, measure: Callable[[Spec, Cluster], Profile] | None, acts_only: bool
+    ) -> Plan:
         """Return the plan, or the one for the spec's placement."""
         cluster = self.backend.cluster()
-        chosen = plan or plan_for(self.spec, cluster, measure)
+        chosen = plan or plan_for(self.spec, cluster, measure, acts_only=acts_only)
         if self.spec.runtime.backend != "local":
             check_plan(self.spec, chosen, cluster)
         return chosen
@@ -277,8 +281,11 @@ class Driver:
             self.fleet.get(self.fleet.policies[0].call(PolicyInterface.save_past, past_weights))
 
     def load(self, trainer_folder: Path) -> None:
-        """Restore what `save` wrote."""
+        """Restore what `save` wrote; the weights alone where nothing learns."""
         weights = trainer_folder / WEIGHTS
+        if not self.fleet.learners:
+            self.fleet.get_all([p.call(PolicyInterface.load_checkpoint, weights) for p in self.fleet.policies])
+            return
         versions = self.fleet.get_all([learner.call(LearnerInterface.load, weights) for learner in self.fleet.learners])
         self.version = versions[0]
         self.requests.load(trainer_folder)

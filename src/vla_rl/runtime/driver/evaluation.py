@@ -54,7 +54,7 @@ def _evaluate(
 ) -> dict[str, Any]:
     hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks, interrupts.stop_because)
-    runtime = start(spec, scaling=state.scaling, interrupts=interrupts)
+    runtime = start(spec, acts_only=True, scaling=state.scaling, interrupts=interrupts)
     current = "eval", 0, 0
 
     def on_progress(phase: str, done: int, total: int) -> None:

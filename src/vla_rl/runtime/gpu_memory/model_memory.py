@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import numpy as np
 import torch
 
 from vla_rl.core.catalogue import hook_modules
@@ -20,6 +21,7 @@ from vla_rl.core.types import Chunk, EnvInfo, Observation
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_memory import Line, ModelMemory
 from vla_rl.runtime.workers.models import Role, build_model
+from vla_rl.toolkit.models.adapters import adapted_layers
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics
 
@@ -54,13 +56,14 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
         saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm) if learns else (0.0, 0.0)
         in_blocks = [_bytes(block) for block in blocks]
         everything = _bytes(module)
+        adapted = sum(layer.get_base_layer().weight.nbytes for layer in adapted_layers(module))
     return ModelMemory(
         frozen_weights=everything - trained_bytes,
         trained_weights=trained_bytes,
         other=max(0.0, base - everything),
         gradients=trained_bytes,
         optimizer_state=MOMENTS * trained_bytes,
-        optimizer_work=trained_bytes,  # of AdamW over all tensors at once (foreach): the roots of its moments
+        adapted_weights=float(adapted),
         acting=Line.through((1, one), (ROWS, several)),
         activations=saved,
         learning=peak,
@@ -117,15 +120,14 @@ def _repeated(tensor: Any, count: int) -> Any:
 
 
 def observation(info: EnvInfo, rows: int) -> Observation:
-    """Return an observation without values, on the meta device."""
-
-    def empty(*shape: int, dtype: torch.dtype) -> Any:
-        return torch.empty(rows, *shape, dtype=dtype, device=META)
-
+    """Return an observation with images on the meta device, and a state of zeros in host memory, where prompts may
+    read it."""
     return Observation(
-        images={name: empty(*size, 3, dtype=torch.uint8) for name, size in info.cameras.items()},
+        images={
+            name: torch.empty(rows, *size, 3, dtype=torch.uint8, device=META) for name, size in info.cameras.items()
+        },
         instructions=tuple(info.tasks[row % len(info.tasks)].instruction for row in range(rows)),
-        state=empty(info.state_dim, dtype=torch.float32) if info.state_dim else None,
+        state=np.zeros((rows, info.state_dim), np.float32) if info.state_dim else None,
     )
 
 

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import DoesNotFit, Plan
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig, merge_mode
 
 GIB = 2**30
 CONTEXT = GIB // 2
@@ -53,8 +53,8 @@ class ModelMemory:
     """Buffers, and modules that are kept as they were before training."""
     gradients: float
     optimizer_state: float
-    optimizer_work: float
-    """Working memory of an optimiser step."""
+    adapted_weights: float
+    """Frozen weights of the layers that have adapters."""
     acting: Line
     """Most that an inference needs beside the weights, by rows."""
     activations: float
@@ -166,6 +166,10 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
         act += [] if "learner" in plan.offload else kept
         if acts:
             act += [gathered, MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows))]
+    if acts and merge_mode(spec.model.config) == "copy":
+        second = MemoryPart(name="merged weights", size=memory.adapted_weights)
+        act.append(second)
+        learn.append(second)
     context = MemoryPart(name="CUDA context", size=CONTEXT)
     return WorkerMemory(
         worker=assignment.index,
@@ -177,16 +181,14 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
 
 def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
     """Return what a learner step needs beside weights, gradients and the optimiser's state: for a pass of so many
-    samples, or for the optimiser's step if that is more.
+    samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
     """
     gathered = 0.0
     if world > 1:
         gathered = min(memory.weights, memory.outside_blocks + GATHERED_BLOCKS * memory.largest_block)
-    reduced = memory.gradients if ranks > 1 and world == 1 else 0.0  # all gradients in one buffer
-    step = max(memory.optimizer_work / world, reduced)
-    need = memory.learning + gathered
-    if step > need:
-        return [MemoryPart(name="optimiser step", size=step)]
+    reduced = memory.gradients if ranks > 1 and world == 1 else 0.0
+    if reduced > memory.learning:
+        return [MemoryPart(name="gradients of all ranks in one buffer", size=reduced)]
     return [
         MemoryPart(name=f"activations of {samples} samples", size=memory.activations),
         MemoryPart(name="working memory of a pass", size=max(0.0, memory.learning - memory.activations)),
@@ -308,12 +310,11 @@ def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
     """Return the model's keys that save memory and are not set, each with the spec that has it."""
     config = spec.model.config
     changes: list[tuple[str, Callable[[Any], Any]]] = []
-    if getattr(config, "recompute", None) in ("off", "selective"):
+    recompute = getattr(config, "recompute", None)
+    if recompute == "off":
+        changes.append(("model.recompute: selective", lambda config: evolve(config, recompute="selective")))
+    if recompute in ("off", "selective"):
         changes.append(("model.recompute: full", lambda config: evolve(config, recompute="full")))
-    if getattr(config, "gradient_checkpointing", None) is False:
-        changes.append(
-            ("model.gradient_checkpointing: true", lambda config: evolve(config, gradient_checkpointing=True))
-        )
     if hasattr(config, "lora") and config.lora is None:
         changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
     if getattr(config, "dtype", None) == "float32":

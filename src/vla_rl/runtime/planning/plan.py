@@ -26,9 +26,15 @@ class NoCuda(UserError):
     """The requirement `runtime.require: cuda` is not met."""
 
 
-def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Profile] | None = None) -> Plan:
-    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; for an
-    engine with a policy of its own the plan has no learners.
+def plan_for(
+    spec: Spec,
+    cluster: Cluster,
+    measure: Callable[[Spec, Cluster], Profile] | None = None,
+    *,
+    acts_only: bool = False,
+) -> Plan:
+    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; a run
+    that only acts (an evaluation, or an engine with a policy of its own) has no learners.
 
     Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
     """
@@ -62,7 +68,7 @@ def plan_for(spec: Spec, cluster: Cluster, measure: Callable[[Spec, Cluster], Pr
 
             plan = placement.plan(cluster, evolve(job, forecast=forecast))
     plan = checked(plan, cluster, job)
-    if has_own_policy(spec):
+    if acts_only or has_own_policy(spec):
         plan = _without_learners(plan)
     slow = [r for r in ("policy", "learner") if any(plan.slots[i].device == "cpu" for i in plan.hosting(r))]
     if spec.runtime.require == "cuda" and slow:

@@ -12,6 +12,7 @@ from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import unwrapped
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.workers.models import Role
+from vla_rl.toolkit.models.adapters import merge_state
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder
 
@@ -84,5 +85,7 @@ def compile_model(
                 "rollout.compile: graphs needs weights that stay where they are, and the placement offloads them; set "
                 "rollout.compile: blocks, or a placement without offload"
             )
-        component.decide = CapturedFunction(component.decide, CudaGraphRecorder(torch.device(device)))
+        component.decide = CapturedFunction(
+            component.decide, CudaGraphRecorder(torch.device(device)), state=merge_state(component.module)
+        )
     return CompiledBlocks(component.module, component.blocks)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from vla_rl.core.catalogue import build, load
-from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec, has_own_policy
@@ -15,7 +13,6 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
 from vla_rl.runtime.workers.precision import Autocast
-from vla_rl.toolkit.models.checkpoints import read_pickled
 
 Scaling = Mapping[str, Any] | None
 
@@ -86,14 +83,3 @@ def build_engine(
 def policy_name(spec: Spec) -> str:
     """Return the name of the policy that acts, for messages: of the model, or of an engine with its own policy."""
     return f"engine {spec.rollout.engine.type!r}" if has_own_policy(spec) else f"model {spec.model.type!r}"
-
-
-def load_trained(engine: PolicyEngine, trainer: Path) -> None:
-    """Load the exact weights of a checkpoint's trainer folder into an engine. Raises CheckpointError where they belong
-    to another model.
-    """
-    state = read_pickled(trainer / "learner.pt", ("weights",), mmap=True)
-    try:
-        engine.load(state["weights"].items())
-    except (KeyError, RuntimeError, AttributeError) as exc:
-        raise CheckpointError(f"{trainer / 'learner.pt'} holds the weights of another model: {exc}") from exc

@@ -110,7 +110,9 @@ def chunks(player: Player, reference: Reference) -> None:
     short = {env_id: script.cut(count) for env_id, script in scripts.items()}
     cut = {env_id: _cut(trace, count) for env_id, trace in first.items()}
     remedy = "apply every action of a chunk, in order, and report what each led to"
-    if player.chunk > 1:
+    if player.info.chunk_is_one_motion:
+        player.notice("chunks of other lengths: EnvInfo.chunk_is_one_motion says that they lead elsewhere")
+    elif player.chunk > 1:
         singly = player.roll_out(short, widths=[1] * count, keep=lambda t: t % player.chunk == 0)
         expected = f"the same episode with chunks of {player.chunk} as with single actions"
         compare(player, singly, cut, expected, remedy, player.loose, cut_off=True)
@@ -213,7 +215,7 @@ def _scripts_of(reference: Reference) -> dict[int, Script]:
 def _in_parts(player: Player, first: Mapping[int, EnvTrace]) -> tuple[list[int], int]:
     """Lengths of chunks such that no episode ends with the first one, and the number of one in the middle."""
     shortest = min(len(trace) for trace in first.values())
-    width = min(player.chunk, max(1, shortest // 2))
+    width = player.chunk if player.info.chunk_is_one_motion else min(player.chunk, max(1, shortest // 2))
     longest = max(len(trace.script) for trace in first.values())
     return [width] * -(-longest // width), min(max(1, shortest // width // 2), shortest - 1)
 

@@ -30,6 +30,8 @@ def ends(player: Player, ended: Sequence[EnvTrace], starts: StartChecks, repeats
     """
     if not repeats:
         raise LeftOut(NOT_TWICE)
+    if player.info.chunk_is_one_motion:
+        raise LeftOut("EnvInfo.chunk_is_one_motion says that chunks cut at other places lead elsewhere")
     sets = _chosen(player, ended)
     if not sets:
         raise LeftOut("not seen: an end")

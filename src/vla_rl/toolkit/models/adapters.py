@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -115,10 +115,25 @@ def has_adapters(network: nn.Module) -> bool:
     return any(MARK in name for name, _ in network.named_parameters())
 
 
+def adapted_layers(network: nn.Module) -> list[Any]:
+    """Return the linear layers that have an adapter. Does not import peft where none has."""
+    if not has_adapters(network):
+        return []
+    from peft.tuners.lora import Linear
+
+    return [layer for layer in network.modules() if isinstance(layer, Linear)]
+
+
 def merge_mode(config: Any) -> str:
     """Return `lora.merge_for_acting` of a model's settings; "off" for a model without adapters."""
     lora = getattr(config, "lora", None)
     return lora.merge_for_acting if isinstance(lora, LoRAConfig) else "off"
+
+
+def merge_state(network: nn.Module) -> Callable[[], bool]:
+    """Return a function that says whether the network's adapters are merged now."""
+    layers = [layer for layer in network.modules() if hasattr(layer, "merged_adapters")]
+    return lambda: bool(layers and layers[0].merged_adapters)
 
 
 class MergedAdapters:
@@ -133,13 +148,12 @@ class MergedAdapters:
 
     def __init__(self, network: nn.Module, mode: str) -> None:
         """Find the adapted layers, and copy their weights. Raise UserError where there are none."""
-        from peft.tuners.lora import Linear
-
-        self._layers = [layer for layer in network.modules() if isinstance(layer, Linear)]
+        self._layers = adapted_layers(network)
         if not self._layers:
             raise UserError("lora.merge_for_acting: no layer of the network has an adapter; leave it out")
         self._in_place = mode == "in_place"
-        self._second = [self._copied(layer.get_base_layer().weight.data) for layer in self._layers]
+        copied = _host_copy if self._in_place else _empty_like
+        self._second = [copied(_weight(layer).data) for layer in self._layers]
         """For each layer, its own weight in host memory (in_place), or memory for the merged one (copy)."""
         self.merged = False
 
@@ -152,10 +166,13 @@ class MergedAdapters:
         self.merged = True
         with torch.no_grad():
             for index, layer in enumerate(self._layers):
-                weight = layer.get_base_layer().weight
-                merged = weight.data if self._in_place else self._second[index]
-                merged.copy_(weight.data.float() + layer.get_delta_weight("default").float())
-                self._exchange(index, merged)
+                weight = _weight(layer)
+                merged = weight.data.float() + layer.get_delta_weight("default").float()
+                if self._in_place:
+                    weight.data.copy_(merged)
+                else:
+                    self._second[index].copy_(merged)
+                    self._exchange(index)
                 layer.merged_adapters.append("default")
 
     def unmerge(self) -> None:
@@ -166,25 +183,36 @@ class MergedAdapters:
         for index, layer in enumerate(self._layers):
             layer.merged_adapters.clear()
             if self._in_place:
-                layer.get_base_layer().weight.data.copy_(self._second[index], non_blocking=True)
+                _weight(layer).data.copy_(self._second[index], non_blocking=True)
             else:
-                self._exchange(index, self._second[index])
+                self._exchange(index)
         self.merged = False
 
-    def _exchange(self, index: int, tensor: Tensor) -> None:
-        """Let a layer compute with this tensor, and keep the one that it had; nothing to do in place."""
-        weight = self._layers[index].get_base_layer().weight
-        if not self._in_place:
-            self._second[index] = weight.data
-            weight.data = tensor
+    def _exchange(self, index: int) -> None:
+        """Exchange the memory that a layer computes with for that of the second set."""
+        weight = _weight(self._layers[index])
+        other = self._second[index]
+        self._second[index] = weight.data
+        weight.data = other
 
-    def _copied(self, weight: Tensor) -> Tensor:
-        import torch
 
-        if not self._in_place:
-            return torch.empty_like(weight)
-        host = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.is_cuda)
-        return host.copy_(weight)
+def _weight(layer: Any) -> nn.Parameter:
+    """Return the own weight of an adapted layer."""
+    weight: nn.Parameter = layer.get_base_layer().weight
+    return weight
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory, pinned where the tensor is on a GPU."""
+    import torch
+
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    import torch
+
+    return torch.empty_like(tensor)
 
 
 class MergedState:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,12 @@ class CompiledBlocks:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
         self._backend = dynamo.lookup_backend(backend)
+        modes = _python_dispatch
+        self.watched: Callable[[], bool] = getattr(
+            modes, "is_in_any_mode_without_ignore_compile_internals", modes.is_in_torch_dispatch_mode
+        )
+        """Return whether something counts or checks operators (`TorchDispatchMode`): it shall see those of the blocks,
+        and the compiler refuses to run then."""
         self.errors = TorchDynamoException, FailOnRecompileLimitHit
         """Errors of the compiler, as opposed to those of the code that it compiles."""
         self.failure: str | None = None
@@ -89,7 +96,7 @@ class CompiledBlocks:
         kinds: dict[Any, _CompiledKind] = {}
         for block in self.blocks:
             kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
-            block.forward = _CompiledForward(block, kind)  # type: ignore[method-assign]
+            block.forward = _CompiledForward(block, kind)
 
     def report(self) -> CompilationReport:
         """Return what happened since the last call."""
@@ -162,7 +169,7 @@ class _CompiledKind:
 
     def run(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
         blocks = self.blocks
-        if blocks.failure is not None:
+        if blocks.failure is not None or blocks.watched():
             return _forward(block, *args, **kwargs)
         graphs = blocks.graphs
         start = perf_counter()

@@ -8,7 +8,7 @@ place. Nothing inside may look at values on the host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -80,6 +80,9 @@ class EagerRecorder:
 
 
 class _HostReads(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch does not annotate it
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         masked = name in INDEXING and any(part is not None and part.dtype == torch.bool for part in args[1])
@@ -109,9 +112,20 @@ class CapturedFunction:
     """
 
     def __init__(
-        self, function: Callable[[Tensors], Tensors], recorder: Recorder, sizes: Sequence[int] = SIZES
+        self,
+        function: Callable[[Tensors], Tensors],
+        recorder: Recorder,
+        sizes: Sequence[int] = SIZES,
+        state: Callable[[], Hashable] = lambda: None,
     ) -> None:
+        """Create the function.
+
+        Args:
+            sizes: padded batch sizes.
+            state: returns what decides the function's kernels besides its inputs; each state has its own graphs.
+        """
         self._function = function
+        self._state = state
         self._recorder = recorder
         self._sizes = tuple(sorted(sizes))
         self._captures: dict[tuple[Any, ...], _Capture] = {}
@@ -137,7 +151,7 @@ class CapturedFunction:
             self._warn(known, widths)
             return dict(self._function(inputs))
         size = padded_size(rows, self._sizes)
-        key = (size, frozenset(inputs))
+        key = (size, frozenset(inputs), self._state())
         if key not in self._captures:
             self._captures[key] = self._capture(inputs, size)
         return self._run(self._captures[key], inputs, rows)

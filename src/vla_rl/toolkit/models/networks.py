@@ -25,7 +25,13 @@ Normal = Callable[[Tensor, float], None]
 
 
 def as_tensor(array: Any, device: torch.device) -> Tensor:
-    """Return an array as a tensor on the device. Read-only NumPy memory (Ray's object store) is copied."""
+    """Return an array as a tensor on the device. Read-only NumPy memory (Ray's object store) is copied. To a GPU it
+    goes through pinned memory, and the host does not wait for the copy."""
+    if device.type == "cuda" and isinstance(array, np.ndarray):
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        pinned = torch.empty(array.shape, dtype=dtype, pin_memory=True)
+        pinned.numpy()[...] = array
+        return pinned.to(device, non_blocking=True)
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         array = array.copy()
     return torch.as_tensor(array, device=device)

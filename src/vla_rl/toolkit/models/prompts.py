@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.toolkit.models.networks import as_tensor
 
 BOS, SPACE = "<bos>", "▁"
 SPECIAL = ("<pad>", "<eos>", BOS, "<unk>")
@@ -86,7 +88,7 @@ class KnownPrompts(ABC):
         new = dict.fromkeys(text for text in instructions if text not in self._index)
         if new:
             self._learn(new)
-        return torch.tensor([self._index[text] for text in instructions], device=self._device)
+        return as_tensor(np.array([self._index[text] for text in instructions], np.int64), self._device)
 
 
 class PaddedPrompts(KnownPrompts):
@@ -139,6 +141,6 @@ class PaddedPrompts(KnownPrompts):
 
 def padded(tokens: Sequence[list[int]], width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return token ids and mask (False at padding), [B, width], padded on the right with id 0."""
-    lengths = torch.tensor([len(ids) for ids in tokens], device=device)
-    rows = [ids + [0] * (width - len(ids)) for ids in tokens]
-    return torch.tensor(rows, device=device), torch.arange(width, device=device) < lengths[:, None]
+    lengths = as_tensor(np.array([len(ids) for ids in tokens], np.int64), device)
+    rows = np.array([ids + [0] * (width - len(ids)) for ids in tokens], np.int64)
+    return as_tensor(rows, device), torch.arange(width, device=device) < lengths[:, None]

@@ -164,6 +164,7 @@ def arrange(
     lanes: Lanes = "stages",
     batching: BatchingSettings | None = None,
     offload: frozenset[str] = frozenset(),
+    apart: bool = False,
 ) -> Plan:
     """Return a plan with one worker per device. Roles that name the same device share its worker. Raise DoesNotFit.
 
@@ -172,6 +173,7 @@ def arrange(
         sim_workers: number of simulator workers, separate from other roles; None: one per device of `sim`.
         stages, lanes, batching: as `lanes.layout` takes them.
         offload: roles to offload.
+        apart: roles that name the same device have workers of their own there, with equal parts of it.
     """
     workers: list[tuple[Device, list[str]]] = []
     homes = of["sim"]
@@ -179,11 +181,11 @@ def arrange(
         if sim_workers % len(homes):
             raise DoesNotFit(f"{sim_workers} sim workers cannot be spread evenly over {len(homes)} devices")
         workers = [(device, ["sim"]) for device in homes for _ in range(sim_workers // len(homes))]
-    together: dict[Device, list[str]] = {}
+    together: dict[Any, list[str]] = {}
     for role in ROLES if sim_workers is None else ROLES[1:]:
         for device in of[role]:
-            together.setdefault(device, []).append(role)
-    workers += together.items()
+            together.setdefault((device, role if apart else None), []).append(role)
+    workers += [(device, roles) for (device, _), roles in together.items()]
     on_device = Counter(device for device, _ in workers)
     of_node: dict[str, list[Sequence[str]]] = {}
     for device, roles in workers:

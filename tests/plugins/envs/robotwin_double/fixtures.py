@@ -27,7 +27,7 @@ def robotwin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         return {"assets": layout.make_assets(tmp_path / "data")}
 
     yield lay_out
-    for name in [name for name in sys.modules if name.split(".")[0] in ("robotwin", "envs", "description")]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("robotwin", "envs", "description", "open3d")]:
         del sys.modules[name]
 
 

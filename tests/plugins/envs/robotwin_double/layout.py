@@ -139,6 +139,7 @@ def lay_out(kind: Kind, root: Path) -> Path:
     envs = home / "envs"
     copy("create_actor.py", envs / "utils" / "create_actor.py")
     copy("scene.py", envs / "scene.py")
+    copy("planner.py", envs / "robot" / "planner.py")
     copy("base_task.py", envs / ("_main_base_task.py" if rlinf else "_base_task.py"))
     if rlinf:
         copy("rlinf_base_task.py", envs / "_base_task.py")
@@ -171,7 +172,12 @@ def lay_out(kind: Kind, root: Path) -> Path:
         _write(descriptions / "task_instruction" / f"{task}.json", json.dumps(texts))
     for thing, names in OBJECTS.items():
         _write(descriptions / "objects_description" / f"{thing}.json", json.dumps(names))
-    for folder in {envs, envs / "utils", *((home, home / "configs", settings, descriptions) if wheel else ())}:
+    for folder in {
+        envs,
+        envs / "robot",
+        envs / "utils",
+        *((home, home / "configs", settings, descriptions) if wheel else ()),
+    }:
         (folder / "__init__.py").touch()
     if wheel:
         line = "from robotwin.description.instructions import generate_episode_descriptions\n"
@@ -185,10 +191,15 @@ def make_assets(root: Path) -> Path:
         (root / "assets" / name).mkdir(parents=True, exist_ok=True)
     for name, joints in (("aloha-agilex", 6), ("franka-panda", 7)):
         folder = root / "assets" / "embodiments" / name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         names = [[f"{side}_joint{i + 1}" for i in range(joints)] for side in ("fl", "fr")]
         config = {"urdf_path": "./urdf/robot.urdf", "arm_joints_name": names, "gripper_scale": [-0.01, 0.045]}
         (folder / "config.yml").write_text(yaml.safe_dump(config))
+        limit = '<limit lower="-10" upper="10" effort="1" velocity="1"/>'
+        urdf = "".join(f'<joint name="{name}" type="revolute">{limit}</joint>' for side in names for name in side)
+        _write(folder / "urdf" / "robot.urdf", f'<robot name="{name}">{urdf}</robot>')
+        for side in ("left", "right"):  # opened whatever plans
+            (folder / f"curobo_{side}_tmp.yml").write_text("robot_cfg: {}\n")
     return root
 
 

@@ -32,6 +32,9 @@ class RobotwinConfig:
     """RoboTwin's task settings: a name (demo_clean, demo_randomized), a .yml file, or the settings themselves."""
     cameras: tuple[str, ...] = field(default=("head", "left_wrist", "right_wrist"), validator=checks.known_cameras)
     """Cameras, in the order in which a model sees them. `task_config` sets their size: 240 x 320 with its D435."""
+    render: Literal["ray", "raster"] = "ray"
+    """Renderer. `ray`: RoboTwin's ray tracing, which needs an NVIDIA GPU; `raster`: SAPIEN's rasteriser, which also
+    runs on a CPU. Images differ, so a policy needs the one that it was trained with."""
     seeds: Seeds = field(factory=Seeds)
     """Scenes of training and evaluation, and the treatment of seeds that do not work."""
     instruction_type: Literal["seen", "unseen"] = "seen"

@@ -14,10 +14,8 @@ from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
-ARM, GRIPPER = (-10.0, 10.0), (0.0, 1.0)
-"""Bounds of a joint in radians, as in the aloha-agilex's robot description (RoboTwin itself clips nothing); bounds of a
-gripper: 0 is closed, 1 open."""
-BOUNDS = 2 * (6 * (ARM,) + (GRIPPER,))
+GRIPPER = (0.0, 1.0)
+"""Bounds of a gripper: 0 is closed, 1 open."""
 
 
 def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
@@ -26,11 +24,14 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     robotwin = find_installation(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
+    cameras = camera_sizes(config.cameras, robotwin.settings)
+    left, right = robotwin.joint_bounds()
+    bounds = [*left, GRIPPER, *right, GRIPPER]
     info = EnvInfo(
-        cameras=camera_sizes(config.cameras, robotwin.settings),
+        cameras=cameras,
         state_dim=STATE_DIM,
-        action_low=tuple(low for low, _ in BOUNDS),
-        action_high=tuple(high for _, high in BOUNDS),
+        action_low=tuple(low for low, _ in bounds),
+        action_high=tuple(high for _, high in bounds),
         tasks=tuple(
             TaskInfo(
                 name=task,
@@ -41,6 +42,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
             for task in tasks
         ),
         notes=_notes(config, robotwin),
+        chunk_is_one_motion=robotwin.api == "vector",
     )
     if robotwin.api == "classic":
         states = {split: book.states(split) for split in SPLITS}
@@ -53,6 +55,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
 def _notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
     named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
     notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
+    notes.append("images are ray-traced" if config.render == "ray" else "images are rasterised, not ray-traced")
     for split in SPLITS:
         file = getattr(config.seeds, split)
         source = f"from {file.name}" if file else f"from {100_000 * (1 + SPLITS.index(split))} on"

@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ from attrs import field, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
+from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
 from vla_rl.toolkit.json_files import read_record
 
@@ -26,6 +28,8 @@ NO_LIMIT = 10**9
 """Step limit given to RoboTwin, out of reach: core ends episodes, and a spec may allow more steps than RoboTwin
 would."""
 ARM_JOINTS = 6
+UNLIMITED = (-10.0, 10.0)
+"""Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
 WHERE = (
     "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
     "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
@@ -55,10 +59,12 @@ class Installation:
 
     def vector_env(self) -> Any:
         """Return the class `VectorEnv`."""
+        prepare(self.package, self.config.render)
         return importlib.import_module("robotwin.envs.vector_env").VectorEnv
 
     def task(self, name: str) -> Any:
         """Return a task object, before `setup_demo`."""
+        prepare(self.package, self.config.render)
         return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
 
     def unstable_error(self) -> type[Exception]:
@@ -80,21 +86,14 @@ class Installation:
             "data_type": {"rgb": True, "qpos": True},
         }
         if self.api == "vector":
-            settings["planner_backend"] = self.config.planner or settings.get("planner_backend", "mplib")
+            settings["planner_backend"] = self.planner
         return settings
 
     def arguments(self, task: str) -> dict[str, Any]:
         """Return the keyword arguments of `setup_demo` besides the seed, as RoboTwin's evaluation derives them from the
         settings."""
         settings = self.task_settings(task)
-        embodiment = settings.get("embodiment")
-        if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
-            raise UserError(f"task_config: embodiment needs one name, or two and a distance; it is {embodiment}")
-        files = self.robotwin_yaml("_embodiment_config")
-        left, right = embodiment[0], embodiment[min(1, len(embodiment) - 1)]
-        for name in (left, right):
-            if name not in files:
-                raise UserError(f"task_config: no embodiment {name!r}\n  embodiments: {', '.join(files)}")
+        embodiment = settings["embodiment"]
         camera = self.robotwin_yaml("_camera_config")[settings["camera"].get("head_camera_type", "D435")]
         settings |= {
             "eval_mode": True,
@@ -104,14 +103,61 @@ class Installation:
         }
         if len(embodiment) == 3:
             settings["embodiment_dis"] = embodiment[2]
-        for place, (side, name) in enumerate((("left", left), ("right", right))):
-            folder = str(self.assets / files[name]["file_path"])
-            config = yaml.safe_load((Path(folder) / "config.yml").read_text(encoding="utf-8"))
-            joints = len(config["arm_joints_name"][place])
+        for side, (folder, config) in self.robots().items():
+            settings |= {f"{side}_robot_file": str(folder), f"{side}_embodiment_config": config}
+        return settings
+
+    def robots(self) -> dict[str, tuple[Path, dict[str, Any]]]:
+        """Return side -> (folder, `config.yml`) of the robot whose arm is on that side. Raise UserError for robots that
+        RoboTwin does not have, and for arms that actions here are not for."""
+        embodiment = self.settings.get("embodiment")
+        if not isinstance(embodiment, list) or len(embodiment) not in (1, 3):
+            raise UserError(f"task_config: embodiment needs one name, or two and a distance; it is {embodiment}")
+        files = self.robotwin_yaml("_embodiment_config")
+        robots = {}
+        for index, side in enumerate(("left", "right")):
+            name = embodiment[index] if len(embodiment) == 3 else embodiment[0]
+            if name not in files:
+                raise UserError(f"task_config: no embodiment {name!r}\n  embodiments: {', '.join(files)}")
+            folder = self.assets / files[name]["file_path"]
+            try:
+                config = yaml.safe_load((folder / "config.yml").read_text(encoding="utf-8"))
+            except OSError as exc:
+                raise UserError(f"embodiment {name} is not among the assets: {exc}\n  {DOWNLOAD}") from exc
+            joints = len(config["arm_joints_name"][index])
             if joints != ARM_JOINTS:
                 raise UserError(f"embodiment {name} has {joints} joints an arm; actions here are for {ARM_JOINTS}")
-            settings |= {f"{side}_robot_file": folder, f"{side}_embodiment_config": config}
-        return settings
+            if self._plans_with_mplib:
+                self._check_planner_files(name, folder)
+            robots[side] = folder, config
+        return robots
+
+    def joint_bounds(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+        """Return the bounds [rad] of the six joints of the left and of the right arm, from the robots' URDF."""
+        sides = []
+        for index, (folder, config) in enumerate(self.robots().values()):
+            limits = joint_limits(folder / config["urdf_path"])
+            sides.append([limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]])
+        return sides[0], sides[1]
+
+    @property
+    def _plans_with_mplib(self) -> bool:
+        return self.api == "vector" and self.planner == "mplib"
+
+    @property
+    def planner(self) -> str:
+        """Motion planner of the vector API's expert."""
+        return str(self.config.planner or self.settings.get("planner_backend", "mplib"))
+
+    def _check_planner_files(self, name: str, folder: Path) -> None:
+        """Raise UserError where a robot lacks cuRobo's files, which RoboTwin opens with mplib as well."""
+        for side in ("left", "right"):
+            file = folder / f"curobo_{side}_tmp.yml"
+            if not file.is_file():
+                raise UserError(
+                    f"embodiment {name} has no {file.name}, which RoboTwin opens whatever plans; without cuRobo a file "
+                    f"with `robot_cfg: {{}}` is enough: {file}"
+                )
 
     def robotwin_yaml(self, name: str) -> dict[str, Any]:
         """Return one of RoboTwin's own settings files."""
@@ -175,6 +221,23 @@ def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], 
     if tasks is not None and (tasks / "_base_task.py").is_file():
         apis["classic"] = ("envs", tasks.parent)
     return apis
+
+
+def joint_limits(urdf: Path) -> dict[str, tuple[float, float]]:
+    """Return joint -> its lower and upper limit [rad or m], of the joints of a URDF that have limits. Raise UserError
+    for a file that cannot be read."""
+    try:
+        root = ET.parse(urdf).getroot()  # noqa: S314 - a file of the simulator that is about to run
+    except (OSError, ET.ParseError) as exc:
+        raise UserError(f"the robot's description {urdf} cannot be read: {exc}\n  {DOWNLOAD}") from exc
+    limits = {}
+    for joint in root.iter("joint"):
+        limit = joint.find("limit")
+        if limit is not None and joint.get("type") != "continuous":
+            low, high = float(limit.get("lower", 0)), float(limit.get("upper", 0))
+            if low < high:
+                limits[str(joint.get("name"))] = low, high
+    return limits
 
 
 def _package(name: str) -> Path | None:

@@ -14,7 +14,9 @@ import numpy as np
 _lock = threading.RLock()
 
 
-class _Nowhere(io.TextIOBase):
+class NullStream(io.TextIOBase):
+    """Text stream that drops what is written."""
+
     def write(self, text: str) -> int:
         return len(text)
 
@@ -22,7 +24,7 @@ class _Nowhere(io.TextIOBase):
 @contextmanager
 def quiet() -> Generator[None]:
     """Suppress prints of all threads of the process inside the context; one calling thread at a time."""
-    with _lock, redirect_stdout(_Nowhere()):
+    with _lock, redirect_stdout(NullStream()):
         yield
 
 

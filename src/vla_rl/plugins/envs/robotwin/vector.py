@@ -24,6 +24,7 @@ from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import View
+from vla_rl.toolkit.waiting import waiting
 
 IMAGES = {"head": "full_image", "left_wrist": "left_wrist_image", "right_wrist": "right_wrist_image"}
 """Camera name in specs and observations -> key of `VectorEnv`'s observation."""
@@ -108,14 +109,14 @@ class VectorRobotwin(SimEnv):
         """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
         outcomes: dict[int, tuple[bool, bool]] = {}
         with quiet(), kept_randomness():
-            waiting = {}
+            running = {}
             for env_id in (int(env_id) for env_id in env_ids):
                 if self._ready[env_id]:
                     venv = self._venvs[self._tasks[env_id]]
-                    waiting[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
+                    running[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
                 else:
                     self._break(env_id, "it has not been reset since it broke")
-            for env_id, future in waiting.items():
+            for env_id, future in running.items():
                 try:
                     result = future.result(self._deadline_s)
                     self._views[env_id] = self._view(result["obs"])
@@ -147,12 +148,14 @@ class VectorRobotwin(SimEnv):
             self._venvs[self._tasks[env_id]].envs[env_id].close(clear_cache=False)
         self._tasks[env_id], sub = task, venv.envs[env_id]
         check = self._book.checked(state_id, without_file=True)
-        for seed in seeds:
+        for number, seed in enumerate(seeds):
             if not self._usable.get((task, seed), True):
                 continue
             if check and (task, seed) not in self._usable:
                 sub.close(clear_cache=False)
-                checked = sub.check_seed(seed)
+                with waiting("checking seeds by the expert", len(seeds), f"{task}, state {state_id}") as checked_seeds:
+                    checked_seeds(number)
+                    checked = sub.check_seed(seed)
                 self._usable[task, seed] = checked["setup_demo_success"] and checked["play_once_success"]
                 if not self._usable[task, seed]:
                     continue

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,7 +37,8 @@ class Words:
     def __call__(self, instructions: Sequence[str]) -> Tensor:
         """Return bags float32 [B, rows] of norm about 1 each, to multiply with the embedding table."""
         self._learn(text for text in instructions if text not in self._index)
-        return self._bags[[self._index[text] for text in instructions]]
+        rows = np.array([self._index[text] for text in instructions], np.int64)
+        return self._bags[as_tensor(rows, self._bags.device)]
 
     def _learn(self, instructions: Iterable[str]) -> None:
         for text in dict.fromkeys(instructions):

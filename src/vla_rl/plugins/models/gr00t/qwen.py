@@ -30,7 +30,7 @@ FRAMES = 2
 class ImageBlock(Qwen3VLVisionBlock):
     """Block of the vision tower, for images of one size."""
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]  # only QwenTowers
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         attention: Any = self.attn
         query, key, value = attention.qkv(self.norm1(x)).unflatten(2, (3, attention.num_heads, -1)).unbind(2)
         query, key = apply_rotary_pos_emb_vision(query, key, *turns)

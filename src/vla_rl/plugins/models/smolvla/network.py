@@ -128,7 +128,7 @@ class ExpertLayer(_Layer):
         return self._attend(x, rotated(queries, by), pair, mask)
 
 
-class CrossingLayer(_Layer):
+class CrossAttentionLayer(_Layer):
     """Layer of the expert, in which action tokens attend to projections of the prefix's keys and values alone."""
 
     def forward(  # type: ignore[override]  # only SmolVLAModule calls it
@@ -179,7 +179,7 @@ class VLMWithExpert(nn.Module):
         expert = {**text, "hidden_size": sizes.expert_width, "intermediate_size": sizes.expert_mlp}
         self.lm_expert: Any = LlamaModel(LlamaConfig(**expert, **tower))
         del self.lm_expert.embed_tokens
-        self._replace_layers(self.lm_expert, lambda i: CrossingLayer if i % sizes.alternate else ExpertLayer)
+        self._replace_layers(self.lm_expert, lambda i: CrossAttentionLayer if i % sizes.alternate else ExpertLayer)
         wide = sizes.kv_heads * sizes.head_dim
         for i, layer in enumerate(self.lm_expert.layers):
             if i % sizes.alternate:

@@ -12,7 +12,7 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMEncoderLayer
 from vla_rl.core.types import Observation
 from vla_rl.plugins.models.smolvla.folder import PUBLIC, SmolVLASizes, mlp_width
 from vla_rl.plugins.models.smolvla.network import (
-    CrossingLayer,
+    CrossAttentionLayer,
     ExpertLayer,
     SmolVLAModule,
     SmolVLAPrefix,
@@ -43,7 +43,7 @@ class SmolVLAPolicy(FlowPolicy):
 
     module: SmolVLAModule
     name = "smolvla"
-    blocks = (SmolVLMEncoderLayer, TextLayer, ExpertLayer, CrossingLayer)
+    blocks = (SmolVLMEncoderLayer, TextLayer, ExpertLayer, CrossAttentionLayer)
     exact_time = True
 
     def __init__(self, *common: Any, prompts: SmolVLAPrompts) -> None:

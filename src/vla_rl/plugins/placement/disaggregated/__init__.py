@@ -18,6 +18,10 @@ class DisaggregatedConfig(RoleDevices):
     """Devices of each role. Roles without a list share the remaining devices evenly; the last of them in the order sim,
     policy, learner also gets the remainder."""
 
+    share_devices: bool = False
+    """Let roles name the same device: each still has a worker of its own, with an equal part of the GPU. For
+    asynchronous training on one GPU."""
+
 
 def build(config: DisaggregatedConfig, context: Context) -> Placement:
     from vla_rl.plugins.placement.disaggregated.impl import Disaggregated

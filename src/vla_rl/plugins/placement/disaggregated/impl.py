@@ -22,8 +22,10 @@ class Disaggregated(Placement):
         of: dict[str, list[Device]] = {
             r: find_devices(r, text, cluster) for r, text in named.items() if text is not None
         }
-        for a, b in combinations(of, 2):
-            refuse_overlap(a, b, of, cluster, "each role has devices of its own here; hybrid lets learners share")
+        for a, b in () if config.share_devices else combinations(of, 2):
+            refuse_overlap(
+                a, b, of, cluster, "each role has devices of its own here; share_devices: true lets them share"
+            )
         missing = [role for role in ROLES if role not in of]
         left = free_devices(cluster, [device for devices in of.values() for device in devices], len(missing))
         if len(left) < len(missing):
@@ -42,4 +44,5 @@ class Disaggregated(Placement):
             lanes=config.lanes,
             batching=config.batching,
             offload=config.offload.roles,
+            apart=True,
         )

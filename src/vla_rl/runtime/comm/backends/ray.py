@@ -26,6 +26,7 @@ from vla_rl.runtime.comm.remote import ConcurrencyGroup
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
+from vla_rl.toolkit.processes import module_path
 from vla_rl.toolkit.waiting import PATIENCE_S, Work, works_now
 
 logger = logging.getLogger(__name__)
@@ -324,9 +325,5 @@ class RayBackend(Backend):
 
 
 def _interpreter(python: Path) -> dict[str, Any]:
-    """Return Ray's runtime environment for another interpreter. It finds the user's modules as this one does, and its
-    own packages, never ours.
-    """
-    prefixes = (sys.prefix, sys.base_prefix)
-    own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]
-    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(own))}}
+    """Return Ray's runtime environment for another interpreter."""
+    return {"py_executable": str(python), "env_vars": {"PYTHONPATH": module_path()}}

@@ -48,12 +48,13 @@ class CloningUpdate:
         optimizer.set_rate(trained.optimizer, step.lr)
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
-        for indices in micro_batches:
-            self._heartbeat()
-            obs, actions = next(samples)
-            loss = trained.imitation_loss(obs, actions) * len(indices)
-            (loss / step.total).backward()
-            total = total + loss.detach()
+        with trained.adapters_cast_once():
+            for indices in micro_batches:
+                self._heartbeat()
+                obs, actions = next(samples)
+                loss = trained.imitation_loss(obs, actions) * len(indices)
+                (loss / step.total).backward()
+                total = total + loss.detach()
         most = -(-step.most // trained.train.micro_batch)  # micro-batches of the rank that has the most
         for _ in range(trained.dummy_passes(most, len(micro_batches))):
             (0 * trained.imitation_loss(trained.dummy.obs, trained.dummy.actions)).backward()

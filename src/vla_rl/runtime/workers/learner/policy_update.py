@@ -109,11 +109,10 @@ class PolicyUpdate:
         if first:
             self._trained.optimizer.zero_grad(set_to_none=True)
             self.restart()
-        with self._accumulator.part(inputs, fields, micro_batches, passes):
-            for indices in micro_batches:
-                assert inputs is not None
+        part = self._accumulator.part(inputs, fields, micro_batches, passes)
+        with part, self._trained.adapters_cast_once():
+            for batch in self.batches.each(inputs, fields, micro_batches, UNNORMALISED, version):
                 self._heartbeat()
-                batch = self.batches.build(inputs, fields, indices, UNNORMALISED, version)
                 scores = self._trained.scores(batch)
                 self._compare(scores, batch)
                 self._accumulator.add(scores, batch)
@@ -138,18 +137,17 @@ class PolicyUpdate:
         trained = self._trained
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
-        for indices in step.micro_batches:
-            assert inputs is not None
-            self._heartbeat()
-            batch = self.batches.build(inputs, fields, indices, step, version)
-            scores = trained.scores(batch)
-            if first:
-                self._compare(scores, batch)
-            loss = self._algorithm.loss(scores, batch)
-            loss.total.backward()
-            total = total + loss.total.detach()
-            metrics.add_sums(loss.metrics, count)
-            metrics.add(loss.maxima, loss.statistics)
+        with trained.adapters_cast_once():
+            for batch in self.batches.each(inputs, fields, step.micro_batches, step, version):
+                self._heartbeat()
+                scores = trained.scores(batch)
+                if first:
+                    self._compare(scores, batch)
+                loss = self._algorithm.loss(scores, batch)
+                loss.total.backward()
+                total = total + loss.total.detach()
+                metrics.add_sums(loss.metrics, count)
+                metrics.add(loss.maxima, loss.statistics)
         metrics.add_sums({"loss/total": total}, count)
         for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
             self._heartbeat()

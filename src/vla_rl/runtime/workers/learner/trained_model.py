@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
 from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner import optimizer
 from vla_rl.runtime.workers.learner.parallel.data_parallel import DataParallel, ParallelStrategy
+from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 
 
 class TrainedModel:
@@ -106,6 +107,12 @@ class TrainedModel:
             own: number of micro-batches of this rank.
         """
         return passes - own if self.strategy.lockstep else 0
+
+    def adapters_cast_once(self) -> AbstractContextManager[None]:
+        """Return a context for the forward and backward passes of one optimiser step, in which adapters are cast once.
+        Shards are cast where they are gathered.
+        """
+        return nullcontext() if self.strategy.lockstep else adapters_cast_once(self.model.module)
 
     def scores(self, batch: Batch) -> Scores:
         scores = self.strategy.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))

@@ -24,7 +24,7 @@ from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import EnvTrajectory, PolicyMode, StepRequest
 from vla_rl.runtime.messages.weights import WeightTransfer, verify
 from vla_rl.runtime.workers.policy.sample_store import SampleStore, taken
-from vla_rl.runtime.workers.policy.weight_versions import WeightVersions
+from vla_rl.runtime.workers.policy.weight_versions import WeightVersions, load_trained
 
 NO_LOCK = nullcontext()
 NO_ACTIONS = np.zeros((0, 0, 0), np.float32)
@@ -220,6 +220,9 @@ class PolicyWorker(PolicyInterface):
                 self._partly_loaded = f"version {version} of the weights was loaded in part: {exc}"
                 raise
             self._advance(version)
+
+    def load_checkpoint(self, file: Path) -> None:
+        load_trained(self.engine, file)
 
     def verify(self, version: int, checksums: Mapping[str, int]) -> None:
         with self.between_requests:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.hookspecs import PolicyEngine
 from vla_rl.core.types import Array
-from vla_rl.toolkit.models.checkpoints import read_file
+from vla_rl.toolkit.models.checkpoints import read_file, read_pickled
 
 T = TypeVar("T")
 Weights = list[tuple[str, torch.Tensor]]
@@ -80,3 +81,29 @@ class WeightVersions:
     def _load(self, version: int, weights: Weights) -> None:
         self.engine.load(weights)
         self.version = version
+
+
+def load_trained(engine: PolicyEngine, file: Path) -> None:
+    """Load the exact weights of a learner's file, which is in a checkpoint's trainer folder, into an engine. Raises
+    CheckpointError where they belong to another model.
+    """
+    weights = read_pickled(file, ("weights",), mmap=True)["weights"]
+    if engine.model is not None:
+        _check_shapes(weights, engine.model.weights(), file)
+    try:
+        engine.load(weights.items())
+    except (KeyError, RuntimeError, AttributeError) as exc:
+        raise CheckpointError(f"{file} holds the weights of another model: {exc}") from exc
+
+
+def _check_shapes(saved: Mapping[str, torch.Tensor], current: Iterable[tuple[str, torch.Tensor]], file: Path) -> None:
+    """Raise CheckpointError where names or shapes are not those of the model."""
+    in_model = dict(current)
+    missing, unexpected = sorted(in_model.keys() - saved.keys())[:5], sorted(saved.keys() - in_model.keys())[:5]
+    if missing or unexpected:
+        text = f"missing {missing}, unexpected {unexpected}"
+        raise CheckpointError(f"{file} holds the weights of another model: {text}")
+    for name, weight in in_model.items():
+        if weight.shape != saved[name].shape:
+            text = f"{name} has shape {tuple(saved[name].shape)}, the model has {tuple(weight.shape)}"
+            raise CheckpointError(f"{file} holds the weights of another model: {text}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from robotwin.envs._main_base_task import READ
 from robotwin.envs._main_base_task import Base_Task as _MainBaseTask
+from robotwin.envs.robot.planner import MplibWrapperPlanner
 
 
 class Base_Task(_MainBaseTask):
@@ -24,6 +25,21 @@ class Base_Task(_MainBaseTask):
                 "CuroboPlanner is not imported correctly, please check if the curobo is installed correctly"
             )
         super()._load_robot(kwags)
+        names = kwags["left_embodiment_config"]["arm_joints_name"]
+        # SAPIEN orders the joints of an articulation by depth: the first of each arm, then the second of each, ...
+        joints = (
+            [name for pair in zip(*names, strict=True) for name in pair] if kwags["dual_arm_embodied"] else names[0]
+        )
+        sides = {"left": names[0], "right": names[1] if kwags["dual_arm_embodied"] else names[0]}
+        self.planners = {side: MplibWrapperPlanner(None, arm, joints) for side, arm in sides.items()}
+
+    def play_once(self):
+        for planner in self.planners.values():
+            posture = [0.1 * (1 + place) for place in range(len(planner.all_joints))]
+            if planner.plan_path(posture, None)["status"] != "Success":
+                self.plan_success = False
+                return self.info
+        return super().play_once()
 
     def _load_objects(self):
         """envs/utils/create_actor.py: meshes are below ASSETS_PATH, which the wheel's VectorEnv sets by itself."""
@@ -45,7 +61,8 @@ class Base_Task(_MainBaseTask):
         """A whole chunk, float [C, 14]. -> (reward float32 [1], termination int32 [1], truncation int32 [1],
         {"success": bool}). After success, and when the count of actions equals the step limit, nothing moves. All of
         the chunk counts, also what was not executed. An arm that is told to stay is moved by noise of 2e-4 from
-        NumPy's global generator (`compress_path`)."""
+        NumPy's global generator (`compress_path`). The chunk is one motion (TOPP) that cuts the corners at its targets:
+        only the last one is reached."""
         if not isinstance(chunk_actions, np.ndarray) or chunk_actions.dtype.kind != "f":
             raise TypeError(f"chunk_actions is a float array, got {type(chunk_actions)}")
         if chunk_actions.ndim != 2 or chunk_actions.shape[1] != 14:
@@ -59,7 +76,8 @@ class Base_Task(_MainBaseTask):
         for arm in (slice(0, 6), slice(7, 13)):
             if np.allclose(chunk_actions[:, arm], self.robot[arm], atol=1e-5, rtol=0):
                 chunk_actions[-1, arm] = self.robot[arm] + np.random.normal(0, 2e-4, 6)
-        for target in chunk_actions:
+        corners = (chunk_actions[:-1] + chunk_actions[1:]) / 2
+        for target in [*corners, chunk_actions[-1]]:
             if self._move(target):
                 self.eval_success = True
                 return *_flags(1, 1, 0), {"success": True}

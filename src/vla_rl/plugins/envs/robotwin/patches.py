@@ -1,0 +1,99 @@
+"""Changes of RoboTwin's runtime in the process that it is loaded in, each for a reason that no setting of RoboTwin
+covers."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import wraps
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vla_rl.plugins.envs.robotwin.quiet import NullStream, quiet
+from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
+
+LOG_NONE = 6
+"""`ompl::msg::LOG_NONE` (OMPL 1.6)."""
+SET_LOG_LEVEL = "_ZN4ompl3msg11setLogLevelENS0_8LogLevelE"
+"""Symbol of `ompl::msg::setLogLevel(LogLevel)`."""
+UNUSED_PACKAGE = "open3d"
+"""Imported by RoboTwin's camera module for point clouds, which are never asked for here; 400 MB."""
+
+
+def prepare(package: str, render: str) -> None:
+    """Load RoboTwin's base modules quietly, and change what has to be changed. Safe to call again.
+
+    Args:
+        package: of the tasks, "robotwin.envs" or "envs".
+        render: `raster` replaces ray tracing, which no setting of RoboTwin turns off.
+    """
+    if UNUSED_PACKAGE not in sys.modules and find_spec(UNUSED_PACKAGE) is None:
+        sys.modules[UNUSED_PACKAGE] = module_from_spec(ModuleSpec(UNUSED_PACKAGE, None))
+    if render == "raster":
+        rasterise()
+    with (
+        quiet(),
+        redirect_stderr(NullStream()),
+    ):  # without cuRobo its import prints a traceback
+        planner = importlib.import_module(f"{package}.robot.planner")
+    plan_with_all_joints(planner)
+    silence_planner()
+
+
+def rasterise() -> None:
+    """Make SAPIEN draw with its rasteriser wherever RoboTwin asks for ray tracing (`_base_task.setup_scene`), which a
+    CPU's Vulkan driver cannot do."""
+    use_unpacked_driver()
+    render: Any = importlib.import_module("sapien.render")
+    if getattr(render.set_camera_shader_dir, "rasterises", False):
+        return
+    original: Callable[[str], None] = render.set_camera_shader_dir
+
+    @wraps(original)
+    def set_camera_shader_dir(name: str) -> None:
+        original("default" if name == "rt" else name)
+
+    vars(set_camera_shader_dir)["rasterises"] = True
+    render.set_camera_shader_dir = set_camera_shader_dir
+    for setting in ("samples_per_pixel", "path_depth", "denoiser"):
+        setattr(render, f"set_ray_tracing_{setting}", lambda value: None)
+
+
+def plan_with_all_joints(planner: ModuleType) -> None:
+    """Hand mplib the positions of all joints of the articulation instead of the arm's six.
+
+    mplib 0.2.1 writes six given positions into the first six joints of the articulation, in SAPIEN's order of depth.
+    Where both arms are one articulation, these are joints of both arms, and plans start from a wrong posture: on
+    stack_blocks_two the expert then solves 0 of 4 scenes, and 3 of 3 with all joints.
+    """
+    wrapper = getattr(planner, "MplibWrapperPlanner", None)
+    if wrapper is None or getattr(wrapper, "plans_with_all_joints", False):
+        return
+    original = wrapper.__init__
+
+    @wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the method that it replaces
+        original(self, *args, **kwargs)
+        self.active_joints_name = self.all_joints  # read by nothing but the choice of positions
+
+    wrapper.__init__ = __init__
+    wrapper.plans_with_all_joints = True
+
+
+def silence_planner() -> None:
+    """Turn off the messages of mplib's OMPL, which go to the terminal from C++: a seed that the expert cannot solve
+    costs hundreds of lines. Without effect for a build of mplib that does not export the function."""
+    mplib = sys.modules.get("mplib")
+    if mplib is None or mplib.__file__ is None:
+        return
+    folder = Path(mplib.__file__).parent
+    for library in sorted([*folder.glob("pymp*.so"), *folder.with_name("mplib.libs").glob("libompl*")]):
+        set_level = getattr(ctypes.CDLL(str(library)), SET_LOG_LEVEL, None)
+        if set_level is not None:
+            set_level(LOG_NONE)
