@@ -65,6 +65,10 @@ class Learner:
         place = Context(env=self.env, chunk=CHUNK, values="chunk", temperature=TEMPERATURE, device=device)
         self.policy = self.build(preset, place, **config)
         self.prepare()
+        self.optimise(rows)
+
+    def optimise(self, rows: int) -> None:
+        """Make the optimiser, and act on `rows` observations."""
         trained = [p for p in self.policy.module.parameters() if p.requires_grad]
         self.optimiser = build_optimizer(trained, [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
         self.record(rows)

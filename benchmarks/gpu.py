@@ -1,0 +1,446 @@
+"""What this machine's GPU does with vla-rl, in one table: at most eight minutes, without a network.
+
+    python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--minutes 8]
+    python benchmarks/gpu.py --tiny                    # the same code on a CPU, which checks it and no more
+
+Stages, each in a process of its own with a limit of seconds:
+  smoke       the tests marked `gpu` (placements on one GPU, offload, resume, a full device) and the quickstart's spec
+  card        rates of the card: a bfloat16 product of matrices, a copy, transfers from the host
+  oft_step    a learner step of OpenVLA-OFT (7.5B, LoRA): eager, compiled blocks, selective recomputation
+  oft_act     its decisions: eager, merged adapters, compiled blocks, CUDA graphs
+  openvla     actions of autoregressive OpenVLA (7 tokens): eager, compiled blocks, CUDA graphs
+  pi0, pi05   decisions (four denoising steps) and learner steps
+  weights     1 GB of weights between two processes of the GPU
+  simulator   the tabletop simulator, rendered environment steps per second
+  run         a training step of the 7.5B OpenVLA-OFT on the tabletop at 224 px
+
+Random weights of the public sizes in bfloat16. A stage that does not fit into the memory says so and ends. Figures are
+medians of `REPEATS` calls after a warm-up, with the device synchronised. `limit` is the share of the floating-point
+operations that the card's measured product of matrices could have done meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+from attrs import asdict, evolve, frozen
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+ROOT = Path(__file__).parents[1]
+REPEATS = 3
+LIMITS = {
+    "smoke": 180,
+    "card": 40,
+    "oft_step": 120,
+    "oft_act": 120,
+    "openvla": 90,
+    "pi0": 90,
+    "pi05": 90,
+    "weights": 60,
+    "simulator": 40,
+    "run": 120,
+}
+"""Stage -> seconds after which it is ended."""
+GIB = 2**30
+
+
+@frozen(kw_only=True)
+class Figure:
+    """One measured number."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    """Share of the card's rate."""
+    gib: float | None = None
+    """Peak of the device's memory."""
+
+
+class Stage:
+    """Measurements of one stage."""
+
+    def __init__(self, tiny: bool) -> None:
+        self.tiny = tiny
+        self.device = "cpu" if tiny else "cuda"
+        self.preset = "tiny" if tiny else "full"
+        self.figures: list[Figure] = []
+        self._rate: float | None = None
+
+    def report(self, name: str, value: float, unit: str, **details: float | None) -> None:
+        self.figures.append(Figure(name=name, value=value, unit=unit, **details))
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, work: Callable[[], Any], repeats: int = REPEATS) -> float:
+        """Return the median seconds of a call, after one to warm up."""
+        times = []
+        for _ in range(repeats + 1):
+            self.wait()
+            start = perf_counter()
+            work()
+            self.wait()
+            times.append(perf_counter() - start)
+        return statistics.median(times[1:])
+
+    @property
+    def rate(self) -> float:
+        """Floating-point operations a second of a large bfloat16 product."""
+        if self._rate is None:
+            side = 256 if self.tiny else 8192
+            a, b = (torch.randn(side, side, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+            self._rate = 2 * side**3 / self.seconds(lambda: a @ b)
+        return self._rate
+
+    def measure(self, name: str, rows: int, unit: str, work: Callable[[], Any], flops: float | None = None) -> bool:
+        """Report the rows a second of `work`; return False where it does not fit into the memory."""
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            rate = rows / self.seconds(work)
+        except torch.OutOfMemoryError:
+            self.report(f"{name}: out of memory", 0.0, unit)
+            return False
+        gib = torch.cuda.max_memory_allocated() / GIB if self.device == "cuda" else None
+        self.report(name, rate, unit, gib=gib, limit=None if flops is None else rate * flops / self.rate)
+        return True
+
+
+def smoke(stage: Stage) -> None:
+    """Run the tests that need a GPU, and the quickstart's spec."""
+    from vla_rl.core.spec.spec import load_spec
+    from vla_rl.runtime.start import run
+
+    if not stage.tiny:
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        summary = (done.stdout.strip().splitlines() or ["nothing"])[-1]
+        if done.returncode:
+            sys.stderr.write(done.stdout[-4000:])
+        stage.report(f"tests marked gpu: {summary.strip('= ')}", float(done.returncode == 0), "passed")
+    short = ["train.steps=1", "env.num_envs=8", "rollout.episodes=8", "eval.episodes_per_task=1", "eval.before=false"]
+    overrides = ["runtime.backend=local", *(short if stage.tiny else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        start = perf_counter()
+        results = run(load_spec(ROOT / "examples" / "tabletop_grpo.yaml", overrides), Path(folder) / "run", False)
+        stage.report("quickstart, start and evaluations included", perf_counter() - start, "s")
+    stage.report("quickstart, success after training", 100 * results["success"]["rate"], "%")
+
+
+def card(stage: Stage) -> None:
+    stage.report("bfloat16 product of matrices", stage.rate / 1e12, "TFLOP/s")
+    count = 2**20 if stage.tiny else 2**30
+    source, target = (torch.empty(count, dtype=torch.uint8, device=stage.device) for _ in range(2))
+    stage.report("copy, read and write", 2 * count / stage.seconds(lambda: target.copy_(source)) / 1e12, "TB/s")
+    for pinned in (False, True) if stage.device == "cuda" else (False,):
+        host = torch.empty(count, dtype=torch.uint8, pin_memory=pinned)
+        seconds = stage.seconds(lambda memory=host: target.copy_(memory, non_blocking=True))
+        stage.report(f"from the host, {'pinned' if pinned else 'pageable'}", count / seconds / 1e9, "GB/s")
+
+
+def oft_step(stage: Stage) -> None:
+    from learner import Learner
+
+    from vla_rl.plugins.models.openvla import LoRAConfig
+
+    micro_batches = (2, 4) if stage.tiny else (8, 16, 32)
+    for recompute, sizes in (("off", micro_batches), ("selective", micro_batches[-1:])):
+        config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)}
+        learner = Learner(stage.preset, 1, stage.device, recompute=recompute, **config)
+        flops: dict[int, float] = {}
+        for mode in ("eager", "compiled blocks"):
+            if mode != "eager":
+                compile_blocks(stage, learner.policy)
+            for rows in sizes:
+                learner.optimiser.zero_grad(set_to_none=True)
+                learner.record(rows)
+                if rows not in flops:  # counted in eager mode: a compiled block shows none of its operators
+                    flops[rows] = operations(learner.step) / rows
+                name = f"learner step, recompute {recompute}, {mode}, micro-batch {rows}"
+                stage.measure(name, rows, "samples/s", learner.step, flops[rows])
+        del learner
+
+
+def oft_act(stage: Stage) -> None:
+    from learner import Learner, noise
+
+    from vla_rl.plugins.models.openvla import LoRAConfig
+    from vla_rl.toolkit.models.adapters import MergedAdapters
+
+    config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)}
+    learner = Learner(stage.preset, 1, stage.device, **config)
+    policy = learner.policy
+    decide(stage, "decision, eager", policy, learner.env, noise)
+    MergedAdapters(policy.module, "in_place").merge()
+    decide(stage, "decision, merged adapters", policy, learner.env, noise)
+    compile_blocks(stage, policy)
+    decide(stage, "decision, merged, compiled blocks", policy, learner.env, noise)
+    capture(stage, policy)
+    decide(stage, "decision, merged, CUDA graphs", policy, learner.env, noise)
+
+
+def openvla(stage: Stage) -> None:
+    from learner import ACTION_DIM, PIXELS, TEMPERATURE, noise
+
+    from vla_rl.core.types import Context
+    from vla_rl.plugins.models.openvla import OpenVLAARConfig
+    from vla_rl.plugins.models.openvla import openvla as plugin
+    from vla_rl.testing import synthetic
+
+    env = synthetic.env_info(cameras=1, pixels=PIXELS.get(stage.preset, 64), state_dim=0, action_dim=ACTION_DIM)
+    context = Context(env=env, chunk=1, temperature=TEMPERATURE, device=stage.device)
+    policy = plugin.build(OpenVLAARConfig(preset=stage.preset, dtype="bfloat16"), context)
+    decide(stage, "action, eager", policy, env, noise)
+    compile_blocks(stage, policy)
+    decide(stage, "action, compiled blocks", policy, env, noise)
+    capture(stage, policy)
+    decide(stage, "action, CUDA graphs", policy, env, noise)
+
+
+def flow(stage: Stage, plugin: Any, config: Any) -> None:
+    """Measure pi0 or pi0.5: decisions, then learner steps of the expert."""
+    from learner import Learner, noise
+
+    from vla_rl.core.types import Context
+    from vla_rl.testing import synthetic
+
+    class FlowStep(Learner):
+        def __init__(self, rows: int) -> None:
+            self.env = synthetic.env_info(cameras=2, pixels=64 if stage.tiny else 224, state_dim=8, action_dim=7)
+            context = Context(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
+            self.policy = plugin.build(config(preset=stage.preset, denoise_steps=4), context)
+            self.optimise(rows)
+
+    learner = FlowStep(1)
+    for mode in ("eager", "compiled blocks", "CUDA graphs"):
+        if mode == "compiled blocks":
+            compile_blocks(stage, learner.policy)
+        if mode == "CUDA graphs":
+            eager_decide = learner.policy.decide
+            capture(stage, learner.policy)
+        decide(stage, f"decision, {mode}", learner.policy, learner.env, noise)
+    learner.policy.decide = eager_decide
+    for rows in (2,) if stage.tiny else (8, 32, 64):
+        learner.optimiser.zero_grad(set_to_none=True)
+        learner.record(rows)
+        stage.measure(f"learner step, compiled blocks, micro-batch {rows}", rows, "samples/s", learner.step)
+
+
+def pi0(stage: Stage) -> None:
+    from vla_rl.plugins.models.pi0 import Pi0Config
+    from vla_rl.plugins.models.pi0 import plugin as pi0_plugin
+
+    flow(stage, pi0_plugin, Pi0Config)
+
+
+def pi05(stage: Stage) -> None:
+    from vla_rl.plugins.models.pi0 import Pi05Config
+    from vla_rl.plugins.models.pi0 import pi05 as pi05_plugin
+
+    flow(stage, pi05_plugin, Pi05Config)
+
+
+def weights(stage: Stage) -> None:
+    """Run benchmarks/weight_transfer.py on this GPU."""
+    strategies = ["host"] if stage.tiny else ["ipc", "host"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        command = [sys.executable, str(ROOT / "benchmarks" / "weight_transfer.py"), "--device", stage.device]
+        command += ["--strategies", *strategies, "--repeats", "3", "--json", str(file)]
+        command += ["--gigabytes", "0.01" if stage.tiny else "1"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        for name, value in json.loads(file.read_text()).items():
+            stage.report(f"weights, {name}", value, "")
+
+
+def simulator(stage: Stage) -> None:
+    from vla_rl.core.catalogue import build
+    from vla_rl.core.types import Context
+    from vla_rl.plugins.envs.tabletop import TabletopConfig
+
+    chunk = 4
+    for num_envs, pixels in ((8, 32),) if stage.tiny else ((256, 64), (1024, 64), (4096, 64), (1024, 224)):
+        context = Context(num_envs=num_envs, chunk=chunk, device=stage.device)
+        env = build("env", "tabletop", TabletopConfig(image_size=pixels), context)
+        ids = torch.arange(num_envs).numpy()
+        states = [state.id for state in env.reset_states("train")]
+        env.reset(ids, torch.tensor([states[i % len(states)] for i in range(num_envs)]).numpy(), ids)
+        actions = torch.zeros(num_envs, chunk, env.info.action_dim)
+        active = torch.ones(num_envs, dtype=torch.bool)
+        name = f"tabletop, {num_envs} envs of {pixels} px"
+        stage.measure(
+            name, num_envs * chunk, "env steps/s", lambda e=env, a=actions, b=active: e.chunk_step(a, b, False)
+        )
+        env.close()
+
+
+def run(stage: Stage) -> None:
+    """Train one step of OpenVLA-OFT on the tabletop, with everything that a run does."""
+    from vla_rl.core.spec.spec import parse_spec
+    from vla_rl.runtime.start import run as train
+
+    envs = 4 if stage.tiny else 64
+    lora = {"lora": {"rank": 4 if stage.tiny else 32}, "dtype": "bfloat16"}
+    spec = parse_spec(
+        {
+            "name": "gpu",
+            "model": {"type": "openvla_oft", "preset": stage.preset, **lora},
+            "env": {"type": "tabletop", "num_envs": envs, "image_size": 32 if stage.tiny else 224},
+            "rollout": {"chunk": 8, "episodes": envs, "group_size": 4, "max_steps": 32},
+            "algorithm": {"type": "grpo"},
+            "runtime": {"backend": "local"},
+            "train": {"steps": 3, "lr": 1e-5, "micro_batch": 2 if stage.tiny else 16, "precision": "bf16"},
+            "eval": {"before": False, "episodes_per_task": 1},
+            "hooks": [{"type": "jsonl"}],
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        train(spec, Path(folder) / "run", False)
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+    last = [line for line in lines if "time/rollout" in line][-1]
+    steps = last["rollout/env_steps"]
+    stage.report("rollout of a step", last["time/rollout"], "s")
+    stage.report("update of a step", last["time/update"], "s")
+    stage.report("environment steps", steps / (last["time/rollout"] + last["time/update"]), "env steps/s")
+
+
+STAGES: dict[str, Callable[[Stage], None]] = {
+    stage.__name__: stage for stage in (smoke, card, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, run)
+}
+
+
+def decide(stage: Stage, name: str, policy: Any, env: Any, noise: Callable[[int], Any]) -> None:
+    from vla_rl.testing import synthetic
+
+    for rows in (1, 2) if stage.tiny else (1, 8, 32, 64):
+        obs, keys = synthetic.observation(env, rows), noise(rows)
+        stage.measure(f"{name}, batch {rows}", rows, "chunks/s", lambda o=obs, k=keys: policy.sample_chunk(o, k, False))
+
+
+def compile_blocks(stage: Stage, policy: Any) -> None:
+    from vla_rl.toolkit.models.compilation import CompiledBlocks
+
+    CompiledBlocks(policy.module, policy.blocks, backend="eager" if stage.tiny else "inductor")
+
+
+def capture(stage: Stage, policy: Any) -> None:
+    from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder, EagerRecorder
+
+    recorder = EagerRecorder() if stage.tiny else CudaGraphRecorder(torch.device("cuda"))
+    policy.decide = CapturedFunction(policy.decide, recorder)
+
+
+def operations(work: Callable[[], Any]) -> float:
+    """Return the floating-point operations of a call."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops())
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+def run_stage(name: str, tiny: bool, seconds: float) -> tuple[list[Figure], str]:
+    """Run a stage in a process of its own. Return its figures and what went wrong ("": nothing)."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "figures.json"
+        command = [sys.executable, __file__, "--stage", name, "--json", str(file), *(["--tiny"] if tiny else [])]
+        environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        try:
+            done = subprocess.run(
+                command,
+                timeout=seconds,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+            errors = done.stderr.decode(errors="replace").strip().splitlines()
+            problem = "" if done.returncode == 0 else (errors or [f"exit code {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            problem = f"ended after its limit of {seconds:.0f} s"
+        figures = [Figure(**figure) for figure in json.loads(file.read_text())] if file.exists() else []
+    return [evolve(figure, name=f"{name}: {figure.name}") for figure in figures], problem
+
+
+@contextmanager
+def written(stage: Stage, file: Path) -> Iterator[None]:
+    """Write the stage's figures at the end, also of a stage that failed."""
+    try:
+        yield
+    finally:
+        file.write_text(json.dumps([asdict(figure) for figure in stage.figures]))
+
+
+def show(figures: list[Figure]) -> None:
+    table = Table("measured", "value", "unit", "of the limit", "GiB", box=None, pad_edge=False)
+    for column in (1, 3, 4):
+        table.columns[column].justify = "right"
+    for figure in figures:
+        limit = "" if figure.limit is None else f"{figure.limit:.0%}"
+        table.add_row(
+            figure.name,
+            f"{figure.value:,.3g}" if figure.value < 100 else f"{figure.value:,.0f}",
+            figure.unit,
+            limit,
+            "" if figure.gib is None else f"{figure.gib:.1f}",
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(STAGES), default=list(STAGES), metavar="STAGE")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no stage begins after this, or lasts longer")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.stage is not None:
+        stage = Stage(arguments.tiny)
+        with written(stage, arguments.json):
+            STAGES[arguments.stage](stage)
+        return
+    if not arguments.tiny and not torch.cuda.is_available():
+        sys.exit("PyTorch sees no CUDA device; --tiny runs the same code on the CPU")
+    name = "CPU" if arguments.tiny else torch.cuda.get_device_name()
+    print(f"{name}; PyTorch {torch.__version__}", flush=True)
+    end = monotonic() + 60 * arguments.minutes
+    figures: list[Figure] = []
+    problems = []
+    for number, stage_name in enumerate(arguments.only, 1):
+        left = end - monotonic()
+        if left < 10:
+            problems.append(f"{stage_name}: not begun, since the {arguments.minutes:g} minutes are over")
+            continue
+        print(f"{number}/{len(arguments.only)} {stage_name}", file=sys.stderr, flush=True)
+        measured, problem = run_stage(stage_name, arguments.tiny, min(left, LIMITS[stage_name]))
+        figures += measured
+        problems += [f"{stage_name}: {problem}"] if problem else []
+    show(figures)
+    for problem in problems:
+        print(problem)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
