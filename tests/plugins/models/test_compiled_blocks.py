@@ -72,10 +72,6 @@ def test_inductor_computes_the_same(name: str) -> None:
     check_equal(MODELS[name](), "inductor", ATOL)
 
 
-def test_inductor_computes_a_fast_model() -> None:
-    check_equal(MODELS["openvla_oft"](), "inductor", ATOL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_recompilations_are_bounded_over_batch_sizes_and_prompt_lengths(name: str) -> None:
