@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +40,28 @@ def test_only_the_first_layers_are_computed(network: OpenVLAForActionPrediction)
     assert not calls
 
 
+def change_attention(network: OpenVLAForActionPrediction, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Let each Llama layer get other keyword arguments than the caller's."""
+    for layer in network.language_model.model.layers:
+        layer.register_forward_pre_hook(lambda _, args, given: (args, given | change(given)), with_kwargs=True)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [(False, "attends in both directions, and tokens do not see those behind"), (True, "needs causal attention")],
 )
-def test_attention_of_the_other_kind(
-    network: OpenVLAForActionPrediction, monkeypatch: pytest.MonkeyPatch, wanted: bool, message: str
-) -> None:
+def test_attention_of_the_other_kind(network: OpenVLAForActionPrediction, wanted: bool, message: str) -> None:
     """A release of transformers that ignores `is_causal` is refused."""
-    llama = network.language_model.model
-    forward = llama.forward
-    monkeypatch.setattr(llama, "forward", lambda **kw: forward(**{**kw, "is_causal": not kw["is_causal"]}))
+    change_attention(network, lambda given: {"is_causal": not given["is_causal"]})
     with pytest.raises(GuardError, match=f"x: .*{message}.*attention implementation 'sdpa'"):
         check_network(network, wanted, "x")
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding_that_is_seen(
-    network: OpenVLAForActionPrediction, monkeypatch: pytest.MonkeyPatch, causal: bool
-) -> None:
-    llama = network.language_model.model
-    forward = llama.forward
-    monkeypatch.setattr(
-        llama,
-        "forward",
-        lambda **kw: forward(**{**kw, "attention_mask": None, "is_causal": kw["attention_mask"] is None and causal}),
+def test_padding_that_is_seen(network: OpenVLAForActionPrediction, causal: bool) -> None:
+    change_attention(
+        network,
+        lambda given: {"attention_mask": None, "is_causal": given["attention_mask"] is None and causal},
     )
     with pytest.raises(GuardError, match="padding is seen by other tokens"):
         check_network(network, causal, "x")

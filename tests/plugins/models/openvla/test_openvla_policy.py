@@ -79,9 +79,10 @@ def test_each_read_position_predicts_its_own_action() -> None:
     prompt = model.prompts.rows(obs.instructions)
     seen: dict[str, Any] = {}
     llama = model.module.vla.language_model.model
-    llama.register_forward_hook(lambda _m, _a, kw, out: seen.update(kw, out=out.last_hidden_state), with_kwargs=True)
+    llama.layers[0].register_forward_pre_hook(lambda _, args: seen.update(embeds=args[0]))
+    llama.norm.register_forward_hook(lambda _, _args, out: seen.update(out=out))
     logits, _ = model._act(obs)
-    embeds = seen["inputs_embeds"]
+    embeds = seen["embeds"]
     for row, text in enumerate(obs.instructions):
         length = len(model.prompts.encode(text))
         first = 2 * 16 + 1 + length - 1

@@ -206,7 +206,7 @@ def test_the_vision_language_model_runs_once_and_the_expert_as_often_as_needed()
         pi0 = model.module.pi0.model
         for name, part in (("vlm", pi0.vlm.language_model), ("expert", pi0.dit)):
             calls[name] = []
-            part.register_forward_hook(lambda _m, _i, out, name=name: calls[name].append(out[0].requires_grad))
+            part.layers[-1].register_forward_hook(lambda _m, _i, out, name=name: calls[name].append(out.requires_grad))
         chunk = model.sample_chunk(obs, noise(2), False)
         assert calls == {"vlm": [False], "expert": [False] * 5}  # K = 4 and the critic's
         model.chunk_log_probs(obs, chunk)

@@ -102,7 +102,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             input_ids: int64 [B, L], BOS first.
             attention_mask: bool [B, L], False at padding; None without padding. With filled `caches` it covers the
                 whole sequence, patches and cached part included.
-            blank: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
+            placeholder: bool [B, L], True where the embedding is zero: the placeholders of parallel decoding.
             extra: [B, K, D] embeddings after the patches, such as the proprioceptive token.
             causal: attend to the past only (plain OpenVLA) instead of to everything (OpenVLA-OFT).
             caches: keys and values of the past, one of each layer, for causal decoding; extended in place.
