@@ -29,8 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -75,8 +74,10 @@ class Figure:
 class Stage:
     """Measurements of one stage."""
 
-    def __init__(self, tiny: bool) -> None:
+    def __init__(self, tiny: bool, file: Path | None = None) -> None:
         self.tiny = tiny
+        self.file = file
+        """File that has the figures so far, also of a stage that is ended."""
         self.device = "cpu" if tiny else "cuda"
         self.preset = "tiny" if tiny else "full"
         self.figures: list[Figure] = []
@@ -84,6 +85,8 @@ class Stage:
 
     def report(self, name: str, value: float, unit: str, **details: float | None) -> None:
         self.figures.append(Figure(name=name, value=value, unit=unit, **details))
+        if self.file is not None:
+            self.file.write_text(json.dumps([asdict(figure) for figure in self.figures]))
 
     def wait(self) -> None:
         if self.device == "cuda":
@@ -227,7 +230,7 @@ def flow(stage: Stage, plugin: Any, config: Any) -> None:
         def __init__(self, rows: int) -> None:
             self.env = synthetic.env_info(cameras=2, pixels=64 if stage.tiny else 224, state_dim=8, action_dim=7)
             context = Context(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
-            self.policy = plugin.build(config(preset=stage.preset, denoise_steps=4), context)
+            self.policy = plugin.build(config(preset=stage.preset, dtype="bfloat16", denoise_steps=4), context)
             self.optimise(rows)
 
     learner = FlowStep(1)
@@ -386,15 +389,6 @@ def run_stage(name: str, tiny: bool, seconds: float) -> tuple[list[Figure], str]
     return [evolve(figure, name=f"{name}: {figure.name}") for figure in figures], problem
 
 
-@contextmanager
-def written(stage: Stage, file: Path) -> Iterator[None]:
-    """Write the stage's figures at the end, also of a stage that failed."""
-    try:
-        yield
-    finally:
-        file.write_text(json.dumps([asdict(figure) for figure in stage.figures]))
-
-
 def show(figures: list[Figure]) -> None:
     table = Table("measured", "value", "unit", "of the limit", "GiB", box=None, pad_edge=False)
     for column in (1, 3, 4):
@@ -420,9 +414,7 @@ def main() -> None:
     parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage is not None:
-        stage = Stage(arguments.tiny)
-        with written(stage, arguments.json):
-            STAGES[arguments.stage](stage)
+        STAGES[arguments.stage](Stage(arguments.tiny, arguments.json))
         return
     if not arguments.tiny and not torch.cuda.is_available():
         sys.exit("PyTorch sees no CUDA device; --tiny runs the same code on the CPU")
