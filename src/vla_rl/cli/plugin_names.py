@@ -54,12 +54,12 @@ def _owner_of(package: str) -> str | None:
         return "a word of YAML, which a spec does not read as a name"
     if package in sys.stdlib_module_names:
         return "a module of Python's standard library"
-    for kind in KINDS:
-        for item in installed(kind).get(package, ()):
-            return f"the {kind} plugin of {item.origin}"
     for dist in metadata.distributions():
         if _normal(dist.name) == _normal(package):
             return f"the installed distribution {dist.name} {dist.version}, which `pip install` would replace"
+    for kind in KINDS:
+        for item in installed(kind).get(package, ()):
+            return f"the {kind} plugin of {item.origin}"
     if _normal(package) in _required():
         return f"a package that {OWN_DIST} or one of its extras installs"
     module_spec = importlib.util.find_spec(package)
