@@ -84,7 +84,7 @@ class Stage:
         self._rate: float | None = None
 
     def report(self, name: str, value: float, unit: str, **details: float | None) -> None:
-        self.figures.append(Figure(name=name, value=value, unit=unit, **details))
+        self.figures.append(Figure(name=name, value=float(value), unit=unit, **details))
         if self.file is not None:
             self.file.write_text(json.dumps([asdict(figure) for figure in self.figures]))
 
@@ -219,7 +219,7 @@ def openvla(stage: Stage) -> None:
     decide(stage, "action, CUDA graphs", policy, env, noise)
 
 
-def flow(stage: Stage, plugin: Any, config: Any) -> None:
+def flow(stage: Stage, plugin: Any, config: Any, **keys: Any) -> None:
     """Measure pi0 or pi0.5: decisions, then learner steps of the expert."""
     from learner import Learner, noise
 
@@ -230,7 +230,8 @@ def flow(stage: Stage, plugin: Any, config: Any) -> None:
         def __init__(self, rows: int) -> None:
             self.env = synthetic.env_info(cameras=2, pixels=64 if stage.tiny else 224, state_dim=8, action_dim=7)
             context = Context(env=self.env, chunk=4 if stage.tiny else 10, values="chunk", device=stage.device)
-            self.policy = plugin.build(config(preset=stage.preset, dtype="bfloat16", denoise_steps=4), context)
+            settings = config(preset=stage.preset, dtype="bfloat16", denoise_steps=4, **keys)
+            self.policy = plugin.build(settings, context)
             self.optimise(rows)
 
     learner = FlowStep(1)
@@ -259,7 +260,8 @@ def pi05(stage: Stage) -> None:
     from vla_rl.plugins.models.pi0 import Pi05Config
     from vla_rl.plugins.models.pi0 import pi05 as pi05_plugin
 
-    flow(stage, pi05_plugin, Pi05Config)
+    # With the state in it the prompt has another length at every step, and a graph has one.
+    flow(stage, pi05_plugin, Pi05Config, state_in_prompt="none")
 
 
 def weights(stage: Stage) -> None:
@@ -271,9 +273,10 @@ def weights(stage: Stage) -> None:
         command += ["--strategies", *strategies, "--repeats", "3", "--json", str(file)]
         command += ["--gigabytes", "0.01" if stage.tiny else "1"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        for strategy, figures in json.loads(file.read_text()).items():
-            for name, value in figures.items():
-                stage.report(f"{strategy}, {name}", value, "")
+        for strategy, measured in json.loads(file.read_text()).items():
+            stage.report(f"transfer, {strategy}", measured["transfer_s"], "s")
+            stage.report(f"transfer, {strategy}, beside a copy on the device", measured["ratio"], "times")
+            stage.report(f"transfer, {strategy}, the receiver's further memory", measured["receiver_extra_mib"], "MiB")
 
 
 def simulator(stage: Stage) -> None:

@@ -266,9 +266,13 @@ def _greedy(case: ModelCase) -> None:
 
 
 def _each_entry(case: ModelCase) -> None:
-    """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at."""
+    """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at.
+
+    Each gradient has a forward pass of its own, since selective recomputation allows one backward pass over a graph.
+    """
     with case.moved(0.02):
-        scores = case.model.chunk_log_probs(case.obs, case.sample())
+        chunk = case.sample()
+        scores = case.model.chunk_log_probs(case.obs, chunk)
         for name in ("log_probs", "values"):
             tensor = getattr(scores, name)
             if tensor is None or not tensor.requires_grad:
@@ -276,9 +280,8 @@ def _each_entry(case: ModelCase) -> None:
             without = []
             for i in range(max(tensor.shape)):
                 at = tuple(i % size for size in tensor.shape)
-                gradient = torch.autograd.grad(
-                    tensor[at], list(case.trained.values()), retain_graph=True, allow_unused=True
-                )
+                entry = getattr(case.model.chunk_log_probs(case.obs, chunk), name)[at]
+                gradient = torch.autograd.grad(entry, list(case.trained.values()), allow_unused=True)
                 if not any(g is not None and bool((g != 0).any()) for g in gradient):
                     without.append(str(list(at)))
             expected, got = f"a gradient of every entry of {name}", f"none of entry {', '.join(without[:4])}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -42,27 +45,37 @@ def test_both_sides_of_the_learner_step_of_a_model_that_denoises(learner: Module
     assert not torch.equal(plain.probe, before)
 
 
-def test_code_of_the_gpu_benchmark_runs_on_a_cpu(
-    learner: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import gpu_openvla
+def run_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / "gpu.py"), *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
 
+
+def test_code_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    options = ["--size", "tiny", "--rank", "4", "--repeats", "1", "--recompute", "selective", "--json", str(file)]
-    monkeypatch.setattr(sys, "argv", ["gpu_openvla.py", *options])
-    gpu_openvla.main()
-    printed = capsys.readouterr().out
-    for name in ("ceiling_tflops", "train_samples_per_s", "oft_decisions_per_s_64", "autoregressive_decisions_per_s_8"):
-        assert name in printed and name in file.read_text()
+    stages = ("card", "oft_act", "pi0", "simulator")
+    done = run_gpu("--tiny", "--only", *stages, "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(file.read_text())
+    names = [figure["name"] for figure in figures]
+    modes = ("eager", "merged adapters", "merged, compiled blocks", "merged, CUDA graphs")
+    assert names == [
+        "card: bfloat16 product of matrices",
+        "card: copy, read and write",
+        "card: from the host, pageable",
+        *(f"oft_act: decision, {mode}, batch {rows}" for mode in modes for rows in (1, 2)),
+        *(f"pi0: decision, {mode}, batch {n}" for mode in ("eager", "compiled blocks", "CUDA graphs") for n in (1, 2)),
+        "pi0: learner step, compiled blocks, micro-batch 2",
+        "simulator: tabletop, 8 envs of 32 px",
+    ]
+    assert all(figure["value"] > 0 for figure in figures)
+    assert {figure["unit"] for figure in figures if figure["name"].startswith("oft_act")} == {"chunks/s"}
+    for line in ("CPU; PyTorch", "oft_act: decision, merged, CUDA graphs, batch 2", "env steps/s"):
+        assert line in done.stdout
 
 
-def test_gpu_benchmark_says_what_it_lacks(learner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gpu_openvla
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "needs a CUDA device with 40 GiB free" in gpu_openvla.refuse("full")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Small")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (24 * 2**30, 24 * 2**30))
-    assert "needs 40 GiB free on the device, Small has 24.0" in gpu_openvla.refuse("full")
-    assert gpu_openvla.refuse("tiny") is None
+def test_gpu_benchmark_needs_cuda(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = run_gpu("--only", "card", "--json", str(file), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "PyTorch sees no CUDA device; --tiny runs the same code on the CPU" in done.stderr
+    assert not file.exists()

@@ -176,7 +176,7 @@ def test_reference_is_the_policy_before_training(method: NoiseConfig) -> None:
     now = model.chunk_log_probs(obs, start)
     assert (now.log_probs - start.log_probs).abs().max() > 0.01
     passes: list[int] = []
-    hook = model.module.pi0.model.dit.register_forward_hook(lambda *_: passes.append(1))
+    hook = model.module.pi0.model.dit.layers[-1].register_forward_hook(lambda *_: passes.append(1))
     reference = model.reference_log_probs(obs, start)
     hook.remove()
     assert len(passes) == (1 if method.method == "flow_sde" else 4)
