@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 
 SECONDS = {"slow": 20.0, "ray": 10.0, "sim": 4.0}
 """About how long a test of this mark takes."""

@@ -117,6 +117,7 @@ def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
     "model", [{**OFT, "preset": "small", "autocast": True, "lora": LORA}, {**OFT, "preset": "small"}]
 )

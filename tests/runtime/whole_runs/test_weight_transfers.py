@@ -23,15 +23,17 @@ def test_every_strategy_gives_equal_bits(train, tmp_path, monkeypatch):
         placement = {"type": "disaggregated", "weight_transfer": strategy}
         ahead = {"max_lag": 1, "weights": "pinned"}
         _, metrics = train(folder, runtime={"backend": "ray"}, placement=placement, asynchrony=ahead, **changes)
-        timing = ("rollout/ready_tickets", "rollout/running_tickets")  # how far rollouts happen to be
+        # How far rollouts happen to be when a step ends: those of the next step are under way.
+        timing = ("rollout/env_steps", "rollout/ready_tickets", "rollout/running_tickets")
         kept = [{key: value for key, value in line.items() if key not in timing} for line in metrics]
-        return kept, weights_in(tmp_path / folder)
+        played = sum(line.get("rollout/env_steps", 0) for line in metrics)
+        return [*kept, {"played": played}], weights_in(tmp_path / folder)
 
     results = {strategy: run(strategy, strategy) for strategy in ("auto", "nccl")}
     monkeypatch.setattr(startup, "_on_one_machine", lambda locations: False)
     results["store"] = run("store", "host")
     expected, weights = results["auto"]
-    assert len(expected) == 4
+    assert len(expected) == 5
     assert any(line.get("policy/lag_mean", 0) > 0 for line in expected)
     for metrics, other in results.values():
         assert metrics == expected
