@@ -84,7 +84,12 @@ def test_every_renamed_key_is_one_of_this_version_and_keeps_its_value():
             "streaming_update": True,
             "replay": {"uses": 2, "max_lag": 3},
         },
-        "placement": {"type": "disaggregated", "lanes": "envs", "batching": {"max_batch": 8, "max_wait_s": 0.3}},
+        "placement": {
+            "type": "disaggregated",
+            "lanes": "envs",
+            "batching": {"max_batch": 8, "max_wait_s": 0.3},
+            "weight_transfer": "auto",
+        },
         "env": {"independent_envs": True, "processes": {"envs_per_process": 2}},
         "imagination": {
             "fit_updates_below_threshold": 3,

@@ -31,6 +31,8 @@ SPEC_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "model.recompute": {False: "off", True: "full"},
 }
 """Key -> old value -> value now."""
+NEW_KEYS: Mapping[str, Any] = {"rollout.engine": {"type": "torch"}, "placement.weight_transfer": "auto"}
+"""Key that earlier versions did not have -> value that does what they did."""
 STATE_KEYS: Mapping[str, str] = {
     "doing": "mode",
     "warmed_up": "bc_warmup_done",
@@ -113,6 +115,10 @@ def current_spec(data: Mapping[str, Any]) -> dict[str, Any]:
             value = mapping.get(key)
             if isinstance(value, str | bool) and value in values:
                 mapping[key] = values[value]
+    for path, value in NEW_KEYS.items():
+        section, _, key = path.rpartition(".")
+        for mapping in _mappings_at(spec, section):
+            mapping.setdefault(key, deepcopy(value))
     for env in _mappings_at(spec, "env"):
         if env.get("type") == "gymnasium" and isinstance(env.get("camera"), Mapping):
             camera = dict(env.pop("camera"))

@@ -23,6 +23,7 @@ RESERVED = frozenset({"step", "loss/total", "loss/imitation", "policy/grad_norm"
 """Metric names that the runtime writes itself ..."""
 RESERVED_GROUPS = frozenset(
     {
+        "compile",
         "env",
         "eval",
         "eval_task",
