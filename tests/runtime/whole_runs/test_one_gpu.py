@@ -76,17 +76,16 @@ def test_resume_on_a_gpu(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
-def test_a_device_that_is_full_is_named_with_the_keys_that_help(tmp_path: Path) -> None:
-    ballast = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.995), dtype=torch.uint8, device="cuda")
-    full = spec(
+def test_a_run_that_does_not_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    model = {"type": "openvla_oft", "preset": "full", "dtype": "bfloat16", "lora": {"rank": 32}}
+    large = spec(
         {"type": "collocated", "workers": 1},
-        model={"type": "openvla_oft", "preset": "tiny"},
-        train={"steps": 1, "lr": 1e-3, "micro_batch": 4096},
+        model=model,
+        train={"steps": 1, "lr": 1e-3, "micro_batch": 512},
         runtime={"require": "cuda"},
     )
-    with pytest.raises(UserError, match=r"(?s)memory.*micro_batch"):
-        run(full, tmp_path / "run", resume=False)
-    del ballast
+    with pytest.raises(UserError, match=r"(?s)this run does not fit.*train.micro_batch"):
+        run(large, tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize("name", ["disaggregated, simulator on CPUs"])

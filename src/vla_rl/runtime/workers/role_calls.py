@@ -17,6 +17,7 @@ from vla_rl.runtime.comm.remote import IMAGINED, Remote, declaration_of
 from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call
+from vla_rl.runtime.workers.full_device import full_device, is_full_device
 from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.models import policy_name
 
@@ -89,6 +90,8 @@ class RoleCalls:
         try:
             return self._run(role, method, arguments)
         except Exception as exc:
+            if is_full_device(exc):
+                raise full_device(exc, f"{callee} ({self._plugin(role)})", role) from exc
             if role == "sim" and self._assignment.concurrent_lanes:
                 exc.add_note(f"in {callee}")
             raise
