@@ -17,7 +17,7 @@ FULL = {
     "imagination": {},
     "imitation": {"expert": {"episodes": 4}, "steps": 2, "lr": 1e-3},
 }
-OF_PLUGINS = {"model.tokenizer", "model.recompute", "env.processes"}
+OF_PLUGINS = {"model.tokenizer", "model.recompute", "model.lora.merge_for_acting", "env.processes"}
 
 
 def keys_below(data: dict, start: str = "") -> list[str]:
