@@ -1,6 +1,7 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
 # make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs GL beside the packages
+# make exhaustive  further cases of slow tests: each model with the compiler, each measured row of memory
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, and the conformance tests on two tasks
@@ -13,14 +14,17 @@ INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test exhaustive renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
 	@ln -sfn quickstart-$(STAMP) runs/quickstart
 
 test: check renderers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+
+exhaustive: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m exhaustive
 
 renderers:
 	sh tools/install_gl.sh

@@ -56,6 +56,10 @@ def check_equal(model: Any, backend: str, atol: float) -> CompiledBlocks:
     return compiled
 
 
+OTHERS = [pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS if name != "openvla_oft"]
+"""The other models, for tests that take half a minute each."""
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_compiled_blocks_compute_the_same(name: str) -> None:
     check_equal(MODELS[name](), "aot_eager", ATOL)
@@ -67,13 +71,13 @@ def test_other_layers_and_settings(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["openvla_oft", *OTHERS])
 def test_inductor_computes_the_same(name: str) -> None:
     check_equal(MODELS[name](), "inductor", ATOL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["openvla_oft", *OTHERS])
 def test_recompilations_are_bounded_over_batch_sizes_and_prompt_lengths(name: str) -> None:
     model = MODELS[name]()
     compiled = CompiledBlocks(model.module, model.blocks, backend="aot_eager")

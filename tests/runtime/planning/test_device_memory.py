@@ -55,7 +55,7 @@ def slots(*roles, **options):
 
 # Measured with random weights on one H200 (141 GB), torch 2.11, as `torch.cuda.max_memory_allocated`, in GiB: one
 # 224-px camera and chunks of 8 x 7 (OpenVLA-OFT, a critic, adapters of rank 32), two cameras and chunks of 10 (pi0).
-slow = pytest.mark.slow
+slow = (pytest.mark.slow, pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
     assert predicted / GIB == pytest.approx(measured, rel=0.03), "what the page says is nearer than a tenth"
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "measured"), [("pi0", 10.8), ("pi05", 11.5)])
 def test_decisions_need_what_was_measured(name, measured):
     """64 rows of a flow model, on the machine of the learner steps above."""
@@ -95,7 +95,7 @@ def test_decisions_need_what_was_measured(name, measured):
     assert (memory.weights + memory.acting.at(64)) / GIB == pytest.approx(measured, rel=0.03)
 
 
-@slow
+@pytest.mark.slow
 def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
     spec = spec_of({**OFT, "autocast": True, "lora": LORA}, 64)
     plan = slots({"roles": ALL})

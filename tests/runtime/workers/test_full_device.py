@@ -41,7 +41,12 @@ def no_step(self: Any, actions: Any, active: Any, stop_at_end: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "method", "failing", "message"),
     [
-        (LinearModel, "chunk_log_probs", no_scores, r"(?s)worker 0 .* found its GPU full: .*\n  lower train.micro_batch"),
+        (
+            LinearModel,
+            "chunk_log_probs",
+            no_scores,
+            r"(?s)worker 0 .* found its GPU full: .*\n  lower train.micro_batch",
+        ),
         (LinearModel, "sample_chunk", no_chunk, r"(?s)found its GPU full: CUDA error.*vla-rl check"),
         (ScriptedEnv, "chunk_step", no_step, r"(?s)found its GPU full: CUDA error: out of memory\n  .*vla-rl check"),
     ],
