@@ -11,8 +11,8 @@ sees the external ones; the generated ones are counted as they are called. Induc
 nests into one function, of which its GPU backend may make several Triton kernels, and it splits reductions that are one
 Triton kernel. The number of loop nests is therefore shown too: the launches on a GPU are between the two.
 
-Cases: OpenVLA-OFT with adapters in bfloat16 (PPO loss, values, backward, AdamW), its decision, pi0's decision with four
-denoising steps, and the seven tokens of an action by autoregressive OpenVLA.
+Cases: OpenVLA-OFT with adapters in bfloat16 (PPO loss, values, backward, AdamW), its decision with adapters apart and
+merged, pi0's decision with four denoising steps, and the seven tokens of an action by autoregressive OpenVLA.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.adapters import MergedAdapters
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 ROWS = 4
-BEFORE = {"oft_step": 1121, "oft_decision": 494, "pi0_decision": 918, "ar_action": 1234}
+BEFORE = {"oft_step": 1121, "oft_decision": 494, "oft_merged": 494, "pi0_decision": 918, "ar_action": 1234}
 """Operators of each case before blocks could be compiled."""
-BARS = {"oft_step": 0.5, "oft_decision": 0.35, "pi0_decision": 0.3, "ar_action": 0.4}
+BARS = {"oft_step": 0.5, "oft_decision": 0.35, "oft_merged": 0.35, "pi0_decision": 0.3, "ar_action": 0.4}
 """Most operators of the compiled case, as a share of `BEFORE`."""
 NOT_LAUNCHED = ("empty", "detach", "alias", "lift_fresh", "_unsafe_view", "set_", "resize_")
 """Operators that launch no kernel and that are not views by their schema."""
@@ -111,6 +112,13 @@ def oft_decision() -> tuple[Any, Callable[[], Any]]:
     return learner.policy, decision(learner.policy, learner.env)
 
 
+def oft_merged() -> tuple[Any, Callable[[], Any]]:
+    """Return the decision with adapters merged into the weights."""
+    policy, work = oft_decision()
+    MergedAdapters(policy.module, "in_place").merge()
+    return policy, work
+
+
 def pi0_decision() -> tuple[Any, Callable[[], Any]]:
     env = synthetic.env_info(cameras=2, action_dim=ACTION_DIM)
     policy = pi0.build(Pi0Config(preset="tiny", denoise_steps=4), Context(env=env, chunk=CHUNK))
@@ -129,7 +137,13 @@ def decision(policy: Any, env: Any) -> Callable[[], Any]:
     return lambda: policy.sample_chunk(obs, noise(ROWS), False)
 
 
-CASES = {"oft_step": oft_step, "oft_decision": oft_decision, "pi0_decision": pi0_decision, "ar_action": ar_action}
+CASES = {
+    "oft_step": oft_step,
+    "oft_decision": oft_decision,
+    "oft_merged": oft_merged,
+    "pi0_decision": pi0_decision,
+    "ar_action": ar_action,
+}
 
 
 def show(counts: Counter[str], top: int) -> None:
