@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,10 @@ BROKEN = (*broken_scenes.SCENES, *broken_ranges.SCENES, *broken_surroundings.SCE
 
 
 @pytest.fixture(autouse=True)
-def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """What broken simulators change for the whole process is put back."""
+def _settings_of_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Generator[None]:
+    """What broken simulators change for the whole process is put back, and folders that they leave are removed."""
     monkeypatch.chdir(Path.cwd())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
     torch.set_default_dtype(torch.float32)
 
