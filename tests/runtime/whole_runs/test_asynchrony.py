@@ -130,7 +130,7 @@ def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train,
     """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
     plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(slow_model.__file__))]
     model = {"type": "slow", "stop": str(tmp_path / "stop"), "weights_s": 0.4}
-    env = {"length": 8, "latency_s": 0.1}
+    env = {"length": 8, "latency_s": 0.02}  # rollouts are faster than the learner, which gives its weights out slowly
     _, metrics = train(plugins=plugins, model=model, env=env, asynchrony={"max_lag": 2}, train={"steps": 5}, **APART)
     assert max(line["policy/lag_max"] for line in metrics if "policy/lag_max" in line) == 2
     events = [e for e in json.loads((tmp_path / "run" / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
