@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,18 @@ SECONDS = {"slow": 20.0, "ray": 10.0, "sim": 4.0}
 """About how long a test of this mark takes."""
 
 
+EXHAUSTIVE = {
+    line.partition("  #")[0]
+    for line in (Path(__file__).parent / "exhaustive.txt").read_text().splitlines()
+    if not line.startswith("#")
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid in EXHAUSTIVE:
+            item.add_marker(pytest.mark.exhaustive)
     length: Counter[str] = Counter()
     for item in items:
         length[item.nodeid.partition("::")[0]] += max(

@@ -278,3 +278,15 @@ def test_state_changes_one_statement_at_a_time(file):
         if any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self" for part in target.elts)
     ]
     assert not several, f"{name_of(file)}: lines {several}"
+
+
+def test_every_exhaustive_test_exists() -> None:
+    """A line of exhaustive.txt that names no test would leave nothing out."""
+    folder = Path(__file__).parent
+    for line in (folder / "exhaustive.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        nodeid, _, reason = line.partition("  #")
+        file, _, name = nodeid.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (folder.parent / file).read_text(), nodeid
+        assert reason.strip(), f"{nodeid}: name the test that covers it"
