@@ -162,7 +162,7 @@ def train(options: argparse.Namespace) -> Any:
     optimiser = torch.optim.AdamW([*trained, *probes.parameters()], lr=options.lr, betas=(0.9, 0.98))
     seen: dict[str, Tensor] = {}
     network.projector.register_forward_hook(lambda module, args, out: seen.update(patches=out))
-    network.language_model.model.register_forward_hook(lambda module, args, out: seen.update(hidden=out[0]))
+    network.language_model.model.norm.register_forward_hook(lambda module, args, out: seen.update(hidden=out))
     reads = CHUNK * env.info.action_dim
     begun = time.perf_counter()
 
