@@ -14,15 +14,23 @@ BLOCK = 512
 
 
 class LiveMemory(TorchDispatchMode):
-    """Mode that counts the storages which operators allocate inside it, on one type of device, until they are freed.
+    """Mode that counts the storages which operators allocate inside it until they are freed; tensors that were there
+    before do not count.
 
     The count is what `torch.cuda.memory_allocated` shows for the same tensors. What a kernel allocates for itself, and
     what the allocator keeps beyond that, is not in it.
     """
 
-    def __init__(self, device: str = "meta") -> None:
+    def __init__(self, device: str | None = "meta", block: int = BLOCK) -> None:
+        """Create the mode.
+
+        Args:
+            device: type of device whose tensors count; None: all.
+            block: bytes to which the size of a storage is rounded up.
+        """
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self.device = device
+        self.block = block
         self.now = 0
         """Bytes that are alive."""
         self.peak = 0
@@ -34,19 +42,22 @@ class LiveMemory(TorchDispatchMode):
         self.peak = self.now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in tree_iter((args, kwargs)):
+            self._track(value, is_new=False)
         result = func(*args, **(kwargs or {}))
         for value in tree_iter(result):
-            if isinstance(value, Tensor) and value.device.type == self.device:
-                self._count(value)
+            self._track(value, is_new=True)
         return result
 
-    def _count(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor, unless it is alive already."""
-        storage = tensor.untyped_storage()
+    def _track(self, value: Any, is_new: bool) -> None:
+        """Count the storage of a tensor unless it is known; one that is not new counts nothing."""
+        if not isinstance(value, Tensor) or self.device not in (None, value.device.type):
+            return
+        storage = value.untyped_storage()
         address = storage._cdata  # noqa: SLF001 - identifies a storage, as in torch.multiprocessing
         if address in self._alive:
             return
-        size = -(-storage.nbytes() // BLOCK) * BLOCK
+        size = -(-storage.nbytes() // self.block) * self.block if is_new else 0
         self._alive.add(address)
         self.now += size
         self.peak = max(self.peak, self.now)
