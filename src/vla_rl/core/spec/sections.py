@@ -381,6 +381,75 @@ class BCWarmupSpec(ExpertSpec):
     """Samples (chunks) of an optimiser step."""
 
 
+WEIGHT_PARTS = 10_000
+"""Parts of which a data set's weight is a whole number."""
+
+
+@frozen(kw_only=True)
+class CoTrainingSpec(Component):
+    """A further data set of `vla-rl sft`, with its share of the samples."""
+
+    weight: float = field(validator=[v.gt(0), v.lt(1)])
+    """Share of the samples of training that are of this data set, above 0 and below 1; a multiple of 0.0001. `data` has
+    the rest."""
+
+    @weight.validator
+    def _representable(self, attribute: Any, value: float) -> None:
+        if abs(value * WEIGHT_PARTS - round(value * WEIGHT_PARTS)) > 1e-6:
+            raise ValueError(f"{value} is no multiple of 0.0001")
+
+
+@frozen(kw_only=True)
+class CropSpec:
+    """Random part of a picture, stretched to the picture's size."""
+
+    scale: tuple[float, float] = field(default=(0.9, 0.9))
+    """Range of the part's area, as a share of the picture's."""
+    ratio: tuple[float, float] = field(default=(1.0, 1.0))
+    """Range of the part's width divided by its height, relative to the picture's."""
+
+    @scale.validator
+    @ratio.validator
+    def _range(self, attribute: Any, value: tuple[float, float]) -> None:
+        most = 1.0 if attribute.name == "scale" else 10.0
+        if not 0 < value[0] <= value[1] <= most:
+            raise ValueError(f"{list(value)} is no range [low, high] within 0 and {most:g}")
+
+
+@frozen(kw_only=True)
+class AugmentSpec:
+    """Random changes of the pictures of each sample, in this order; every camera has its own. The names and formulas
+    are those of OpenVLA's training (`dlimp`, TensorFlow's image functions)."""
+
+    random_resized_crop: CropSpec | None = None
+    """Random crop. Act with `center_crop` where the model has that key."""
+    random_brightness: float = field(default=0.0, validator=between(0, 1))
+    """Most that is added to or taken from each number of a picture, which lie between 0 and 1."""
+    random_contrast: tuple[float, float] = field(default=(1.0, 1.0))
+    """Range of the factor of the deviation from the picture's mean colour."""
+    random_saturation: tuple[float, float] = field(default=(1.0, 1.0))
+    """Range of the saturation's factor."""
+    random_hue: float = field(default=0.0, validator=between(0, 0.5))
+    """Most that the hue is turned either way; 1 is a full turn."""
+    cameras: tuple[str, ...] | None = None
+    """Cameras whose pictures are changed; null: all."""
+
+    @random_contrast.validator
+    @random_saturation.validator
+    def _range(self, attribute: Any, value: tuple[float, float]) -> None:
+        if not 0 <= value[0] <= value[1] <= 100:
+            raise ValueError(f"{list(value)} is no range [low, high] within 0 and 100")
+
+    def __attrs_post_init__(self) -> None:
+        unchanged = (1.0, 1.0)
+        ranges = self.random_contrast == unchanged and self.random_saturation == unchanged
+        if self.random_resized_crop is None and ranges and not self.random_brightness and not self.random_hue:
+            raise ValueError(
+                "changes nothing; give one of random_resized_crop, random_brightness, random_contrast, "
+                "random_saturation, random_hue, or leave augment out"
+            )
+
+
 @frozen(kw_only=True)
 class ImitationSpec(RateSchedule):
     """Behaviour cloning with `vla-rl sft`. The optimiser's other settings are those of `train`."""
@@ -389,11 +458,16 @@ class ImitationSpec(RateSchedule):
     """Demonstrations by the simulator's scripted expert."""
     data: Component | None = field(default=None, metadata={"kind": "data"})
     """Recorded demonstrations instead, such as {type: lerobot, folder: ...}."""
+    co_training: tuple[CoTrainingSpec, ...] = field(default=(), metadata={"kind": "data"})
+    """Further data sets beside `data`, such as [{type: lerobot, folder: ..., weight: 0.3}]. `weight` is the data set's
+    share of the samples of training, above 0 and below 1, a multiple of 0.0001; `data` has the rest."""
+    augment: AugmentSpec | None = None
+    """Random changes of the pictures; null: none."""
     batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
     """Statistics that normalise actions and state: the model's (from its checkpoint or preset), or those of `data`,
-    which are saved with the model."""
+    which are saved with the model and scale the samples of `co_training` too."""
     eval_every: int = field(default=0, validator=between(0, UPDATES))
     """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
     checkpoint_every: int = field(default=0, validator=between(0, UPDATES))
@@ -401,10 +475,25 @@ class ImitationSpec(RateSchedule):
     report_every: int = field(default=50, validator=between(1, UPDATES))
     """Optimiser steps per line of metrics."""
 
+    def data_sets(self) -> list[tuple[tuple[str | int, ...], Component]]:
+        """Return the path in the spec and the component of each data set, `data` first; empty with `expert`."""
+        if self.data is None:
+            return []
+        further = [(("imitation", "co_training", i), part) for i, part in enumerate(self.co_training)]
+        return [(("imitation", "data"), self.data), *further]
+
     @data.validator
     def _one_source(self, attribute: Any, value: Component | None) -> None:
         if (value is None) == (self.expert is None):
             raise ValueError("give exactly one of `expert` (the simulator's own) and `data` (recorded demonstrations)")
+
+    @co_training.validator
+    def _co_training(self, attribute: Any, value: tuple[CoTrainingSpec, ...]) -> None:
+        if value and self.data is None:
+            raise ValueError("mixes recorded demonstrations: needs `data`, of which the other samples are")
+        total = sum(item.weight for item in value)
+        if total > 1 - 1 / WEIGHT_PARTS:
+            raise ValueError(f"the weights sum to {total:g}, which leaves nothing to `data`; their sum must be below 1")
 
     @statistics.validator
     def _statistics(self, attribute: Any, value: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from vla_rl.core.spec.sections import AugmentSpec
 from vla_rl.core.types import Array
 
 
@@ -37,6 +38,10 @@ UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divi
 class ImitationStep:
     """One rank's share of one optimiser step of behaviour cloning."""
 
+    step: int
+    """Number of the optimiser step, from 1."""
+    first: int
+    """Number of the rank's first sample within the step, over all ranks."""
     indices: Array
     """Indices into the rank's samples, int64 [B]; empty where the rank only joins the reduction."""
     total: int
@@ -44,6 +49,10 @@ class ImitationStep:
     most: int
     """Number of samples of the rank that has the most."""
     lr: float
+    augment: AugmentSpec | None = None
+    """Random changes of the pictures; None: none."""
+    seed: int = 0
+    """Seed of these changes."""
 
 
 SampleRefs = tuple[Array, Array]

@@ -72,6 +72,8 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
     "imitation.data": (NUMBERS, "files may lie elsewhere"),
     "imitation.data.type": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.co_training": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.augment": (NUMBERS, "the pictures that are learned"),
     "imitation.statistics": (ANOTHER_RUN, "they are saved with the model"),
     "imitation.eval_every": (NONE, "when success is measured"),
     "imitation.checkpoint_every": (NONE, "what is kept"),

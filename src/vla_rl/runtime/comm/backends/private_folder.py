@@ -19,7 +19,9 @@ class PrivateFolder:
         """Create a folder in `parent`, and remove those there whose process was killed."""
         for folder in parent.glob(f"{PREFIX}*"):
             _remove_if_left(folder)
-        self.path, self._lock = _create(parent)
+        path, lock = _create(parent)
+        self.path = path
+        self._lock = lock
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
