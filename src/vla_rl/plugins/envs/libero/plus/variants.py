@@ -13,6 +13,7 @@ from io import StringIO
 
 from attrs import frozen
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.plugins.envs.libero.plus import DIMENSIONS, SUITES, PlusConfig
 
@@ -22,9 +23,10 @@ WITH_VIEW = re.compile(
     r"(?P<base>.+?)(?:_language_(?P<language>\d+))?_view_(?P<view>\d+_\d+_\d+_\d+_\d+)_initstate_(?P<robot>\d+)"
     r"(?:_noise_(?P<noise>\d+))?"
 )
-WITHOUT_VIEW = re.compile(
-    r"(?P<base>.+?)(?:_(?P<asset>light|table|tb|add)_\d+|(?:_moved)?_level\d+_sample\d+)"
-)
+WITHOUT_VIEW = re.compile(r"(?P<base>.+?)(?:_(?P<asset>light|table|tb|add)_\d+|(?:_moved)?_level\d+_sample\d+)")
+FIRST_VARIANT, IDS_PER_SUITE = 1_000_000_000, 10_000
+"""State ids: 1,000,000,000, plus 10,000 times the suite's number, plus the variant's official number in the suite."""
+ASSETS = "assets.zip of the data set Sylvest/LIBERO-plus on huggingface.co"
 PLAIN_VIEW = (0, 0, 100, 0, 0)
 """View of variants whose camera is not moved: turns of 0 degrees, the distance in percent."""
 
@@ -52,6 +54,14 @@ class Variant:
     """Kind and severity of the sensor noise, 1 to 50; 0: none."""
     needs_assets: bool = False
     """The variant needs the authors' assets: scenes, textures or meshes that LIBERO does not have."""
+
+    @property
+    def state_id(self) -> int:
+        return FIRST_VARIANT + SUITES.index(self.suite) * IDS_PER_SUITE + self.number
+
+    @property
+    def task_name(self) -> str:
+        return f"{self.suite}/{self.name}"
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -107,6 +117,58 @@ def all_variants() -> tuple[Variant, ...]:
         numbers[suite] += 1
         variants.append(parse(suite, numbers[suite], name, dimension, int(level) if level else None))
     return tuple(variants)
+
+
+@cache
+def _variants_by_id() -> dict[int, Variant]:
+    return {variant.state_id: variant for variant in all_variants()}
+
+
+def variant_of(state_id: int) -> Variant:
+    return _variants_by_id()[state_id]
+
+
+def selected(config: PlusConfig) -> tuple[Variant, ...]:
+    """Return the variants that a spec evaluates, in official order. Raise UserError if there are none."""
+    variants = chosen(config)
+    if not variants:
+        raise UserError("LIBERO-Plus has no variant with these suites, dimensions and levels")
+    runnable = [variant for variant in variants if not variant.needs_assets]
+    if not runnable:
+        raise UserError(f"none of these variants can run: {left_out(variants)}")
+    return sampled(runnable, min(config.sample or len(runnable), len(runnable)), config.sample_seed)
+
+
+def left_out(variants: Sequence[Variant]) -> str:
+    """Return which variants lack their assets, and how to get them; empty if none does."""
+    missing = [variant for variant in variants if variant.needs_assets]
+    if not missing:
+        return ""
+    return f"{counts(missing)} need assets that LIBERO does not have ({ASSETS})"
+
+
+def remarks(config: PlusConfig) -> tuple[str, ...]:
+    """Return what a reader of results has to know about the selection, for results.json."""
+    variants, evaluated = chosen(config), selected(config)
+    notes = [f"LIBERO-Plus: {len(evaluated)} of {len(variants)} variants are evaluated: {counts(evaluated)}"]
+    if len(evaluated) < len(variants) and config.sample is not None:
+        notes.append(f"sample: stratified by dimension and level, sample_seed {config.sample_seed}")
+    missing = left_out(variants)
+    if missing:
+        notes.append(f"left out: {missing}")
+    dimensions = {variant.dimension for variant in evaluated}
+    if "robot" in dimensions and config.robot_states == "official":
+        notes.append(
+            "robot_states: official: the initial state overwrites the perturbed joints, as in the authors' code; only "
+            "the controller's rest posture differs"
+        )
+    if "robot" in dimensions and config.robot_states == "perturbed":
+        notes.append("robot_states: perturbed: episodes start with the perturbed joints, unlike in the authors' code")
+    if dimensions != {"language"} and config.instructions == "task":
+        notes.append("instructions: task: without the words of the variant's name that the authors' code appends")
+    if "noise" in dimensions:
+        notes.append("sensor noise has the authors' kinds and severities and keyed random numbers of our own")
+    return tuple(notes)
 
 
 def chosen(config: PlusConfig) -> tuple[Variant, ...]:
