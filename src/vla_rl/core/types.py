@@ -94,6 +94,9 @@ class Context:
     and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None
     """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None with `Plugin.own_policy`."""
+    training: Any = None
+    """Trainers: the learner rank that they train in, a `vla_rl.toolkit.trainers.context.TrainingContext`; the world
+    model, for the trainer that fits one."""
     make_model: Callable[[], Any] | None = None
     """Engines: returns the run's `VLAModel` in this process, with its wrappers; builds it at the first call. None with
     `Plugin.own_policy`."""

@@ -33,6 +33,7 @@ from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +118,6 @@ def check_critic(model: VLAModel, spec: Spec) -> None:
 def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     """Let the model score one chunk for a black image. Raises UserError where it has no reference policy."""
     import torch
-
-    from vla_rl.runtime.messages.model_inputs import dummy_sample
 
     obs, chunk = dummy_sample(model, info)
     try:

@@ -10,10 +10,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import ExpertSpec
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
-from vla_rl.runtime.messages.learning import ImitationStep
 
 OnProgress = Callable[[str, int, int], None]
 STEPS_PER_CALL = 10
@@ -66,7 +66,8 @@ class ImitationTrainer:
                 learner.call(LearnerInterface.behaviour_cloning_update, [shards[rank] for shards in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
-            total_loss += sum(self._fleet.get_all(pending))
+            results = self._fleet.get_all(pending)
+            total_loss += sum(result.sums["loss/imitation"] for result in results)
         return total_loss / sum(map(self.batch_size, range(first, last + 1)))
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:

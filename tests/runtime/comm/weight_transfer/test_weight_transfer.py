@@ -15,12 +15,12 @@ from transfer_ends import CPU, layout_of, pass_on, stored
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver, open_sender
-from vla_rl.runtime.messages.learning import ImitationStep
 from vla_rl.runtime.messages.requests import PolicyMode
 from vla_rl.runtime.messages.weights import verify
 from vla_rl.runtime.start import start

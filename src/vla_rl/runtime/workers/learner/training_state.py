@@ -1,5 +1,5 @@
 """Checkpoint file of the learners: exact weights, optimiser state and version, as full tensors for any number of
-learners.
+learners, and what trainers own beside the policy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from typing import Any
 import torch
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.core.trainers import Trainer
 from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options of an optimiser that depend on the device and not on the run."""
+POLICY = "policy"
+"""Name under which a trainer lists the policy and its optimiser, which the file holds once."""
 
 
-def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> None:
+def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: int, rank: int, file: Path) -> None:
     """Write the file, on the first rank; all ranks together where they hold shards."""
     if rank != 0 and not trained.strategy.lockstep:
         return
@@ -27,12 +30,13 @@ def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> No
     optimizer = trained.optimizer.state_dict()
     optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
-        torch.save({"weights": weights, "optimizer": optimizer, "version": version}, file)
+        owned = {name: state for name, trainer in trainers.items() if (state := _owned_state(trainer))}
+        torch.save({"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}, file)
 
 
-def load_state(trained: TrainedModel, file: Path) -> int:
+def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Path) -> int:
     """Restore what `save_state` wrote; all ranks together. Return the version of the weights. Raises UserError for the
-    weights of another model.
+    weights of another model, or the state of another trainer.
     """
     state = read_pickled(file, ("weights", "optimizer", "version"))
     _check_weights(state["weights"], trained, file)
@@ -50,7 +54,39 @@ def load_state(trained: TrainedModel, file: Path) -> int:
     trained.optimizer.load_state_dict(optimizer)
     for group in trained.optimizer.param_groups:
         group["weight_decay"] = trained.train.weight_decay
+    for name, trainer in trainers.items():
+        _load_owned(trainer, state.get("trainers", {}).get(name, {}), file)
     return int(state["version"])
+
+
+def _owned_state(trainer: Trainer) -> dict[str, Any]:
+    """Return the state of what a trainer owns beside the policy and its optimiser; {} where there is nothing."""
+    parts: dict[str, Any] = {
+        **{f"modules/{name}": module.state_dict() for name, module in trainer.modules().items() if name != POLICY},
+        **{f"targets/{name}": module.state_dict() for name, module in trainer.targets().items()},
+        **{f"optimizers/{name}": part.state_dict() for name, part in trainer.optimizers().items() if name != POLICY},
+    }
+    further = dict(trainer.state())
+    return parts | ({"state": further} if further else {})
+
+
+def _load_owned(trainer: Trainer, saved: Mapping[str, Any], file: Path) -> None:
+    owned = _owned_state(trainer)
+    if saved.keys() != owned.keys():
+        raise UserError(
+            f"{file} holds the state of another trainer: missing {sorted(owned.keys() - saved.keys())[:5]}, unexpected "
+            f"{sorted(saved.keys() - owned.keys())[:5]}"
+        )
+    parts: dict[str, Any] = {
+        **{f"modules/{name}": module for name, module in trainer.modules().items()},
+        **{f"targets/{name}": module for name, module in trainer.targets().items()},
+        **{f"optimizers/{name}": optimizer for name, optimizer in trainer.optimizers().items()},
+    }
+    for name, state in saved.items():
+        if name != "state":
+            parts[name].load_state_dict(state)
+    if "state" in saved:
+        trainer.load(saved["state"])
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], trained: TrainedModel, file: Path) -> None:
