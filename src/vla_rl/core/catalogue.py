@@ -131,6 +131,8 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
+    if kind == "trainer" and plugin.trains_on is None:
+        raise PluginError(f"{who} does not say what it learns from; give Plugin(trains_on=TrainingData.TRAJECTORIES)")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,17 +18,6 @@ if TYPE_CHECKING:
 
     from vla_rl.core.randomness import Noise
     from vla_rl.core.world_models import Windows
-
-
-class TrainingData(Enum):
-    """Kind of data that a trainer learns from."""
-
-    TRAJECTORIES = "trajectories"
-    """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
-    DEMONSTRATIONS = "demonstrations"
-    """Samples of demonstrations: `DemonstrationData`."""
-    WINDOWS = "windows"
-    """Windows of recorded episodes, for a world model: `WindowData`."""
 
 
 # ------------------------------------------------------------------------------------------------ samples
@@ -199,9 +187,6 @@ class Trainer(ABC):
     """How a learner rank learns: its networks, optimisers and targets, and their updates. The policy is the
     `TrainedModel` of `Context.training`, which all trainers of a rank share. Entry-point group `vla_rl.trainers`."""
 
-    data: TrainingData
-    """Kind of data that `update` gets."""
-
     @abstractmethod
     @hookspec(firstresult=True)
     def modules(self) -> Mapping[str, torch.nn.Module]:
@@ -223,9 +208,8 @@ class Trainer(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def update(self, data: Any) -> UpdateMetrics:
-        """Train on these data, whose class `Trainer.data` tells. All ranks call it together; gradients are summed over
-        ranks, so a loss carries the divisors of all of them. Metrics are read by the driver, which merges those of all
-        ranks."""
+        """Train on these data, whose class `Plugin.trains_on` tells. All ranks call it together. Gradients are summed
+        over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
 
     @hookspec(firstresult=True)
     def accumulate(self, data: PartialTrajectoryData) -> None:

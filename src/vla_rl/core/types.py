@@ -73,6 +73,17 @@ def at_last_action(flags: Any, executed: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- plugins
 
 
+class TrainingData(Enum):
+    """Kind of data that a trainer learns from."""
+
+    TRAJECTORIES = "trajectories"
+    """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
+    DEMONSTRATIONS = "demonstrations"
+    """Samples of demonstrations: `DemonstrationData`."""
+    WINDOWS = "windows"
+    """Windows of recorded episodes, for a world model: `WindowData`."""
+
+
 @frozen(kw_only=True)
 class Context:
     """Run information that core passes to a component's builder."""
@@ -146,6 +157,8 @@ class Plugin:
     own_policy: bool = False
     """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
     and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
+    trains_on: TrainingData | None = None
+    """Trainers: kind of data that the trainer learns from. Required of them."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""

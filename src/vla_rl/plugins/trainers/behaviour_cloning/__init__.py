@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context, Plugin, TrainingData
 
 
 @frozen(kw_only=True)
@@ -20,4 +20,6 @@ def build(config: BehaviourCloningConfig, context: Context) -> Any:
     return BehaviourCloning(context.training)
 
 
-plugin = Plugin(config=BehaviourCloningConfig, build=build, summary="imitates demonstrations")
+plugin = Plugin(
+    config=BehaviourCloningConfig, build=build, summary="imitates demonstrations", trains_on=TrainingData.DEMONSTRATIONS
+)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, TrainingData, UpdateMetrics
+from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Observation
 from vla_rl.toolkit.trainers import optimizers
 from vla_rl.toolkit.trainers.context import TrainingContext
@@ -18,8 +18,6 @@ from vla_rl.toolkit.trainers.read_ahead import read_ahead
 
 class BehaviourCloning(Trainer):
     """Trainer of the policy that imitates demonstrations."""
-
-    data = TrainingData.DEMONSTRATIONS
 
     def __init__(self, training: TrainingContext) -> None:
         self._trained = training.trained

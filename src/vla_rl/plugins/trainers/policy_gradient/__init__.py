@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context, Plugin, TrainingData
 
 
 @frozen(kw_only=True)
@@ -20,4 +20,9 @@ def build(config: PolicyGradientConfig, context: Context) -> Any:
     return PolicyGradient(context.training)
 
 
-plugin = Plugin(config=PolicyGradientConfig, build=build, summary="takes the loss of the spec's algorithm")
+plugin = Plugin(
+    config=PolicyGradientConfig,
+    build=build,
+    summary="takes the loss of the spec's algorithm",
+    trains_on=TrainingData.TRAJECTORIES,
+)

@@ -15,7 +15,6 @@ from vla_rl.core.trainers import (
     PartialTrajectoryData,
     SampleFields,
     Trainer,
-    TrainingData,
     TrajectoryData,
     UpdateMetrics,
 )
@@ -29,8 +28,6 @@ from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 
 class PolicyGradient(Trainer):
     """Trainer of the policy by an algorithm's loss."""
-
-    data = TrainingData.TRAJECTORIES
 
     def __init__(self, training: TrainingContext) -> None:
         self.batches = MicroBatches(training.trained, training.algorithm)

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context, Plugin, TrainingData
 
 
 @frozen(kw_only=True)
@@ -20,4 +20,9 @@ def build(config: WorldModelTrainerConfig, context: Context) -> Any:
     return WorldModelTrainer(context.training)
 
 
-plugin = Plugin(config=WorldModelTrainerConfig, build=build, summary="fits the world model to recorded windows")
+plugin = Plugin(
+    config=WorldModelTrainerConfig,
+    build=build,
+    summary="fits the world model to recorded windows",
+    trains_on=TrainingData.WINDOWS,
+)

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_rl.core.trainers import Trainer, TrainingData, UpdateMetrics, WindowData
+from vla_rl.core.trainers import Trainer, UpdateMetrics, WindowData
 from vla_rl.core.world_models import WorldModel
 
 
 class WorldModelTrainer(Trainer):
     """Trainer of a world model by its own `fit`."""
-
-    data = TrainingData.WINDOWS
 
     def __init__(self, model: WorldModel) -> None:
         self._model = model

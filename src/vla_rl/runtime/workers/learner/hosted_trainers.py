@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from vla_rl.core.catalogue import build
-from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.sections import Component, default_imitation_trainer
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.trainers import Trainer, TrainingData
+from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -43,7 +42,7 @@ def trainers_of(
     compare_acting: bool,
     imitation: bool,
 ) -> Callable[[TrainedModel], Trainers]:
-    """Return the function that builds a rank's trainers. Raises PluginError for a trainer of other data.
+    """Return the function that builds a rank's trainers.
 
     Args:
         compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
@@ -55,7 +54,7 @@ def trainers_of(
             trained=trained, algorithm=algorithm, heartbeat=heartbeat, compare_acting=compare_acting
         )
 
-        def built(component: Component, data: TrainingData) -> Trainer:
+        def built(component: Component) -> Trainer:
             context = Context(
                 seed=spec.seed,
                 device=trained.device,
@@ -64,27 +63,13 @@ def trainers_of(
                 training=training,
             )
             trainer: Trainer = build("trainer", component.type, component.config, context, spec.plugins)
-            check_data(component.type, trainer, data)
             return wrap("trainer", trainer, component.type, wrappers)
 
         section = spec.imitation if imitation else None
         cloning = default_imitation_trainer() if section is None else section.trainer
         return Trainers(
-            collected=None if imitation else built(spec.trainer, TrainingData.TRAJECTORIES),
-            demonstrations=built(cloning, TrainingData.DEMONSTRATIONS),
+            collected=None if imitation else built(spec.trainer),
+            demonstrations=built(cloning),
         )
 
     return make
-
-
-def check_data(name: str, trainer: Trainer, data: TrainingData) -> None:
-    """Raise PluginError unless the trainer learns from these data."""
-    declared = getattr(trainer, "data", None)
-    if declared is not data:
-        kind = declared.value if isinstance(declared, TrainingData) else repr(declared)
-        places = {
-            TrainingData.TRAJECTORIES: "`trainer:`",
-            TrainingData.DEMONSTRATIONS: "`imitation.trainer:`",
-            TrainingData.WINDOWS: "training in imagination",
-        }
-        raise PluginError(f"trainer {name!r} learns from {kind}, and {places[data]} gives it {data.value}")

@@ -13,12 +13,11 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Trainer
 from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.trainers.owned_state import load_owned_state, owned_state
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options of an optimiser that depend on the device and not on the run."""
-POLICY = "policy"
-"""Name under which a trainer lists the policy and its optimiser, which the file holds once."""
 
 
 def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: int, rank: int, file: Path) -> None:
@@ -30,7 +29,7 @@ def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: 
     optimizer = trained.optimizer.state_dict()
     optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
-        owned = {name: state for name, trainer in trainers.items() if (state := _owned_state(trainer))}
+        owned = {name: state for name, trainer in trainers.items() if (state := owned_state(trainer))}
         torch.save({"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}, file)
 
 
@@ -55,38 +54,8 @@ def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Pat
     for group in trained.optimizer.param_groups:
         group["weight_decay"] = trained.train.weight_decay
     for name, trainer in trainers.items():
-        _load_owned(trainer, state.get("trainers", {}).get(name, {}), file)
+        load_owned_state(trainer, state.get("trainers", {}).get(name, {}), str(file))
     return int(state["version"])
-
-
-def _owned_state(trainer: Trainer) -> dict[str, Any]:
-    """Return the state of what a trainer owns beside the policy and its optimiser; {} where there is nothing."""
-    parts: dict[str, Any] = {
-        **{f"modules/{name}": module.state_dict() for name, module in trainer.modules().items() if name != POLICY},
-        **{f"targets/{name}": module.state_dict() for name, module in trainer.targets().items()},
-        **{f"optimizers/{name}": part.state_dict() for name, part in trainer.optimizers().items() if name != POLICY},
-    }
-    further = dict(trainer.state())
-    return parts | ({"state": further} if further else {})
-
-
-def _load_owned(trainer: Trainer, saved: Mapping[str, Any], file: Path) -> None:
-    owned = _owned_state(trainer)
-    if saved.keys() != owned.keys():
-        raise UserError(
-            f"{file} holds the state of another trainer: missing {sorted(owned.keys() - saved.keys())[:5]}, unexpected "
-            f"{sorted(saved.keys() - owned.keys())[:5]}"
-        )
-    parts: dict[str, Any] = {
-        **{f"modules/{name}": module for name, module in trainer.modules().items()},
-        **{f"targets/{name}": module for name, module in trainer.targets().items()},
-        **{f"optimizers/{name}": optimizer for name, optimizer in trainer.optimizers().items()},
-    }
-    for name, state in saved.items():
-        if name != "state":
-            parts[name].load_state_dict(state)
-    if "state" in saved:
-        trainer.load(saved["state"])
 
 
 def _check_weights(weights: Mapping[str, torch.Tensor], trained: TrainedModel, file: Path) -> None:
