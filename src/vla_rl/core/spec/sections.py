@@ -68,6 +68,14 @@ def _default_engine() -> Component:
     return Component(type="torch", config=catalogue.load("engine", "torch").config())
 
 
+def default_trainer() -> Component:
+    return Component(type="policy_gradient", config=catalogue.load("trainer", "policy_gradient").config())
+
+
+def default_imitation_trainer() -> Component:
+    return Component(type="behaviour_cloning", config=catalogue.load("trainer", "behaviour_cloning").config())
+
+
 @frozen(kw_only=True)
 class TaskSampling:
     """Task distribution of rollouts."""
@@ -463,6 +471,8 @@ class ImitationSpec(RateSchedule):
     share of the samples of training, above 0 and below 1, a multiple of 0.0001; `data` has the rest."""
     augment: AugmentSpec | None = None
     """Random changes of the pictures; null: none."""
+    trainer: Component = field(factory=default_imitation_trainer, metadata={"kind": "trainer"})
+    """How learners train on the demonstrations: a trainer of demonstrations."""
     batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
