@@ -16,8 +16,8 @@ from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, conc
 if TYPE_CHECKING:
     import torch
 
+    from vla_rl.core.augmentation import AugmentSpec
     from vla_rl.core.randomness import Noise
-    from vla_rl.core.spec.sections import AugmentSpec
     from vla_rl.core.world_models import Windows
 
 

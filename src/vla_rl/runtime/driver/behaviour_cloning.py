@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.sections import AugmentSpec, ExpertSpec, ImitationSpec
+from vla_rl.core.spec.sections import ExpertSpec, ImitationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array
