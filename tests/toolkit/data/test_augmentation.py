@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.augmentation import AugmentSpec, CropSpec
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.sections import AugmentSpec, CropSpec
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.data.augmentation import augment, change_pictures, hsv_of, rgb_of
 

@@ -33,6 +33,7 @@ from vla_rl.core.spec.sections import (
     RuntimeSpec,
     TrainSpec,
     between,
+    default_trainer,
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
@@ -113,6 +114,9 @@ class Spec:
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
+    trainer: Component = field(factory=default_trainer, metadata={"kind": "trainer"})
+    """How learners train on what is collected: a trainer of trajectories, such as policy_gradient, which takes the
+    loss of `algorithm`."""
     placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.errors import UserError
-from vla_rl.core.spec.sections import AugmentSpec, ExpertSpec, ImitationSpec
+from vla_rl.core.spec.sections import ExpertSpec, ImitationSpec
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
 from vla_rl.runtime.driver.sample_order import Epochs, Mixture, SampleOrder
-from vla_rl.runtime.messages.learning import ImitationStep
 
 OnProgress = Callable[[str, int, int], None]
 STEPS_PER_CALL = 10
@@ -66,7 +67,8 @@ class ImitationTrainer:
                 learner.call(LearnerInterface.behaviour_cloning_update, [shards[rank] for shards in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
-            total_loss += sum(self._fleet.get_all(pending))
+            results = self._fleet.get_all(pending)
+            total_loss += sum(result.sums["loss/imitation"] for result in results)
         return total_loss / sum(map(self.batch_size, range(first, last + 1)))
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:
@@ -75,7 +77,7 @@ class ImitationTrainer:
         sizes = [len(shard) for shard in shards]
         return [
             ImitationStep(
-                step=step,
+                number=step,
                 first=sum(sizes[:rank]),
                 indices=shard,
                 total=sum(sizes),

@@ -64,7 +64,7 @@ def start_workers(
             scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-    fleet.get_all([worker.call(HostInterface.start_model, info, scaling) for worker in hosts])
+    fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation) for worker in hosts])
     fleet.connect_policies([sim.worker for sim in fleet.sims])
     if len(fleet.learners) > 1:
         _join_learners(fleet)

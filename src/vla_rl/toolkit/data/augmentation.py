@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from vla_rl.core.augmentation import AugmentSpec, CropSpec
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import generator
-from vla_rl.core.spec.sections import AugmentSpec, CropSpec
 from vla_rl.core.types import Array, Observation, to_numpy
 
 Generators = Sequence[np.random.Generator]

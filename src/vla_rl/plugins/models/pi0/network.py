@@ -55,8 +55,7 @@ class LastLayer(GemmaDecoderLayer):
         attend = self.self_attn
         normed = self.input_layernorm(hidden)
         keys, values = (
-            part(normed).unflatten(-1, (-1, attend.head_dim)).transpose(1, 2)
-            for part in (attend.k_proj, attend.v_proj)
+            part(normed).unflatten(-1, (-1, attend.head_dim)).transpose(1, 2) for part in (attend.k_proj, attend.v_proj)
         )
         cosine, sine = (factor.unsqueeze(1) for factor in position_embeddings)
         past_key_values.update(keys * cosine + rotate_half(keys) * sine, values, attend.layer_idx)
