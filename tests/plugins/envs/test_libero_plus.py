@@ -11,7 +11,8 @@ import pytest
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import SpecError, read_env
 from vla_rl.plugins.envs.libero import LiberoConfig
-from vla_rl.plugins.envs.libero.plus import PlusConfig, files
+from vla_rl.plugins.envs.libero import plus_files as files
+from vla_rl.plugins.envs.libero.plus import PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
 from vla_rl.plugins.envs.libero.plus.variants import (
     all_variants,

@@ -12,7 +12,8 @@ from attrs import evolve
 
 from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
-from vla_rl.plugins.envs.libero.plus import PlusConfig, files
+from vla_rl.plugins.envs.libero import plus_files as files
+from vla_rl.plugins.envs.libero.plus import PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
 from vla_rl.plugins.envs.libero.plus.variants import Variant, all_variants
 from vla_rl.plugins.envs.libero.single_env import LiberoEnv
