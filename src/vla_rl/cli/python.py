@@ -177,6 +177,7 @@ def benchmark(
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
+    from vla_rl.runtime.checks.run import check_spec
 
     source, checkpoint = _source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
@@ -190,6 +191,8 @@ def benchmark(
         lambda spec, weights: evaluate(spec, weights),
         Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
+        optional=() if suites else chosen.optional,
+        check=functools.partial(check_spec, training=False),
     )
 
 
