@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
@@ -37,7 +38,7 @@ def pick(array: Any, indices: Any) -> Any:
         import torch
 
         index = torch.tensor(indices, pin_memory=array.is_cuda)
-        return array[index.to(array.device, non_blocking=True)]
+        return array.index_select(0, index.to(array.device, non_blocking=True))  # CPU: 10 times as fast as indexing
     return array[indices]
 
 
@@ -252,7 +253,7 @@ class Observation:
 
     def take(self, rows: Any) -> Observation:
         """Return the observations at these positions (int64 NumPy array), in this order."""
-        return self._each(lambda array: pick(array, rows), tuple(self.instructions[int(i)] for i in rows))
+        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, rows.tolist())))
 
     def numpy(self) -> Observation:
         """Return the same observation in host memory, ready to send to another process."""
@@ -275,7 +276,7 @@ class Observation:
         found = {name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")}
         return Observation(
             images={name: concat([part.images[name] for part in parts]) for name in parts[0].images},
-            instructions=tuple(text for part in parts for text in part.instructions),
+            instructions=tuple(chain.from_iterable(part.instructions for part in parts)),
             **{name: concat(arrays) for name, arrays in found.items() if arrays},
         )
 
