@@ -45,6 +45,8 @@ class FlowPolicy(VLAModel):
     """Name of the model, in messages and in the keys of random numbers."""
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
+    delta_actions = 0
+    """First numbers of an action that the network predicts relative to those of the state; 0: none."""
     tokens_per_action = 1
 
     def __init__(
@@ -105,6 +107,9 @@ class FlowPolicy(VLAModel):
             inputs["step"] = as_tensor(noise.uniforms(), self._device)
             draws = self._schedule.steps if self._every_step else 1
             inputs["draws"] = as_tensor(noise.normals(draws, *self._shape), self._device)
+        offset = self._offset(obs)
+        if offset is not None:
+            inputs["offset"] = offset
         decided = self.decide(inputs)
         return Chunk(
             actions=decided["actions"],
@@ -132,7 +137,7 @@ class FlowPolicy(VLAModel):
             log_probs += self._sum(log_density(x, mean, std))
             chain.append(x)
         decided = {
-            "actions": self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high),
+            "actions": self._restored(x, inputs.get("offset")),
             "log_probs": log_probs,
             "chain": torch.stack(chain, dim=1),
             "step": step,
@@ -167,10 +172,14 @@ class FlowPolicy(VLAModel):
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._see(obs)
+        offset = self._offset(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
         for row, unexecuted in enumerate(previous):
             left = len(unexecuted.actions)
-            last[row, :left] = self._actions.normalise(as_tensor(unexecuted.actions, self._device), width).cpu()
+            relative = self._relative(
+                as_tensor(unexecuted.actions, self._device), None if offset is None else offset[row : row + 1]
+            )
+            last[row, :left] = self._actions.normalise(relative, width).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
@@ -181,7 +190,7 @@ class FlowPolicy(VLAModel):
                 return self.module.velocity(self.module.denoise(prefix, state, x, time))
 
             x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
-        return self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
+        return self._restored(x, offset)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -207,7 +216,8 @@ class FlowPolicy(VLAModel):
         after a resume.
         """
         horizon, width = self._shape
-        wanted = self._actions.normalise(as_tensor(actions, self._device), width)
+        relative = self._relative(as_tensor(actions, self._device), self._offset(obs, chunked=True))
+        wanted = self._actions.normalise(relative, width)
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
         trained = [p for p in self.module.network.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
@@ -257,6 +267,32 @@ class FlowPolicy(VLAModel):
         state = self._state(obs)
         ids, mask = self._prompt(obs, state)
         return {"pixels": self._pixels(obs), "ids": ids, "mask": mask, "state": state}
+
+    def _offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
+        """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
+        [B, 1, N]; None where actions are not relative."""
+        if not self.delta_actions:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} predicts actions relative to the state, and the observation has none")
+        offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
+        return offset[:, None] if chunked else offset
+
+    def _restored(self, x: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as `_offset`
+        returns it."""
+        actions = self._actions.restore(x[:, : self._chunk])
+        if offset is not None:
+            count = self.delta_actions
+            actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
+        return actions.clamp(self._low, self._high)
+
+    def _relative(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+        """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
+        if offset is None:
+            return actions
+        count = self.delta_actions
+        return torch.cat([actions[..., :count] - offset, actions[..., count:]], dim=-1)
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:

@@ -25,9 +25,10 @@ class Pi0Policy(FlowPolicy):
     name = "pi0"
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer)
 
-    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.rows(obs.instructions)
@@ -37,7 +38,7 @@ class Pi0Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), delta=self.delta_actions)
 
 
 class Pi05Policy(FlowPolicy):
@@ -47,9 +48,10 @@ class Pi05Policy(FlowPolicy):
     name = "pi05"
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, AdaptiveLayer)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int, kind: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
         self.state_in_prompt = kind
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,14 @@ class Pi05Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask, shown)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
+        save_checkpoint(
+            self.module,
+            self.checkpoint,
+            self._cameras,
+            Path(folder),
+            delta=self.delta_actions,
+            kind=self.state_in_prompt,
+        )
 
 
 def _padded_to_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:
