@@ -390,6 +390,19 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 @reported
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[OWNER/NAME]", help="One of them, with all its keys.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the public checkpoints whose keys are known, or say what is known of one, and who says so."""
+    from vla_rl.cli.models import main as listing
+
+    listing(name, json)
+
+
+@app.command()
+@reported
 def new_plugin(
     kind: Annotated[
         str,

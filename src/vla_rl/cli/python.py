@@ -366,6 +366,13 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
+def known_checkpoints() -> list[dict[str, Any]]:
+    """`vla-rl models`: name, types, keys, env_keys, tell and facts of each known checkpoint, with their sources."""
+    from vla_rl.cli.models import entries
+
+    return entries()
+
+
 @_with_path_errors
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """Write a third-party project with a working plugin (`vla-rl new-plugin`). Return its folder."""
