@@ -17,7 +17,7 @@ from robotwin_double import layout
 from robotwin_double.cases import APIS, CHUNK, FIRST, HOME, TASK, goal, reset, scene, settings, shows, step, write
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin
+from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin, vector
 from vla_rl.plugins.envs.robotwin.seeds import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.testing import check_env
@@ -328,6 +328,53 @@ def test_bounds_of_joints_are_those_of_the_robot(build_robotwin: Any, tmp_path: 
     urdf.write_text("<robot")
     with pytest.raises(UserError, match=r"the robot's description .*robot.urdf cannot be read"):
         build_robotwin("vector", assets=tmp_path / "others", planner="curobo")
+
+
+# ---------------------------------------------------------------------------------------------------- the expert
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_experts_motion_is_followed_in_chunks(api: str, build_robotwin: Any) -> None:
+    """The expert plays a scene by itself, in physics steps; an episode follows its joint targets, 0.1 s apart."""
+    env = build_robotwin(api, num_envs=2)
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    first = env.expert_chunk()
+    assert first.shape == (2, CHUNK, 14) and first.dtype == np.float32
+    assert np.array_equal(env.expert_chunk(), first), "asking changes nothing"
+    for env_id, seed in enumerate((200_000, 200_010)):
+        way = np.arange(1, CHUNK + 1)[:, None] * 25 / scene.EXPERT_STEPS
+        assert np.allclose(first[env_id], HOME + way * (goal(seed) - HOME), atol=1e-6)
+    actives = np.array([True, False])
+    result = env.chunk_step(first, actives, True)
+    second = env.expert_chunk()
+    assert np.array_equal(second[1], first[1]), "an env that stood still is where it was"
+    assert np.allclose(second[0, 0] - first[0, -1], first[0, 1] - first[0, 0], atol=1e-6)
+    while not result.success[0]:
+        result = env.chunk_step(env.expert_chunk(), actives, True)
+    assert np.abs(result.obs.state[0] - goal(200_000)).max() < scene.NEAR
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_expert_that_fails_stands_still(api: str, build_robotwin: Any, tmp_path: Path) -> None:
+    file = write(tmp_path, "train.json", [24, 26])  # no plan; an error
+    env = build_robotwin(api, num_envs=2, seeds=Seeds(train=file, eval_states=1, check=False))
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    step(env, HOME - 0.3)
+    expected = np.clip(HOME - 0.3, env.info.action_low, env.info.action_high)
+    assert np.allclose(env.expert_chunk(), expected) and not step(env, HOME - 0.3).success.any()
+
+
+def test_a_seed_that_the_expert_has_checked_is_not_solved_again(
+    build_robotwin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = build_robotwin("vector", seeds=Seeds(train_states=1, eval_states=1, check=True))
+    solved: list[int] = []
+    original = vector.solve
+    monkeypatch.setattr(vector, "solve", lambda *args: solved.append(args[-1]) or original(*args))
+    for _ in range(2):
+        reset(env, FIRST["train"])
+        env.expert_chunk()
+    assert solved == [200_000]
 
 
 # ------------------------------------------------------------------------------------------------------- the double

@@ -14,9 +14,6 @@ from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
-GRIPPER = (0.0, 1.0)
-"""Bounds of a gripper: 0 is closed, 1 open."""
-
 
 def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     """Return the simulator. Raise UserError when there is no RoboTwin, no assets, or when the settings ask for
@@ -25,13 +22,12 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
     cameras = camera_sizes(config.cameras, robotwin.settings)
-    left, right = robotwin.joint_bounds()
-    bounds = [*left, GRIPPER, *right, GRIPPER]
+    action_low, action_high = robotwin.action_bounds()
     info = EnvInfo(
         cameras=cameras,
         state_dim=STATE_DIM,
-        action_low=tuple(low for low, _ in bounds),
-        action_high=tuple(high for _, high in bounds),
+        action_low=action_low,
+        action_high=action_high,
         tasks=tuple(
             TaskInfo(
                 name=task,

@@ -30,6 +30,8 @@ would."""
 ARM_JOINTS = 6
 UNLIMITED = (-10.0, 10.0)
 """Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
+GRIPPER = (0.0, 1.0)
+"""Bounds of a gripper: 0 is closed, 1 open."""
 WHERE = (
     "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
     "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
@@ -132,13 +134,15 @@ class Installation:
             robots[side] = folder, config
         return robots
 
-    def joint_bounds(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """Return the bounds [rad] of the six joints of the left and of the right arm, from the robots' URDF."""
-        sides = []
+    def action_bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the lowest and the highest action: of the joints [rad] from the robots' URDF, of a gripper 0 (closed)
+        and 1 (open)."""
+        bounds = []
         for index, (folder, config) in enumerate(self.robots().values()):
             limits = joint_limits(folder / config["urdf_path"])
-            sides.append([limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]])
-        return sides[0], sides[1]
+            bounds += [limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]]
+            bounds.append(GRIPPER)
+        return tuple(low for low, _ in bounds), tuple(high for _, high in bounds)
 
     @property
     def _plans_with_mplib(self) -> bool:

@@ -20,6 +20,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
+from vla_rl.plugins.envs.robotwin.expert import Solution, solve
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -40,6 +41,9 @@ class VectorRobotwin(SimEnv):
         self._book = book
         self._robotwin = robotwin
         self._first_env = context.first_env
+        self._chunk = context.chunk
+        self._low = np.float32(info.action_low)
+        self._high = np.float32(info.action_high)
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
@@ -48,7 +52,12 @@ class VectorRobotwin(SimEnv):
         self._views = [View(dummy_images, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
         self._ready = np.zeros(self.num_envs, bool)
         self._solved = np.zeros(self.num_envs, bool)
+        self._executed = np.zeros(self.num_envs, np.int64)
+        """Actions of each instance's episode."""
+        self._seeds = [0] * self.num_envs
         self._usable: dict[tuple[str, int], bool] = {}
+        self._solutions: dict[tuple[str, int], Solution | None] = {}
+        """(Task, seed) -> the expert's solution, of the scenes that it has played; None: it failed."""
         self._faults: dict[int, list[str]] = {}
         robotwin.enter()
 
@@ -81,6 +90,7 @@ class VectorRobotwin(SimEnv):
             succeeded[env_id, last] |= success
             truncated[env_id, last] = cut and not success
         rewards[succeeded] = 1.0
+        self._executed += executed.sum(1)
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
@@ -90,6 +100,17 @@ class VectorRobotwin(SimEnv):
             success=at_last_action(succeeded, executed),
             succeeded=succeeded,
         )
+
+    def expert_chunk(self) -> Array:
+        """Return the next targets of the expert's solution of each scene, by the number of actions that were executed;
+        where the expert cannot solve the scene, the targets that the joints have."""
+        chunks, length = [], self._chunk
+        with quiet(), kept_randomness():
+            for env_id, start in enumerate(self._executed):
+                solution = self._solution(env_id) if self._ready[env_id] else None
+                state = np.clip(self._views[env_id].state, self._low, self._high)
+                chunks.append(np.tile(state, (length, 1)) if solution is None else solution.chunk(int(start), length))
+        return np.stack(chunks)
 
     def faults(self) -> Mapping[int, Sequence[str]]:
         faults = self._faults
@@ -152,11 +173,9 @@ class VectorRobotwin(SimEnv):
             if not self._usable.get((task, seed), True):
                 continue
             if check and (task, seed) not in self._usable:
-                sub.close(clear_cache=False)
                 with waiting("checking seeds by the expert", len(seeds), f"{task}, state {state_id}") as checked_seeds:
                     checked_seeds(number)
-                    checked = sub.check_seed(seed)
-                self._usable[task, seed] = checked["setup_demo_success"] and checked["play_once_success"]
+                    self._usable[task, seed] = self._solve(sub.task, task, seed) is not None
                 if not self._usable[task, seed]:
                     continue
             try:
@@ -174,8 +193,28 @@ class VectorRobotwin(SimEnv):
         key = derived_seed(0, "robotwin/instruction", state_id)
         sub.instruction = self._robotwin.instruction(task, sub.task.get_info(), key)
         sub.task.set_instruction(sub.instruction)
+        self._seeds[env_id] = seed
+        self._executed[env_id] = 0
         self._solved[env_id] = False
         self._views[env_id] = self._view(sub.get_obs())
+
+    def _solution(self, env_id: int) -> Solution | None:
+        """Return the expert's solution of an instance's scene. It is played in another scene of the same seed."""
+        task, seed = self._tasks[env_id], self._seeds[env_id]
+        if (task, seed) not in self._solutions:
+            with waiting("the expert solves a scene", 1, f"{task}, seed {seed}"):
+                self._solve(self._robotwin.task(task), task, seed)
+        return self._solutions[task, seed]
+
+    def _solve(self, scene: Any, task: str, seed: int) -> Solution | None:
+        """Let the expert play a seed in this scene, which is closed before and after."""
+        scene.close_env()
+        try:
+            solution = solve(self._robotwin, scene, task, seed)
+        finally:
+            scene.close_env()
+        self._solutions[task, seed] = solution
+        return solution
 
     def _venv(self, task: str, seed: int) -> Any:
         if task not in self._venvs:

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import numpy as np
-from robotwin.envs.scene import GRIPPERS, NEAR, SUB_STEPS, picture
+from robotwin.envs.scene import EXPERT_STEPS, GRIPPERS, NEAR, SUB_STEPS, picture
 from robotwin.envs.utils.create_actor import UnStableError
 
 print("missing pytorch3d")  # as envs/camera/camera.py does when it is imported without
@@ -19,6 +19,28 @@ READ = {
     "collect_data", "eval_video_log", "eval_instruction", "policy_name", "ckpt_setting", "step_lim",
 }  # fmt: skip
 """Keys of the settings and those that script/eval_policy.py adds. `setup_demo` itself takes any keyword."""
+
+
+class Robot:
+    """envs/robot/robot.py: the drive targets of the joints, which is what these two give, and not where the joints
+    are."""
+
+    def __init__(self):
+        self.targets = np.zeros(14)
+        self.targets[GRIPPERS] = 1.0
+
+    def get_left_arm_jointState(self):
+        return self.targets[:7].tolist()
+
+    def get_right_arm_jointState(self):
+        return self.targets[7:].tolist()
+
+
+class Scene:
+    """SAPIEN's scene, whose `step` is a physics step of 1/250 s."""
+
+    def step(self):
+        pass
 
 
 class Base_Task:
@@ -76,16 +98,14 @@ class Base_Task:
         self.instruction = None
 
     def _load_robot(self, kwags):
-        """envs/robot/robot.py: `joints` are the drive targets, which is what `get_left_arm_jointState` gives, and not
-        where the joints are; the grippers are open after set-up."""
+        """The grippers are open after set-up."""
         for side, place in (("left", 0), ("right", 1)):
             kwags[f"{side}_robot_file"]
             if len(kwags[f"{side}_embodiment_config"]["arm_joints_name"][place]) != 6:
                 raise RuntimeError("the double has arms of six joints")
         if not kwags["dual_arm_embodied"]:
             kwags["embodiment_dis"]
-        self.robot = np.zeros(14)
-        self.robot[GRIPPERS] = 1.0
+        self.scene, self.robot = Scene(), Robot()
 
     def _load_objects(self):
         """envs/utils/create_actor.py: meshes are named relative to the working directory, which has to be the checkout."""
@@ -94,8 +114,9 @@ class Base_Task:
 
     def get_obs(self):
         """Renders. AttributeError before `setup_demo`. "rgb" and "vector" are there as `data_type` has it."""
-        scene = np.concatenate([self.goal, self.robot])
-        numbers = {"head_camera": scene, "left_camera": self.robot[:7], "right_camera": self.robot[7:]}
+        targets = self.robot.targets
+        scene = np.concatenate([self.goal, targets])
+        numbers = {"head_camera": scene, "left_camera": targets[:7], "right_camera": targets[7:]}
         shades = {"head_camera": 10, "left_camera": 20, "right_camera": 30}
         seen = {"observation": {}, "pointcloud": [], "joint_action": {}, "endpose": {}}
         for name, size in self.cameras.items():
@@ -108,11 +129,11 @@ class Base_Task:
                 seen["observation"][name]["rgb"] = picture(size, shades[name], numbers[name])
         if self.data_type.get("qpos", False):
             seen["joint_action"] |= {
-                "left_arm": self.robot[:6].tolist(),
-                "left_gripper": float(self.robot[6]),
-                "right_arm": self.robot[7:13].tolist(),
-                "right_gripper": float(self.robot[13]),
-                "vector": self.robot.copy(),
+                "left_arm": targets[:6].tolist(),
+                "left_gripper": float(targets[6]),
+                "right_arm": targets[7:13].tolist(),
+                "right_gripper": float(targets[13]),
+                "vector": targets.copy(),
             }
         self.now_obs = seen
         return seen
@@ -124,7 +145,7 @@ class Base_Task:
         return self.instruction
 
     def check_success(self):
-        return bool((np.abs(self.robot - self.goal) < NEAR).all())
+        return bool((np.abs(self.robot.targets - self.goal) < NEAR).all())
 
     def take_action(self, action, action_type="qpos"):
         """One absolute target, [left arm, left gripper, right arm, right gripper]. Does nothing, and says nothing,
@@ -143,12 +164,13 @@ class Base_Task:
             self.eval_success = True
             self.get_obs()
 
-    def _move(self, target):
+    def _move(self, target, steps=SUB_STEPS):
         """-> whether the task was solved on the way, where the robot then stands."""
-        start, target = self.robot.copy(), np.array(target, np.float64)
+        start, target = self.robot.targets.copy(), np.array(target, np.float64)
         target[GRIPPERS] = np.clip(target[GRIPPERS], 0, 1)
-        for i in range(1, SUB_STEPS + 1):
-            self.robot = start + (target - start) * (i / SUB_STEPS)
+        for i in range(1, steps + 1):
+            self.robot.targets = start + (target - start) * (i / steps)
+            self.scene.step()
             if self.check_success():
                 return True
         return False
@@ -159,7 +181,7 @@ class Base_Task:
             raise IndexError("list index out of range")
         self.plan_success = self.hard != "no plan"
         if self.plan_success:
-            self._move(self.goal)
+            self._move(self.goal, EXPERT_STEPS)
         self.info["info"] = self.things
         return self.info
 
