@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.checks import CAMERAS
-from vla_rl.plugins.envs.robotwin.expert import Solution, joint_targets, solve
+from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, joint_targets, solve
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -56,7 +58,10 @@ class RobotwinEnv(SingleEnv):
     def step(self, action: Array) -> Outcome:
         """Execute an action. After success the robot moves no more: RoboTwin ignores further actions."""
         with quiet():
-            self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
+            if self._robotwin.config.control == "joints":
+                self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
+            else:
+                move_to_poses(self._task, action)
         self._executed += 1
         solved = bool(self._task.eval_success)
         return Outcome(float(solved), solved, terminated=solved)
@@ -72,6 +77,8 @@ class RobotwinEnv(SingleEnv):
     def expert_chunk(self, length: int) -> Array:
         """Return the next targets of the expert's solution of the scene, by the number of actions that were executed;
         where the expert cannot solve it, the targets that the joints have."""
+        if self._robotwin.config.control != "joints":
+            raise NotOffered(JOINTS_ONLY)
         key = self._name, self._seed
         with quiet(), kept_randomness():
             if key not in self._solutions:
@@ -82,7 +89,7 @@ class RobotwinEnv(SingleEnv):
                     scene.close_env()
         solution = self._solutions[key]
         if solution is None:
-            low, high = self._robotwin.action_bounds()
+            low, high = self._robotwin.joint_bounds()
             targets = np.clip(joint_targets(self._task.robot), np.float32(low), np.float32(high))
             return np.tile(targets, (length, 1))
         return solution.chunk(self._executed, length)

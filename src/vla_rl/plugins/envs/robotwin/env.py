@@ -21,7 +21,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     robotwin = find_installation(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
-    cameras = camera_sizes(config.cameras, robotwin.settings)
+    cameras = camera_sizes(config.cameras, robotwin.settings, config.image_height)
     action_low, action_high = robotwin.action_bounds()
     info = EnvInfo(
         cameras=cameras,
@@ -38,7 +38,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
             for task in tasks
         ),
         notes=_notes(config, robotwin),
-        chunk_is_one_motion=robotwin.api == "vector",
+        chunk_is_one_motion=robotwin.api == "vector" and config.control == "joints",
     )
     if robotwin.api == "classic":
         states = {split: book.states(split) for split in SPLITS}
@@ -52,6 +52,8 @@ def _notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
     named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
     notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
     notes.append("images are ray-traced" if config.render == "ray" else "images are rasterised, not ray-traced")
+    if not config.shadows:
+        notes.append("images have no shadows")
     for split in SPLITS:
         file = getattr(config.seeds, split)
         source = f"from {file.name}" if file else f"from {100_000 * (1 + SPLITS.index(split))} on"

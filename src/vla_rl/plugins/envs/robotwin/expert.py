@@ -17,6 +17,7 @@ from vla_rl.core.types import Array
 if TYPE_CHECKING:
     from vla_rl.plugins.envs.robotwin.installation import Installation
 
+JOINTS_ONLY = "control: end_effector has no expert, whose solutions are joint targets"
 PHYSICS_STEPS = 25
 """Physics steps of RoboTwin (1/250 s) for each recorded target, so 10 targets a second."""
 
@@ -46,7 +47,7 @@ def solve(robotwin: Installation, task: Any, name: str, seed: int) -> Solution |
         task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **robotwin.arguments(name))
     except robotwin.unstable_error():
         return None
-    low, high = robotwin.action_bounds()
+    low, high = robotwin.joint_bounds()
     targets = [joint_targets(task.robot)]
     steps = 0
     original = task.scene.step

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
-from vla_rl.plugins.envs.robotwin.expert import Solution, solve
+from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, solve
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -81,14 +82,13 @@ class VectorRobotwin(SimEnv):
         rewards = np.zeros(actions.shape[:2], np.float32)
         succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
         before = self._solved.copy()
-        for env_id, (success, cut) in self._execute(np.flatnonzero(to_numpy(active)), actions).items():
+        for env_id, (solved_at, cut) in self._execute(np.flatnonzero(to_numpy(active)), actions).items():
             executed[env_id] = True
-            if stop_at_end and before[env_id]:
-                executed[env_id, 1:] = False
-            succeeded[env_id] = before[env_id] & executed[env_id]
-            last = int(executed[env_id].sum()) - 1
-            succeeded[env_id, last] |= success
-            truncated[env_id, last] = cut and not success
+            first = 0 if before[env_id] else solved_at
+            if first is not None:
+                executed[env_id, first + 1 :] = not stop_at_end
+                succeeded[env_id, first:] = executed[env_id, first:]
+            truncated[env_id, -1] = cut and first is None
         rewards[succeeded] = 1.0
         self._executed += executed.sum(1)
         return ChunkResult(
@@ -104,6 +104,8 @@ class VectorRobotwin(SimEnv):
     def expert_chunk(self) -> Array:
         """Return the next targets of the expert's solution of each scene, by the number of actions that were executed;
         where the expert cannot solve the scene, the targets that the joints have."""
+        if self._robotwin.config.control != "joints":
+            raise NotOffered(JOINTS_ONLY)
         chunks, length = [], self._chunk
         with quiet(), kept_randomness():
             for env_id, start in enumerate(self._executed):
@@ -126,21 +128,23 @@ class VectorRobotwin(SimEnv):
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _execute(self, env_ids: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
-        """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
-        outcomes: dict[int, tuple[bool, bool]] = {}
+    def _execute(self, env_ids: Array, actions: Array) -> dict[int, tuple[int | None, bool]]:
+        """Execute chunks and return instance -> (index of the action that solved the task, truncated), without the
+        instances that broke."""
+        outcomes: dict[int, tuple[int | None, bool]] = {}
+        play = _play_joints if self._robotwin.config.control == "joints" else _play_poses
         with quiet(), kept_randomness():
             running = {}
             for env_id in (int(env_id) for env_id in env_ids):
                 if self._ready[env_id]:
                     venv = self._venvs[self._tasks[env_id]]
-                    running[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
+                    running[env_id] = venv.env_thread_pool.submit(play, venv.envs[env_id], actions[env_id])
                 else:
                     self._break(env_id, "it has not been reset since it broke")
             for env_id, future in running.items():
                 try:
-                    result = future.result(self._deadline_s)
-                    self._views[env_id] = self._view(result["obs"])
+                    obs, solved_at, truncated = future.result(self._deadline_s)
+                    self._views[env_id] = self._view(obs)
                 except FutureTimeoutError as exc:
                     raise RuntimeError(
                         f"env {self._first_env + env_id} ({self._tasks[env_id]}) gave no answer for "
@@ -152,8 +156,8 @@ class VectorRobotwin(SimEnv):
                 except Exception:
                     self._break(env_id, traceback.format_exc())
                     continue
-                outcomes[env_id] = bool(result["info"]["success"]), bool(result["truncated"][0])
-                self._solved[env_id] = outcomes[env_id][0]
+                outcomes[env_id] = solved_at, truncated
+                self._solved[env_id] = solved_at is not None
         return outcomes
 
     def _break(self, env_id: int, what: str) -> None:
@@ -255,3 +259,23 @@ class VectorRobotwin(SimEnv):
             instructions=tuple(view.instruction or "" for view in views),
             state=np.stack([view.state for view in views if view.state is not None]),
         )
+
+
+def _play_joints(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+    """Execute a chunk of joint targets, which RoboTwin plays as one motion. Return the observation, the action that
+    solved the task (RoboTwin tells only that one did: the last), and whether RoboTwin truncated the episode."""
+    result = sub.step(actions)
+    solved = bool(result["info"]["success"])
+    return result["obs"], len(actions) - 1 if solved else None, bool(result["truncated"][0])
+
+
+def _play_poses(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+    """Execute a chunk of end-effector actions, one motion each. Return as `_play_joints` does."""
+    solved_at = None
+    with sub.lock:
+        for index, action in enumerate(actions):
+            move_to_poses(sub.task, action)
+            if sub.task.eval_success:
+                solved_at = index
+                break
+    return sub.get_obs(), solved_at, False

@@ -19,11 +19,14 @@ class Base_Task(_MainBaseTask):
         self.instruction = kwags.get("instruction")
 
     def _load_robot(self, kwags):
-        """envs/robot/robot.py: `planner_backend` is curobo unless given, and an assertion without cuRobo."""
+        """envs/robot/robot.py: `planner_backend` is curobo unless given, and an assertion without cuRobo. Without it
+        a robot that is there is not set up again: a scene has to be closed before the next one."""
         if kwags.get("planner_backend", "curobo") == "curobo":
             raise AssertionError(
                 "CuroboPlanner is not imported correctly, please check if the curobo is installed correctly"
             )
+        if getattr(self, "robot", None) is not None:
+            raise TypeError("isinstance() arg 2 must be a type, a tuple of types, or a union")
         super()._load_robot(kwags)
         names = kwags["left_embodiment_config"]["arm_joints_name"]
         # SAPIEN orders the joints of an articulation by depth: the first of each arm, then the second of each, ...
