@@ -73,6 +73,17 @@ def at_last_action(flags: Any, executed: Any) -> Any:
 # ------------------------------------------------------------------------------------------------- plugins
 
 
+class TrainingData(Enum):
+    """Kind of data that a trainer learns from."""
+
+    TRAJECTORIES = "trajectories"
+    """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
+    DEMONSTRATIONS = "demonstrations"
+    """Samples of demonstrations: `DemonstrationData`."""
+    WINDOWS = "windows"
+    """Windows of recorded episodes, for a world model: `WindowData`."""
+
+
 @frozen(kw_only=True)
 class Context:
     """Run information that core passes to a component's builder."""
@@ -94,6 +105,9 @@ class Context:
     and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None
     """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None with `Plugin.own_policy`."""
+    training: Any = None
+    """Trainers: the learner rank that they train in, a `vla_rl.toolkit.trainers.context.TrainingContext`; the world
+    model, for the trainer that fits one."""
     make_model: Callable[[], Any] | None = None
     """Engines: returns the run's `VLAModel` in this process, with its wrappers; builds it at the first call. None with
     `Plugin.own_policy`."""
@@ -143,6 +157,8 @@ class Plugin:
     own_policy: bool = False
     """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
     and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
+    trains_on: TrainingData | None = None
+    """Trainers: kind of data that the trainer learns from. Required of them."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
@@ -161,6 +177,8 @@ class TaskInfo:
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
     """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
+    groups: tuple[str, ...] = ()
+    """Groups of tasks that an evaluation reports beside the single tasks, such as a benchmark's dimensions."""
 
 
 @frozen(kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,10 @@ import torch
 
 from vla_rl.core.fields import arranged
 from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.trainers import InputRows, OptimizerStep, SampleFields
 from vla_rl.core.types import Array, Batch, Chunk
-from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.device_copies import DeviceCopies, DeviceSamples
-from vla_rl.runtime.workers.learner.sample_buffer import ScatteredSamples
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
-
-InputRows = ModelInputs | ScatteredSamples[ModelInputs]
-"""Model inputs of samples: one batch, or rows of several."""
-SampleFields = Mapping[str, "Array | None"]
-"""Fields of `Batch` other than the model inputs, [B, ...] each."""
+from vla_rl.toolkit.trainers.device_copies import DeviceCopies, DeviceSamples
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
 class MicroBatches:

@@ -11,6 +11,7 @@ from host_reads import host_reads
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import ModelInputs, OptimizerStep, TrajectoryData
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.algorithms.gipo import plugin as gipo
 from vla_rl.plugins.algorithms.grpo import plugin as grpo
@@ -21,12 +22,11 @@ from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft
 from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
-from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.gradient_accumulator import MetricAccumulator
-from vla_rl.runtime.workers.learner.policy_update import PolicyUpdate
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 CHUNK, SAMPLES, MICRO_BATCH = 2, 4, 2
 ENV = synthetic.env_info(cameras=1)
@@ -71,17 +71,19 @@ def test_a_learner_step_reads_nothing_on_the_host(model: str, algorithm: str, mo
         OptimizerStep(micro_batches=parts, passes=len(parts), divisor=float(SAMPLES), value_divisor=float(SAMPLES))
         for _ in range(2)
     ]
-    update.update(1, 1, inputs, fields, steps)  # the first step allocates what is kept
+    update.update(
+        TrajectoryData(step=1, version=1, inputs=inputs, fields=fields, steps=steps)
+    )  # the first step allocates what is kept
     ends: list[str] = []
     monkeypatch.setattr(TrainedModel, "check_finite", lambda self: ends.append("check"))
     monkeypatch.setattr(MetricAccumulator, "on_host", lambda self: ends.append("metrics") or MetricAccumulator())
     with host_reads() as reads:
-        update.update(2, 2, inputs, fields, steps)
+        update.update(TrajectoryData(step=2, version=2, inputs=inputs, fields=fields, steps=steps))
     assert reads == []
     assert ends == ["check", "metrics"]
 
 
-def _update(model: str, algorithm: str) -> tuple[PolicyUpdate, ModelInputs, dict[str, Any]]:
+def _update(model: str, algorithm: str) -> tuple[PolicyGradient, ModelInputs, dict[str, Any]]:
     """Return the update of a tiny model, its samples, and their fields."""
     kind, keys = ALGORITHMS[algorithm]
     plugin, config = MODELS[model]
@@ -109,5 +111,6 @@ def _update(model: str, algorithm: str) -> tuple[PolicyUpdate, ModelInputs, dict
         "value_counts": np.ones(SAMPLES, np.float32) if critic else None,
     }
     train = TrainSpec(steps=4, lr=1e-4, micro_batch=MICRO_BATCH, value_lr=1e-3)
-    trained = TrainedModel(policy, train, name=model, device="cpu", world=1, info=ENV, acting=True)
-    return PolicyUpdate(trained, trains, lambda: None), inputs, fields
+    trained = TrainedModel(policy, train, name=model, device="cpu", info=ENV, acting=True)
+    training = TrainingContext(trained=trained, algorithm=trains, heartbeat=lambda: None)
+    return PolicyGradient(training), inputs, fields

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
 
 import torch
+from torch import nn
 
-from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Array, Batch, Scores
-from vla_rl.runtime.messages.learning import UNNORMALISED, OptimizerStep
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner import optimizer
-from vla_rl.runtime.workers.learner.gradient_accumulator import GradientAccumulator, MetricAccumulator
-from vla_rl.runtime.workers.learner.micro_batches import InputRows, MicroBatches, SampleFields
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.core.trainers import (
+    UNNORMALISED,
+    InputRows,
+    OptimizerStep,
+    PartialTrajectoryData,
+    SampleFields,
+    Trainer,
+    TrajectoryData,
+    UpdateMetrics,
+)
+from vla_rl.core.types import Batch, Scores
 from vla_rl.toolkit.algorithms.statistics import Mean
+from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
+from vla_rl.toolkit.trainers.micro_batches import MicroBatches
 
 
-class PolicyUpdate:
-    """Updates of the policy by an algorithm's loss."""
+class PolicyGradient(Trainer):
+    """Trainer of the policy by an algorithm's loss."""
 
-    def __init__(
-        self, trained: TrainedModel, algorithm: Algorithm, heartbeat: Callable[[], None], compare_acting: bool = False
-    ) -> None:
-        """Create the updates.
-
-        Args:
-            heartbeat: called before each pass.
-            compare_acting: report `policy/recompute_kl`.
-        """
-        self.batches = MicroBatches(trained, algorithm)
-        self._trained = trained
-        self._algorithm = algorithm
-        self._heartbeat = heartbeat
-        self._compare_acting = compare_acting
+    def __init__(self, training: TrainingContext) -> None:
+        self.batches = MicroBatches(training.trained, training.algorithm)
+        self._trained = training.trained
+        self._algorithm = training.algorithm
+        self._heartbeat = training.heartbeat
+        self._compare_acting = training.compare_acting
         self.restart()
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"policy": self._trained.model.module}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        return {"policy": self._trained.optimizer}
 
     def restart(self) -> None:
         """Begin a training step without samples, and free the samples of the last one."""
@@ -47,25 +52,21 @@ class PolicyUpdate:
             self._trained.parameters, self._algorithm.loss, keep_samples=train.epochs > 1
         )
 
-    def update(
-        self, step: int, version: int, inputs: InputRows | None, fields: SampleFields, steps: Sequence[OptimizerStep]
-    ) -> dict[str, Any]:
-        """Make all optimiser steps of one training step.
-
-        Args:
-            version: version of the weights before the update.
-            inputs, fields: this rank's samples in one order.
-
-        Returns: "sums", "maxima" and "statistics" of the algorithm's metrics (sums are means over the optimiser steps
-        once they are added over ranks) and "seconds".
+    def update(self, data: TrajectoryData) -> UpdateMetrics:
+        """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
+        over ranks.
         """
+        step = data.step
+        inputs: InputRows | None = data.inputs
+        fields = data.fields
+        steps = data.steps
         before = perf_counter()
         seconds_before = 0.0
         trained = self._trained
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
         norms: list[torch.Tensor] = []
         with trained.released():
-            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
+            optimizers.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if any(optimizer_step.accumulated for optimizer_step in steps):
                 seconds_before = self._accumulator.seconds
                 inputs, fields, steps = self._accumulator.epochs(steps)
@@ -73,50 +74,33 @@ class PolicyUpdate:
                 if optimizer_step.accumulated:
                     loss = self._accumulator.normalise(optimizer_step, metrics, len(steps))
                 else:
-                    loss = self._passes(version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0)
+                    loss = self._passes(
+                        data.version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0
+                    )
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
             trained.check_finite()
             self.restart()
         metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
-        on_host = metrics.on_host()
-        return {
-            "sums": {name: float(value) for name, value in on_host.sums.items()},
-            "maxima": {name: float(value) for name, value in on_host.maxima.items()},
-            "statistics": on_host.statistics,
-            "seconds": seconds_before + perf_counter() - before,
-        }
+        return metrics.read(seconds_before + perf_counter() - before)
 
-    def forward_backward(
-        self,
-        version: int,
-        inputs: ModelInputs | None,
-        fields: SampleFields,
-        micro_batches: Sequence[Array],
-        passes: int,
-        first: bool,
-    ) -> None:
-        """Run the passes of a part of a training step's samples, before the rest is there. `update` makes the optimiser
-        step.
-
-        Args:
-            version, inputs, fields: as in `update`.
-            micro_batches, passes: as in `OptimizerStep`.
-            first: this is the training step's first part.
-        """
+    def accumulate(self, data: PartialTrajectoryData) -> None:
+        version = data.version
+        fields = data.fields
+        micro_batches = data.micro_batches
         self._trained.strategy.release()  # the policy acts again after `update`
-        if first:
+        if data.first:
             self._trained.optimizer.zero_grad(set_to_none=True)
             self.restart()
-        part = self._accumulator.part(inputs, fields, micro_batches, passes)
+        part = self._accumulator.part(data.inputs, fields, micro_batches, data.passes)
         with part, self._trained.adapters_cast_once():
-            for batch in self.batches.each(inputs, fields, micro_batches, UNNORMALISED, version):
+            for batch in self.batches.each(data.inputs, fields, micro_batches, UNNORMALISED, version):
                 self._heartbeat()
                 scores = self._trained.scores(batch)
                 self._compare(scores, batch)
                 self._accumulator.add(scores, batch)
-            for _ in range(self._trained.dummy_passes(passes, len(micro_batches))):
+            for _ in range(self._trained.dummy_passes(data.passes, len(micro_batches))):
                 self._heartbeat()
                 batch = self.batches.dummy(fields, UNNORMALISED, version)
                 self._accumulator.add(self._trained.scores(batch), batch, counts=False)

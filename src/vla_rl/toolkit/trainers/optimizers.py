@@ -10,7 +10,7 @@ from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.runtime.workers.learner.parallel.data_parallel import ParallelStrategy
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 
 
 def build_optimizer(

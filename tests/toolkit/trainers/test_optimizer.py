@@ -8,8 +8,8 @@ from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.runtime.workers.learner.optimizer import FiniteGuard, build_optimizer, clip_and_step
-from vla_rl.runtime.workers.learner.parallel.data_parallel import DataParallel
+from vla_rl.toolkit.trainers.optimizers import FiniteGuard, build_optimizer, clip_and_step
+from vla_rl.toolkit.trainers.parallel import SingleRank
 
 TRAIN = TrainSpec(steps=1, lr=0.1, micro_batch=1)
 
@@ -19,7 +19,7 @@ def gradients(parameter: nn.Parameter, value: float) -> None:
 
 
 def step(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, guard: FiniteGuard, loss: float = 0.0) -> float:
-    return float(clip_and_step(optimizer, [parameter], DataParallel(1), 1.0, torch.tensor(loss), guard, "step 7"))
+    return float(clip_and_step(optimizer, [parameter], SingleRank(), 1.0, torch.tensor(loss), guard, "step 7"))
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -77,12 +77,13 @@ def test_an_optimizer_that_is_not_fused_is_checked_before_each_step() -> None:
 
 def test_shards_skip_a_fused_step_too() -> None:
     """What a GPU does with shards, on a CPU with one rank."""
-    from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
+    from vla_rl.runtime.workers.learner.parallel.fully_sharded import FullyShardedParallel
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         module = nn.Linear(4, 4)
-        strategy = FullyShardedParallel(module, [], "cpu", 1)
+        strategy = FullyShardedParallel("cpu", 1)
+        strategy.shard(module, [])
         parameters = list(module.parameters())
         assert build_optimizer(parameters, [], TRAIN).param_groups[0]["fused"] is None  # CPUs get PyTorch's default
         optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=True)

@@ -12,23 +12,22 @@ from attrs import asdict
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner import optimizer
-from vla_rl.runtime.workers.learner.parallel.data_parallel import DataParallel, ParallelStrategy
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
+from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
 
 
 class TrainedModel:
     """A model that one rank trains, together with the other ranks."""
 
     def __init__(
-        self, model: VLAModel, train: TrainSpec, *, name: str, device: str, world: int, info: EnvInfo, acting: bool
+        self, model: VLAModel, train: TrainSpec, *, name: str, device: str, info: EnvInfo, acting: bool
     ) -> None:
         """Create the optimiser for a model. Raises UserError for a model without trainable parameters.
 
         Args:
-            world: number of learners.
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
         """
@@ -36,12 +35,11 @@ class TrainedModel:
         self.train = train
         self.name = name
         self.device = device
-        self.world = world
         self.info = info
-        self.strategy: ParallelStrategy = DataParallel(world)
+        self.strategy: ParallelStrategy = SingleRank()
         self._acting = acting
         self._dummy: ModelInputs | None = None
-        self._guard = optimizer.FiniteGuard(name)
+        self._guard = optimizers.FiniteGuard(name)
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -53,17 +51,17 @@ class TrainedModel:
         self.critic_names = frozenset(name for name, p in self.parameters.items() if id(p) in critic_ids)
         actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
         critic = [p for name, p in self.parameters.items() if name in self.critic_names]
-        self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
+        self.optimizer = optimizers.build_optimizer(actor, critic, self.train)
 
-    def shard(self) -> None:
-        """Shard the model over all ranks, which have equal weights; all ranks together. The optimiser starts anew."""
-        from vla_rl.runtime.workers.learner.parallel.fsdp import shard
-
-        strategy, dummy = shard(self.model, self.info, self.device, self.world)
+    def join(self, strategy: ParallelStrategy) -> None:
+        """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts anew
+        where the strategy replaces parameters.
+        """
         self.strategy = strategy
-        self._dummy = dummy
-        self._start_optimizer()
-        self._let_act()
+        self._dummy = strategy.prepare(self.model, self.info)
+        if strategy.lockstep:
+            self._start_optimizer()
+            self._let_act()
 
     # ------------------------------------------------------------------------------------------ what holds weights
 
@@ -132,7 +130,7 @@ class TrainedModel:
             else:
                 stepped.append(parameter)
         limit = self.train.max_grad_norm
-        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+        return optimizers.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
     def check_finite(self) -> None:
         """Raises UserError if a loss or a gradient was not finite since the last call."""

@@ -18,10 +18,8 @@ from attrs import define, evolve, field, frozen
 from torch import nn
 
 from vla_rl.core.errors import PluginError
+from vla_rl.core.trainers import ModelInputs, OptimizerStep, SampleFields, UpdateMetrics
 from vla_rl.core.types import Array, Batch, Loss, Scores, Statistic
-from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.micro_batches import SampleFields
 
 LINEAR = 1e-3
 """Tolerance of the linearity check, relative to the size of the terms: rounding of sums."""
@@ -45,6 +43,16 @@ class MetricAccumulator:
         for name, statistic in statistics.items():
             earlier = self.statistics.get(name)
             self.statistics[name] = statistic if earlier is None else earlier + statistic
+
+    def read(self, seconds: float) -> UpdateMetrics:
+        """Return the metrics as numbers, of an update that took these seconds."""
+        on_host = self.on_host()
+        return UpdateMetrics(
+            sums={name: float(value) for name, value in on_host.sums.items()},
+            maxima={name: float(value) for name, value in on_host.maxima.items()},
+            statistics=on_host.statistics,
+            seconds=seconds,
+        )
 
     def on_host(self) -> MetricAccumulator:
         """Return the metrics in host memory, in float64, by one copy from the device."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Observation
-from vla_rl.runtime.messages.model_inputs import ModelInputs
-from vla_rl.runtime.workers.learner.device_copies import DeviceCopies
+from vla_rl.toolkit.trainers.device_copies import DeviceCopies
 
 IMAGE = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
 INPUTS = ModelInputs(

@@ -14,7 +14,7 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.update import UpdateStrategy
 
 
-class Trainer:
+class TrainingStep:
     """Prepares what a step trains on, updates the weights, and frees the samples."""
 
     def __init__(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.toolkit.models.networks import as_tensor
 
 
