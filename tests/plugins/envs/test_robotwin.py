@@ -49,7 +49,7 @@ def test_what_it_offers(api: str, build_robotwin: Any) -> None:
     assert dict(info.cameras) == {"right_wrist": (240, 320), "head": (240, 320)}
     assert info.action_low == (*[-10.0] * 6, 0.0) * 2 and info.action_high == (*[10.0] * 6, 1.0) * 2
     assert info.chunk_is_one_motion == (api == "vector")
-    assert info.state_dim == 14 == plugin.action_dim(None)
+    assert info.state_dim == 14 == plugin.action_dim(RobotwinConfig(tasks=TASK))
     assert info.notes == (
         f"RoboTwin's {api} API, task_config: demo_clean, instructions: seen",
         "images are ray-traced",
@@ -168,7 +168,8 @@ def test_end_effector_actions(api: str, build_robotwin: Any, monkeypatch: pytest
     """A pose and a gripper for each arm, action by action: success is told at its action with both APIs."""
     env = build_robotwin(api, control="end_effector", cameras=("head",))
     info = env.info
-    assert len(info.action_low) == len(info.action_high) == plugin.action_dim(RobotwinConfig(tasks=TASK)) + 2 == 16
+    config = RobotwinConfig(tasks=TASK, control="end_effector")
+    assert len(info.action_low) == len(info.action_high) == plugin.action_dim(config) == 16
     assert not info.chunk_is_one_motion and info.state_dim == 14
     reset(env, FIRST["train"])
     rotation = np.array([2.0, 0, 0, 0])  # is normalised

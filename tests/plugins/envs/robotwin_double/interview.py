@@ -181,7 +181,7 @@ def _error(call: Callable[[], Any]) -> str:
 
 
 def main(task: str, assets: str, answers: str) -> None:
-    config = RobotwinConfig(tasks=task, assets=assets, render="raster")
+    config = RobotwinConfig(tasks=task, assets=assets, render="raster", shadows=False)
     text = json.dumps(interview(find_installation(config), task), indent=2, sort_keys=True)
     Path(answers).write_text(text + "\n")
 
