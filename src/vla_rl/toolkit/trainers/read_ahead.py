@@ -1,24 +1,23 @@
-"""Reading of demonstrations while earlier ones are trained on."""
+"""Reading of micro-batches while earlier ones are trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
-from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Observation
+from vla_rl.core.types import Array
+
+T = TypeVar("T")
 
 
-def read_ahead(
-    demonstrations: Demonstrations | None, micro_batches: Sequence[Array]
-) -> Iterator[tuple[Observation, Any]]:
-    """Yield the demonstrations with these indices; the next ones are read while the last ones are trained on."""
-    if demonstrations is None or not micro_batches:
+def read_ahead(read: Callable[[Array], T], micro_batches: Sequence[Array]) -> Iterator[T]:
+    """Yield `read(indices)` for each micro-batch. One thread reads the next one while the last one is trained on."""
+    if not micro_batches:
         return
     with ThreadPoolExecutor(1, "demonstrations") as reader:
-        following = reader.submit(demonstrations.read_samples, micro_batches[0])
+        following = reader.submit(read, micro_batches[0])
         for indices in micro_batches[1:]:
-            ready, following = following, reader.submit(demonstrations.read_samples, indices)
+            ready, following = following, reader.submit(read, indices)
             yield ready.result()
         yield following.result()

@@ -36,7 +36,11 @@ class BehaviourCloning(Trainer):
         size = trained.train.micro_batch
         micro_batches = [[step.indices[i : i + size] for i in range(0, len(step.indices), size)] for step in data.steps]
         losses = [torch.zeros((), device=trained.device)]
-        samples = read_ahead(data.demonstrations, [indices for of_step in micro_batches for indices in of_step])
+        samples: Iterator[tuple[Observation, Any]] = iter(())
+        if data.demonstrations is not None:
+            samples = read_ahead(
+                data.demonstrations.read_samples, [batch for of_step in micro_batches for batch in of_step]
+            )
         with trained.released():
             for step, of_step in zip(data.steps, micro_batches, strict=True):
                 losses.append(self._step(step, of_step, samples))
