@@ -165,7 +165,7 @@ def compiled(case: str) -> Counter[str]:
     generated: Counter[str] = Counter()
     with generated_kernels(generated), inductor_config.patch({"cpp.threads": 1, "fx_graph_cache": False}):
         policy, work = CASES[case]()
-        blocks = CompiledBlocks(policy.module, policy.blocks)
+        blocks = CompiledBlocks(policy.module, policy.blocks, regions=policy.regions, policy=policy)
         for _ in range(3):
             work()
         if blocks.failure is not None:

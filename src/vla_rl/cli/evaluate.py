@@ -80,7 +80,7 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except KeyboardInterrupt:  # a pipe that nobody reads
             typer.echo(text, nl=False)
             raise
-    rows = {"all": result["success"], **result["tasks"]}
+    rows = {"all": result["success"], **(result.get("groups") or result["tasks"])}
     for name, rate in rows.items():
         typer.echo(line(name, rate, max(map(len, rows))))
     if failed is not None:

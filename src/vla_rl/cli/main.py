@@ -404,19 +404,47 @@ def new_plugin(
     typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
+def _add_collection(name: str, about: str) -> None:
+    """Add the commands of a collection of specs: list and copy."""
+    commands = typer.Typer(help=about, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @commands.callback(invoke_without_command=True)
+    def listing(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            from vla_rl.cli import shipped_specs
+
+            for line in shipped_specs.listing(shipped_specs.SpecCollection(name=name)):
+                typer.echo(line)
+
+    @commands.command()
+    @reported
+    def copy(
+        names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")] = None,
+        to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to write to.")] = Path(),
+        debug: Debug = False,
+    ) -> None:
+        """Copy some to a folder, to be changed."""
+        from vla_rl.cli import shipped_specs
+
+        for file in shipped_specs.copy(shipped_specs.SpecCollection(name=name), to, names or ()):
+            typer.echo(str(file))
+
+    app.add_typer(commands, name=name)
+
+
+_add_collection("examples", "List the specs of small runs that come with vla-rl; `vla-rl run NAME` takes them.")
+
+
 @app.command()
 @reported
-def examples(
-    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy them there, to be changed.")] = None,
+def install_gl(
+    what: Annotated[str, typer.Argument(metavar="egl|vulkan", help="What simulators draw with.")] = "egl",
     debug: Debug = False,
 ) -> None:
-    """List the specs that come with vla-rl; `vla-rl run examples/NAME.yaml` takes them, wherever you are."""
-    from vla_rl.cli import example_specs as those
+    """Install what simulators draw with where there is no display: EGL (MuJoCo) or Vulkan (SAPIEN)."""
+    from vla_rl.toolkit.envs.rendering import install
 
-    files = those.examples() if to is None else those.copy(to)
-    width = max(len(file.name) for file in files)
-    for file in files:
-        typer.echo(f"{those.CALLED}/{file.name:<{width}}  {those.first_line(file)}" if to is None else str(file))
+    raise typer.Exit(install(what))
 
 
 @app.command()

@@ -375,11 +375,14 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
 
 
 @_with_path_errors
-def examples(to: str | Path | None = None) -> list[Path]:
-    """Return the specs that come with vla-rl (`vla-rl examples`), or with `to` their copies in that folder."""
-    from vla_rl.cli import example_specs
+def examples(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Path]:
+    """Return the specs of small runs in the package (`vla-rl examples`), or with `to` their copies in that folder.
 
-    return example_specs.examples() if to is None else example_specs.copy(Path(to))
+    Args:
+        to: folder to copy to; None: nothing is copied.
+        names: of those to copy; none: all.
+    """
+    return _specs("examples", to, names)
 
 
 def doctor() -> list[dict[str, Any]]:
@@ -392,6 +395,13 @@ def doctor() -> list[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _specs(name: str, to: str | Path | None, names: Sequence[str]) -> list[Path]:
+    from vla_rl.cli import shipped_specs
+
+    collection = shipped_specs.SpecCollection(name=name)
+    return collection.files if to is None else shipped_specs.copy(collection, Path(to), names)
 
 
 def _train(

@@ -62,6 +62,9 @@ class VLAModel(ABC):
     """Classes of the repeated layers of `module`, each of which is compiled once (`train.compile`, `rollout.compile`).
     Their forward passes take and return tensors, read nothing on the host, and are called as modules. Default: none,
     and the model cannot be compiled."""
+    regions: tuple[Callable[..., Any], ...] = ()
+    """Methods that are compiled together with the blocks, as their classes hold them: methods of this class, and of
+    parts of `module`. They take and return tensors, and read nothing on the host. Optional."""
     decide: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None
     """Part of `sample_chunk` between its inputs and its chunk, which `rollout.compile: graphs` captures: from tensors
     to tensors, all of them on the device and [B, ...], with random numbers among the inputs. `sample_chunk` calls it by

@@ -16,6 +16,7 @@ from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, conc
 if TYPE_CHECKING:
     import torch
 
+    from vla_rl.core.augmentation import AugmentSpec
     from vla_rl.core.randomness import Noise
     from vla_rl.core.world_models import Windows
 
@@ -109,6 +110,10 @@ UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divi
 class ImitationStep:
     """One rank's share of one optimiser step of behaviour cloning."""
 
+    number: int
+    """Number of the optimiser step, from 1."""
+    first: int
+    """Number of the rank's first sample within the step, over all ranks."""
     indices: Array
     """Indices into the rank's samples, int64 [B]; empty where the rank only joins the reduction."""
     total: int
@@ -116,6 +121,10 @@ class ImitationStep:
     most: int
     """Number of samples of the rank that has the most."""
     lr: float
+    augment: AugmentSpec | None = None
+    """Random changes of the pictures, which `read_ahead` makes; None: none."""
+    seed: int = 0
+    """Seed of these changes."""
 
 
 # ---------------------------------------------------------------------------------------- what an update gets

@@ -179,6 +179,8 @@ class TaskInfo:
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
     """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
+    groups: tuple[str, ...] = ()
+    """Groups of tasks that an evaluation reports beside the single tasks, such as a benchmark's dimensions."""
 
 
 @frozen(kw_only=True)

@@ -193,7 +193,7 @@ def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
     own = np.arange(SAMPLES) if samples is None else samples
     size = case.trained.train.micro_batch
     if case.clones:
-        step = ImitationStep(indices=own, total=SAMPLES, most=len(own), lr=1e-2)
+        step = ImitationStep(number=1, first=0, indices=own, total=SAMPLES, most=len(own), lr=1e-2)
         return DemonstrationData(demonstrations=_Recording([(obs, inputs.actions)]), steps=[step])
     parts = tuple(np.arange(start, min(start + size, len(own))) for start in range(0, len(own), size))
     return TrajectoryData(

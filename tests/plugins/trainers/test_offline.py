@@ -55,7 +55,10 @@ def trainer_of(model, **keys):
 
 
 def steps_on(count, number, lr=3e-2):
-    return [ImitationStep(indices=np.arange(count), total=count, most=count, lr=lr) for _ in range(number)]
+    return [
+        ImitationStep(number=i + 1, first=0, indices=np.arange(count), total=count, most=count, lr=lr)
+        for i in range(number)
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- rewards

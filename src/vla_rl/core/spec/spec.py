@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import attrs
 from attrs import evolve, field, frozen
@@ -229,7 +229,7 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     named: list[tuple[KeyPath, str, Component]] = [((kind,), kind, getattr(spec, kind)) for kind in kinds]
     named.append((("rollout", "engine"), "engine", spec.rollout.engine))
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
-        named.append((("imitation", "data"), "data", spec.imitation.data))
+        named += [(path, "data", part) for path, part in spec.imitation.data_sets()]
     if spec.world_model is not None:
         named.append((("world_model",), "world_model", spec.world_model))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
@@ -261,8 +261,9 @@ class _Reader(Structurer):
             as_type = Component
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
-                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {formatted(data)}")
-            return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
+                raise problem(f"expected a list such as [{{type: ...}}], got {formatted(data)}")
+            item_type = get_args(as_type)[0]
+            return tuple(self._each((i, i, item, (kind, item_type)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
             raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
         component_keys = keys_of(as_type)

@@ -134,7 +134,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
+def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
     """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
@@ -147,7 +147,7 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], 
     if spec.world_model is not None:
         yield ("world_model",), "world_model", spec.world_model
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
-        yield ("imitation", "data"), "data", spec.imitation.data
+        yield from ((path, "data", part) for path, part in spec.imitation.data_sets())
 
 
 def _plugin_problems(

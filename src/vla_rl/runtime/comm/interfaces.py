@@ -82,8 +82,8 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def open_data(self, info: EnvInfo) -> int:
-        """Open the demonstrations of the spec's `imitation:`. Return the number of samples."""
+    def open_data(self, info: EnvInfo) -> list[int]:
+        """Open the demonstrations of the spec's `imitation:`. Return the number of samples of each data set."""
 
     @remote(track="none")
     @abstractmethod

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.errors import UserError
-from vla_rl.core.randomness import generator
-from vla_rl.core.spec.sections import ExpertSpec
+from vla_rl.core.spec.sections import ExpertSpec, ImitationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
+from vla_rl.runtime.driver.sample_order import Epochs, Mixture, SampleOrder
 
 OnProgress = Callable[[str, int, int], None]
 STEPS_PER_CALL = 10
@@ -25,31 +26,31 @@ class ImitationTrainer:
     """Behaviour cloning of demonstrations that the learners hold; deterministic in seed and step."""
 
     def __init__(
-        self, fleet: Fleet, seed: int, purpose: str, batch: int, samples: Sequence[Array], metrics: dict[str, float]
+        self,
+        fleet: Fleet,
+        orders: Sequence[SampleOrder],
+        metrics: dict[str, float],
+        augment: AugmentSpec | None = None,
+        seed: int = 0,
     ):
         """Describe the demonstrations.
 
         Args:
-            seed, purpose: key of the order of samples.
-            batch: samples of an optimiser step, over all ranks.
-            samples: int64 [n] for each rank: indices of its samples.
+            orders: order of the samples of each rank.
             metrics: metrics of the demonstrations.
+            augment: random changes of the pictures, by numbers of `seed`; None: none.
         """
         self.metrics = metrics
         self._fleet = fleet
+        self._orders = orders
+        self._augment = augment
         self._seed = seed
-        self._purpose = purpose
-        self._samples = samples
-        self._rank_batch = max(1, batch // len(samples))
-        self.steps_per_epoch = max(-(-len(rank_samples) // self._rank_batch) for rank_samples in samples)
-        """Optimiser steps of one pass over the demonstrations."""
+        self.steps_per_epoch = orders[0].steps_per_epoch
+        """Optimiser steps of one pass over the demonstrations; with several data sets, over the first."""
 
     def batch_size(self, step: int) -> int:
-        """Return the samples of an optimiser step (from 1), over all ranks. The last step of an epoch has what is
-        left.
-        """
-        start = (step - 1) % self.steps_per_epoch * self._rank_batch
-        return sum(min(max(len(rank_samples) - start, 0), self._rank_batch) for rank_samples in self._samples)
+        """Return the samples of an optimiser step (from 1), over all ranks."""
+        return sum(order.size(step) for order in self._orders)
 
     def train(
         self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
@@ -81,28 +82,35 @@ class ImitationTrainer:
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:
         """Return the shard of each rank in an optimiser step (from 1)."""
-        epoch, position = divmod(step - 1, self.steps_per_epoch)
-        shards = []
-        for rank, rank_samples in enumerate(self._samples):
-            order = generator(self._seed, self._purpose, rank, epoch).permutation(len(rank_samples))
-            shards.append(rank_samples[order[position * self._rank_batch : (position + 1) * self._rank_batch]])
-        total = self.batch_size(step)
-        largest_shard = max(map(len, shards))
-        return [ImitationStep(indices=shard, total=total, most=largest_shard, lr=lr) for shard in shards]
+        shards = [order.batch(step) for order in self._orders]
+        sizes = [len(shard) for shard in shards]
+        return [
+            ImitationStep(
+                number=step,
+                first=sum(sizes[:rank]),
+                indices=shard,
+                total=sum(sizes),
+                most=max(sizes),
+                lr=lr,
+                augment=self._augment,
+                seed=self._seed,
+            )
+            for rank, shard in enumerate(shards)
+        ]
 
 
 def start_behaviour_cloning(
-    fleet: Fleet, spec: Spec, recorded_samples: int, on_progress: OnProgress
+    fleet: Fleet, spec: Spec, recorded_samples: Sequence[int], on_progress: OnProgress
 ) -> ImitationTrainer:
-    """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of the data
-    that the learners opened.
+    """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of each
+    data set that the learners opened.
     """
     section = spec.imitation
     assert section is not None
     if section.expert is None:
-        return _clone_data(fleet, spec, recorded_samples, "imitation", section.batch)
+        return _clone_data(fleet, spec, section, recorded_samples)
     on_progress("demonstrations", 0, section.expert.episodes)
-    return _clone_expert(fleet, spec, section.expert, "imitation", section.batch)
+    return _clone_expert(fleet, spec, section.expert, "imitation", section.batch, section.augment)
 
 
 def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, float]:
@@ -130,7 +138,9 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     }
 
 
-def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> ImitationTrainer:
+def _clone_expert(
+    fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int, augment: AugmentSpec | None = None
+) -> ImitationTrainer:
     """Let the simulators' scripted expert act on all lanes. Its samples stay with the learner of the same worker, if
     there is one.
 
@@ -158,11 +168,39 @@ def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, ba
     )
     sizes = [sum(counts[lane][0] for lane in lanes) for lanes in lanes_of_ranks]
     metrics = {"imitation/samples": float(samples), "imitation/expert_success": successes / tries}
-    return ImitationTrainer(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], metrics)
+    orders = _epochs(spec.seed, purpose, [np.arange(size) for size in sizes], batch)
+    return ImitationTrainer(fleet, orders, metrics, augment, spec.seed)
 
 
-def _clone_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> ImitationTrainer:
-    """Use `count` samples of recorded demonstrations, which every learner has opened; each rank takes its share."""
+def _clone_data(fleet: Fleet, spec: Spec, section: ImitationSpec, counts: Sequence[int]) -> ImitationTrainer:
+    """Use data sets with `counts` samples, which every learner has opened; each rank takes its share of each."""
     world = len(fleet.learners)
-    samples = [np.arange(rank, count, world) for rank in range(world)]
-    return ImitationTrainer(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+    metrics = {"imitation/samples": float(sum(counts))}
+    samples = [[np.arange(rank, count, world) for rank in range(world)] for count in counts]
+    if len(counts) == 1:
+        epochs = _epochs(spec.seed, "imitation", samples[0], section.batch)
+        return ImitationTrainer(fleet, epochs, metrics, section.augment, spec.seed)
+    if min(counts) < world:
+        raise UserError(
+            f"imitation.co_training: the data sets have {', '.join(map(str, counts))} samples, and each needs one for "
+            f"every one of {world} learners; leave the smallest out"
+        )
+    further = [part.weight for part in section.co_training]
+    weights = [1 - sum(further), *further]
+    starts = np.cumsum([0, *counts])
+    orders = []
+    for rank in range(world):
+        rank_samples = [start + of_set[rank] for start, of_set in zip(starts, samples, strict=False)]
+        batch = max(1, section.batch // world)
+        orders.append(Mixture(spec.seed, "imitation", rank, rank_samples, weights, batch))
+    return ImitationTrainer(fleet, orders, metrics, section.augment, spec.seed)
+
+
+def _epochs(seed: int, purpose: str, samples: Sequence[Array], batch: int) -> list[Epochs]:
+    """Return the order of each rank. `samples`: int64 [n] for each rank; `batch`: over all ranks."""
+    rank_batch = max(1, batch // len(samples))
+    steps_per_epoch = max(-(-len(rank_samples) // rank_batch) for rank_samples in samples)
+    return [
+        Epochs(seed, purpose, rank, rank_samples, rank_batch, steps_per_epoch)
+        for rank, rank_samples in enumerate(samples)
+    ]

@@ -73,6 +73,8 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
     "imitation.data": (NUMBERS, "files may lie elsewhere"),
     "imitation.data.type": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.co_training": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.augment": (NUMBERS, "the pictures that are learned"),
     "imitation.statistics": (ANOTHER_RUN, "they are saved with the model"),
     "imitation.trainer": (ANOTHER_RUN, "checkpoints hold its networks and optimisers"),
     "imitation.eval_every": (NONE, "when success is measured"),

@@ -65,6 +65,7 @@ from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
+from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.waiting import works_now
 
@@ -125,9 +126,11 @@ class WorkerHost(HostInterface):
         self.roles["sim"] = self._builder.env_worker(envs, recordings)
         return info
 
-    def open_data(self, info: EnvInfo) -> int:
+    def open_data(self, info: EnvInfo) -> list[int]:
         self._demonstrations = self._builder.demonstrations(info)
-        return self._demonstrations.num_samples()
+        if isinstance(self._demonstrations, MixedDemonstrations):
+            return self._demonstrations.sizes
+        return [self._demonstrations.num_samples()]
 
     def data_statistics(self) -> Any:
         assert self._demonstrations is not None

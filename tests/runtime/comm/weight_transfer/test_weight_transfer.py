@@ -152,7 +152,7 @@ def test_nothing_acts_with_half_a_version(slow):
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)
     learn(slow, LearnerInterface.set_demonstrations, (obs, actions))
-    step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
+    step = ImitationStep(number=1, first=0, indices=np.arange(4), total=8, most=4, lr=0.3)
     weights = {0: weights_of(slow)}
     played = {}
     playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))

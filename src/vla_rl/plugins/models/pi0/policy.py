@@ -13,7 +13,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
-from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
+from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
@@ -23,7 +23,8 @@ class Pi0Policy(FlowPolicy):
 
     module: Pi0Module
     name = "pi0"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer)
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
+    regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
     def __init__(self, *common: Any, prompts: PiPrompts) -> None:
         super().__init__(*common)
@@ -45,7 +46,8 @@ class Pi05Policy(FlowPolicy):
 
     module: Pi05Module
     name = "pi05"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, AdaptiveLayer)
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
+    regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
     def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
         super().__init__(*common)

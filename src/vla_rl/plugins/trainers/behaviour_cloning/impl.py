@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,10 +11,10 @@ import torch
 from torch import nn
 
 from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, UpdateMetrics
-from vla_rl.core.types import Array, Observation
+from vla_rl.core.types import Observation
 from vla_rl.toolkit.trainers import optimizers
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.read_ahead import read_ahead
+from vla_rl.toolkit.trainers.read_ahead import read_ahead, read_samples
 
 
 class BehaviourCloning(Trainer):
@@ -33,38 +34,33 @@ class BehaviourCloning(Trainer):
         """Make optimiser steps, in micro-batches. "loss/imitation" sums the losses of this rank's samples."""
         before = perf_counter()
         trained = self._trained
-        size = trained.train.micro_batch
-        micro_batches = [[step.indices[i : i + size] for i in range(0, len(step.indices), size)] for step in data.steps]
         losses = [torch.zeros((), device=trained.device)]
+        size = trained.train.micro_batch
         samples: Iterator[tuple[Observation, Any]] = iter(())
         if data.demonstrations is not None:
-            samples = read_ahead(
-                data.demonstrations.read_samples, [batch for of_step in micro_batches for batch in of_step]
-            )
+            read = partial(read_samples, data.demonstrations, micro_batch=size)
+            samples = read_ahead(read, data.steps, size)
         with trained.released():
-            for step, of_step in zip(data.steps, micro_batches, strict=True):
-                losses.append(self._step(step, of_step, samples))
+            losses += [self._step(step, samples) for step in data.steps]
             trained.check_finite()
         total = float(torch.stack(losses).sum())
         return UpdateMetrics(sums={"loss/imitation": total}, seconds=perf_counter() - before)
 
-    def _step(
-        self, step: ImitationStep, micro_batches: Sequence[Array], samples: Iterator[tuple[Observation, Any]]
-    ) -> torch.Tensor:
+    def _step(self, step: ImitationStep, samples: Iterator[tuple[Observation, Any]]) -> torch.Tensor:
         """Make one optimiser step on the next samples. Return the sum of their losses."""
         trained = self._trained
+        passes, most_passes = (-(-count // trained.train.micro_batch) for count in (len(step.indices), step.most))
         optimizers.set_rate(trained.optimizer, step.lr)
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
         with trained.adapters_cast_once():
-            for indices in micro_batches:
+            for _ in range(passes):
                 self._heartbeat()
                 obs, actions = next(samples)
-                loss = trained.imitation_loss(obs, actions) * len(indices)
+                loss = trained.imitation_loss(obs, actions) * len(obs)
                 (loss / step.total).backward()
                 total = total + loss.detach()
-        most = -(-step.most // trained.train.micro_batch)  # micro-batches of the rank that has the most
-        for _ in range(trained.dummy_passes(most, len(micro_batches))):
+        for _ in range(trained.dummy_passes(most_passes, passes)):
             (0 * trained.imitation_loss(trained.dummy.obs, trained.dummy.actions)).backward()
         trained.optimizer_step("imitation", total)
         return total

@@ -34,7 +34,7 @@ from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.critics import Critic, CriticEnsemble, advantage_weights, expectile_loss, follow
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
-from vla_rl.toolkit.trainers.read_ahead import read_ahead
+from vla_rl.toolkit.trainers.read_ahead import read_ahead, read_samples
 
 CRITICS = 2
 """Q-networks, of which the lower value counts (clipped double Q-learning, Fujimoto et al. 2018)."""
@@ -132,13 +132,12 @@ class Offline(Trainer):
             raise UserError("trainer 'offline' needs recordings with rewards; give imitation.data")
         recorded = self._read(data.demonstrations)
         size = trained.train.micro_batch
-        micro_batches = [[step.indices[i : i + size] for i in range(0, len(step.indices), size)] for step in data.steps]
-        reader = _Reader(data.demonstrations, recorded, bootstraps=self._q is not None)
-        samples = read_ahead(reader.read, [batch for of_step in micro_batches for batch in of_step])
+        reader = _Reader(data.demonstrations, recorded, size, bootstraps=self._q is not None)
+        samples = read_ahead(reader.read, data.steps, size)
         metrics = MetricAccumulator({"loss/imitation": torch.zeros((), device=trained.device)})
         with trained.released():
-            for step, of_step in zip(data.steps, micro_batches, strict=True):
-                self._step(step, len(of_step), samples, recorded, metrics)
+            for step in data.steps:
+                self._step(step, samples, recorded, metrics)
             trained.check_finite()
             self._guard.check()
         return metrics.read(perf_counter() - before)
@@ -146,19 +145,18 @@ class Offline(Trainer):
     def _step(
         self,
         step: ImitationStep,
-        micro_batches: int,
         samples: Iterator[_Samples],
         recorded: _Recorded,
         metrics: MetricAccumulator,
     ) -> None:
-        """Make one optimiser step on so many of the next micro-batches."""
+        """Make one optimiser step on the next samples."""
         trained = self._trained
         optimizers.set_rate(trained.optimizer, step.lr)
         trained.optimizer.zero_grad(set_to_none=True)
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
         with trained.adapters_cast_once():
-            for _ in range(micro_batches):
+            for _ in range(0, len(step.indices), trained.train.micro_batch):
                 self._heartbeat()
                 loss, sums = self._loss(next(samples), recorded)
                 (loss / step.total).backward()
@@ -256,11 +254,13 @@ class _Reader:
 
     recording: Demonstrations
     recorded: _Recorded
+    micro_batch: int
     bootstraps: bool
     """The observations that follow are needed."""
 
-    def read(self, indices: Array) -> _Samples:
-        obs, actions = self.recording.read_samples(indices)
+    def read(self, step: ImitationStep, start: int) -> _Samples:
+        indices = step.indices[start : start + self.micro_batch]
+        obs, actions = read_samples(self.recording, step, start, self.micro_batch)
         following = self.recorded.following[indices]
         rows = np.flatnonzero(following >= 0)
         after = None

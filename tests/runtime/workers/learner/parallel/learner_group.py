@@ -121,7 +121,9 @@ def learn(work: Work, rank: int, address: str) -> dict:
         losses.append(
             role.behaviour_cloning_update(
                 [
-                    ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
+                    ImitationStep(
+                        number=1, first=0, indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2
+                    )
                     for parts, all_ in zip(shares, whole, strict=True)
                 ]
             )
