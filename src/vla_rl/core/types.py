@@ -81,6 +81,8 @@ class TrainingData(Enum):
     """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
     DEMONSTRATIONS = "demonstrations"
     """Samples of demonstrations: `DemonstrationData`."""
+    RECORDINGS = "recordings with rewards"
+    """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationData`."""
     WINDOWS = "windows"
     """Windows of recorded episodes, for a world model: `WindowData`."""
 
@@ -469,6 +471,18 @@ class Rollout:
 
     def evolve(self, **changes: Any) -> Rollout:
         return attrs.evolve(self, **changes)
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedRewards:
+    """Rewards that followed B samples of recorded episodes."""
+
+    rewards: Array
+    """Sums of discounted rewards, float32 [B]: from the sample's step to that of the `following` sample, or to the end
+    of the episode if none follows."""
+    following: Array
+    """Indices of the samples that begin where the sample's chunk ends, int64 [B]; -1 if the episode ends before one
+    does."""
 
 
 @frozen(kw_only=True, eq=False)
