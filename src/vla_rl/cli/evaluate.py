@@ -93,8 +93,12 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
             typer.echo(text, nl=False)
             raise
     rows = {"all": result["success"], **(result.get("groups") or result["tasks"])}
+    if (interventions := result.get("interventions")) is not None:
+        rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
         typer.echo(line(name, rate, max(map(len, rows))))
+    if interventions is not None:
+        typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
     if failed is not None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 
