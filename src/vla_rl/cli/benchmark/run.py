@@ -39,7 +39,7 @@ def evaluate_suite(
     Args:
         policy: how the table calls it.   spec_with: further overrides -> the spec.
         evaluate: evaluates one suite.   say: is told each suite's line.
-        optional: suites that are left out where `check`, a spec's check, raises UserError.
+        optional: suites that are left out, with the reason, where the spec or its `check` raises UserError.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
     env_type = spec_with(()).env.type
     if env_type != benchmark.env:
@@ -47,13 +47,18 @@ def evaluate_suite(
             f"{benchmark.title} runs env {benchmark.env!r}, the spec has {env_type!r}; give a spec of that simulator, "
             f"with the cameras and the state that the policy knows"
         )
-    specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
-    for name in [name for name in specs if name in optional]:
+    specs: dict[str, Spec] = {}
+    for name in suites:
         try:
-            check(specs[name])
+            spec = spec_with(benchmark.overrides(name))
+            if name in optional:
+                check(spec)
         except UserError as exc:
+            if name not in optional:
+                raise
             say(f"{name} is left out: {exc}")
-            del specs[name]
+        else:
+            specs[name] = spec
     check_folder("--folder", folder)
     with about("--folder", folder):
         folder.mkdir(parents=True, exist_ok=True)

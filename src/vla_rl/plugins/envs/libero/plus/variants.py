@@ -64,8 +64,8 @@ class Variant:
         return f"{self.suite}/{self.name}"
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """Groups in which results are reported: the dimension, and its level."""
+    def categories(self) -> tuple[str, ...]:
+        """Categories in which results are reported: the dimension, and its level."""
         level = "no level" if self.level is None else f"level {self.level}"
         return self.dimension, f"{self.dimension}, {level}"
 
