@@ -202,10 +202,14 @@ class Episodes:
         """Record a chunk step of these envs. Return `StepRequest.again` for those that broke."""
         self.trajectories.add({**record, ACTIONS: chosen} if self.keeps_actions else record)
         moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
+        executed = chosen
+        if result.executed_actions is not None:
+            executed = chosen.copy()
+            executed[:, : result.executed_actions.shape[1]] = result.executed_actions
         if self.observer is not None:
-            self.observer.moved(moved, chosen, record, self.statistics.at_end, result.obs)
+            self.observer.moved(moved, executed, record, self.statistics.at_end, result.obs)
         again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
-        self.recorder.add(moved, chosen, result, record["valid"])
+        self.recorder.add(moved, executed, result, record)
         self.frames.add(env_ids, result.obs)
         return again
 

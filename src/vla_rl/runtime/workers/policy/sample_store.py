@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from attrs import define
 
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import StepRequest
 
 
