@@ -52,7 +52,7 @@ def check(config: Any, context: Context) -> None:
 
     if config.plus is not None:
         from vla_rl.plugins.envs.libero.plus import SUITES
-        from vla_rl.plugins.envs.libero.plus.files import require_files
+        from vla_rl.plugins.envs.libero.plus_files import require_files
         from vla_rl.plugins.envs.libero.plus.variants import selected
 
         with at("plus"):
