@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from vla_rl.cli import doctor, list_plugins
+from vla_rl.cli.main import app
 from vla_rl.cli.probes import PROBES
 from vla_rl.core import catalogue
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.toolkit.envs.rendering import FIXES
+from vla_rl.toolkit.envs import rendering
+from vla_rl.toolkit.envs.rendering import FIXES, INSTALLERS
 
 FINE = dict.fromkeys(PROBES, (True, "works"))
 
@@ -127,8 +130,10 @@ def test_a_run_is_warned_and_not_refused(caplog) -> None:
     assert [record.getMessage()[:32] for record in caplog.records] == ["warning: vla-rl needs torch>=2.1"]
 
 
-def test_commands_that_mend_something_are_there_without_a_clone() -> None:
-    """An installed wheel: a script is named by where it is."""
-    for command in FIXES.values():
-        words = command.split()
-        assert words[0] == "apt-get" or (words[0] == "sh" and Path(words[1]).is_absolute() and Path(words[1]).is_file())
+def test_the_commands_of_missing_interfaces_exist_in_a_wheel() -> None:
+    """No script of the clone: a command of this package, or the one of the system."""
+    assert "tools/" not in "".join(FIXES.values())
+    for name, script in INSTALLERS.items():
+        assert FIXES[name].startswith("vla-rl install-gl")
+        assert Path(rendering.__file__).with_name(script).is_file()
+    assert CliRunner().invoke(app, ["install-gl", "metal"]).output.startswith("'metal' cannot be installed")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from vla_rl.core.types import ArrayOrTensor, Episode
 
@@ -58,6 +58,8 @@ class Evaluation:
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
     """Recorded episodes, as in `Rollout.recordings`."""
+    groups: Mapping[str, Rate] = field(factory=dict)
+    """Success of the groups that tasks belong to (`TaskInfo.groups`), sorted by name; empty where there are none."""
 
     @property
     def interventions(self) -> Interventions | None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scripted_runs import read_metrics, scripted_spec
 
+from updates import policy_gradient
 from vla_rl.core.errors import PluginError
 from vla_rl.core.plan import Plan, Slot
 from vla_rl.core.spec.spec import load_spec, parse_spec
@@ -85,7 +86,7 @@ def roles_of(spec, assignment):
     model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
     return sim, Learner(
         model,
-        algorithm,
+        policy_gradient(algorithm),
         spec.train,
         name="linear",
         device="cpu",

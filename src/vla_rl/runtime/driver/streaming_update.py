@@ -18,6 +18,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -29,7 +30,6 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.scope_check import OTHER_SELECTION, check_parts, scope_error
 from vla_rl.runtime.driver.trace import Trace, traced
 from vla_rl.runtime.driver.update import UpdateStrategy, update_metrics
-from vla_rl.runtime.messages.learning import OptimizerStep
 
 
 class StreamingUpdate(UpdateStrategy):

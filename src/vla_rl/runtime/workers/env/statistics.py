@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import define
@@ -61,15 +61,15 @@ class EpisodeStatistics:
         self.interventions: Array | None = None
         """Valid steps of each episode whose action another source chose, int64 [N]; None: nobody can take over."""
 
-    def open(self, env_id: Any) -> None:
-        """Reset the statistics of an env whose episode begins."""
-        self.steps[env_id] = 0
-        self.chunks[env_id] = 0
-        self.total[env_id] = 0.0
-        self.last_reward[env_id] = 0.0
-        self.once[env_id] = False
+    def open(self, env_ids: Array) -> None:
+        """Reset the statistics of envs whose episodes begin."""
+        self.steps[env_ids] = 0
+        self.chunks[env_ids] = 0
+        self.total[env_ids] = 0.0
+        self.last_reward[env_ids] = 0.0
+        self.once[env_ids] = False
         if self.interventions is not None:
-            self.interventions[env_id] = 0
+            self.interventions[env_ids] = 0
 
     def remaining(self, active: Array) -> Array:
         """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""

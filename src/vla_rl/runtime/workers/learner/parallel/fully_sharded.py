@@ -1,0 +1,193 @@
+"""Fully sharded data parallelism (FSDP2, Zhao et al. 2023): each learner holds a share of the model.
+
+The module is imported only where it is used, because PyTorch takes a second to load what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from attrs import asdict
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.trainers import ModelInputs
+from vla_rl.core.types import EnvInfo
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy
+
+T = TypeVar("T")
+
+
+class _RunModule(nn.Module):
+    """Module whose forward pass is any function of the model, so that FSDP gathers weights around it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, forward: Callable[[], Any]) -> Any:
+        """Call the function. Results are cloned, because FSDP's hooks could be lost on views."""
+        result = forward()
+        if isinstance(result, torch.Tensor):
+            return result.clone()
+        return {name: None if tensor is None else tensor.clone() for name, tensor in result.items()}
+
+
+class FullyShardedParallel(ParallelStrategy):
+    """Fully sharded strategy: a share of the model on every rank.
+
+    Weights are gathered block by block: `blocks` are submodules, and the rest (embeddings, heads) is one more block.
+    Gradients of a block are reduced as soon as they are there.
+    """
+
+    lockstep = True
+
+    def __init__(self, device: str, world: int) -> None:
+        """Describe the ranks, which have entered their process group when the strategy is `prepare`d."""
+        self.world = world
+        self._device = device
+
+    def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
+        obs, chunk = dummy_sample(model, info)
+        passes: list[Callable[[], Any]] = []
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with collect_called_blocks(model) as blocks:
+                for forward in (
+                    lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
+                    lambda: model.imitation_loss(obs, chunk.actions),
+                ):
+                    try:
+                        forward()
+                    except NotOffered:  # the model cannot be trained in this way
+                        continue
+                    passes.append(forward)
+            self.shard(model.module, blocks)
+            self.run(passes[0])  # FSDP finds its blocks in the first pass
+        self.release()
+        return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
+
+    def shard(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        """Shard a module. Raises UserError for a block whose trainable weights differ in type."""
+        blocks = list(blocks)
+        _check_types(module, blocks)
+        self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
+        self.blocks: list[FSDPModule] = [fully_shard(block, mesh=self.mesh) for block in blocks]
+        self.root: Any = fully_shard(_RunModule(module), mesh=self.mesh)
+        for unit in self._units:
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
+        self.root.set_reduce_scatter_unused_params(True)
+
+    @property
+    def _units(self) -> tuple[Any, ...]:
+        """Modules that FSDP gathers one at a time."""
+        return self.root, *self.blocks
+
+    def run(self, forward: Callable[[], T]) -> T:
+        result: T = self.root(forward)
+        return result
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Do nothing: the backward pass has reduced the gradients."""
+
+    def gather(self) -> None:
+        for unit in self._units:
+            unit.unshard()
+        self.root.set_reshard_after_forward(False)
+
+    def release(self) -> None:
+        for unit in self._units:
+            unit.reshard()
+        self.root.set_reshard_after_forward(True)
+
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        """Context in which the module's parameters are plain full tensors, outside of FSDP: `state_dict` finds them,
+        and NumPy may share their memory.
+        """
+        modules = list(self.root.modules())
+        sharded = [(module, name, p) for module in modules for name, p in module.named_parameters(recurse=False)]
+        full: dict[int, nn.Parameter] = {}
+        """Id of a sharded parameter -> the full one; modules may share a parameter."""
+        for module, name, p in sharded:
+            if id(p) not in full:
+                full[id(p)] = nn.Parameter(_gathered(p.detach()), requires_grad=p.requires_grad)
+            setattr(module, name, full[id(p)])
+        yield
+        for module, name, p in sharded:
+            setattr(module, name, p)
+
+    def unsharded(self, tensor: Any) -> Any:
+        return _gathered(tensor)
+
+    def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
+        """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
+        fewer rows.
+        """
+        if not isinstance(tensor, torch.Tensor) or not tensor.dim():
+            return tensor
+        assert isinstance(like, DTensor)
+        chunks = tensor.chunk(like.device_mesh.size())
+        rank = like.device_mesh.get_local_rank()
+        chunk = chunks[rank] if rank < len(chunks) else tensor[:0]
+        return DTensor.from_local(
+            chunk.to(like.to_local().device).contiguous(),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+
+
+def _gathered(value: Any) -> Any:
+    """Return the full tensor of all ranks' shares; other values unchanged."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    names = {id(part): name for name, part in module.named_modules()}
+    of_block = {id(p): names[id(block)] for block in blocks for p in block.parameters()}
+    types: dict[str, set[str]] = {}
+    for p in module.parameters():
+        if p.requires_grad:
+            types.setdefault(of_block.get(id(p), "outside of its blocks"), set()).add(str(p.dtype))
+    for name, dtypes in types.items():
+        if len(dtypes) > 1:
+            raise UserError(
+                f"train.sharding: full needs trainable weights of one type in a block, and the model has "
+                f"{', '.join(sorted(dtypes))} in {name!r}; set train.sharding: replicated, or keep all weights in "
+                f"float32 and compute in bfloat16 (model.dtype: float32, train.precision: bf16)"
+            )
+
+
+@contextmanager
+def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
+    """Context that collects the model's blocks that are called in it: members of its module lists, and the critic.
+    Blocks inside other blocks are left out.
+    """
+    critic = [] if model.critic is None else [model.critic]
+    lists = [part for parts in model.module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
+    candidates = [part for part in (*critic, *lists) if any(True for _ in part.parameters())]
+    inner = {id(below) for part in candidates for below in part.modules() if below is not part}
+    called_blocks: dict[int, nn.Module] = {}
+    hooks = [
+        part.register_forward_pre_hook(lambda part, inputs: called_blocks.__setitem__(id(part), part))
+        for part in candidates
+        if id(part) not in inner
+    ]
+    blocks: list[nn.Module] = []
+    try:
+        yield blocks
+    finally:
+        for hook in hooks:
+            hook.remove()
+        blocks.extend(called_blocks.values())
