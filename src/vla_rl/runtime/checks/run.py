@@ -202,18 +202,19 @@ def _training_problems(spec: Spec) -> Iterator[Item]:
 
 def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterator[Item]:
     """Refuse trainers that learn from other data than those of their section."""
-    sections: list[tuple[tuple[str, ...], Component, TrainingData]] = []
+    sections: list[tuple[tuple[str, ...], Component, tuple[TrainingData, ...]]] = []
     if training:
-        sections.append((("trainer",), spec.trainer, TrainingData.TRAJECTORIES))
+        sections.append((("trainer",), spec.trainer, (TrainingData.TRAJECTORIES,)))
     if imitation and spec.imitation is not None:
-        sections.append((("imitation", "trainer"), spec.imitation.trainer, TrainingData.DEMONSTRATIONS))
+        recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
+        sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
         if trains_on is None:
             text = f"trainer {trainer.type!r} does not say what it learns from; its plugin lacks `trains_on`"
             yield (*path, "type"), text
-        elif trains_on is not data:
-            text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data.value}"
+        elif trains_on not in data:
+            text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
 
 

@@ -317,6 +317,11 @@ class RunFolder:
             "tasks_before": before.get("tasks", {}),
             "repeats": last.get("repeats", []),
             "repeats_std": last.get("repeats_std"),
+            **{
+                name: evaluation["interventions"]
+                for name, evaluation in (("interventions", last), ("interventions_before", before))
+                if "interventions" in evaluation
+            },
             "split": "eval",
             "seeds": {"run": spec.seed, "rule": "episode seeds are keyed by (run seed, ticket, episode)"},
             "max_steps": spec.rollout.max_steps or "the task's own limit",

@@ -119,6 +119,13 @@ class TrainedModel:
     def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
         return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
 
+    def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
+        """Return the loss of each sample, [B]."""
+        return self.strategy.run(lambda: self.model.imitation_losses(obs, actions))
+
+    def policy_features(self, obs: Observation) -> torch.Tensor:
+        return self.strategy.run(lambda: self.model.policy_features(obs))
+
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
         """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
         After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +14,7 @@ from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, Upda
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.trainers import optimizers
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.read_ahead import read_ahead
+from vla_rl.toolkit.trainers.read_ahead import read_ahead, read_samples
 
 
 class BehaviourCloning(Trainer):
@@ -34,7 +35,11 @@ class BehaviourCloning(Trainer):
         before = perf_counter()
         trained = self._trained
         losses = [torch.zeros((), device=trained.device)]
-        samples = read_ahead(data.demonstrations, data.steps, trained.train.micro_batch)
+        size = trained.train.micro_batch
+        samples: Iterator[tuple[Observation, Any]] = iter(())
+        if data.demonstrations is not None:
+            read = partial(read_samples, data.demonstrations, micro_batch=size)
+            samples = read_ahead(read, data.steps, size)
         with trained.released():
             losses += [self._step(step, samples) for step in data.steps]
             trained.check_finite()
