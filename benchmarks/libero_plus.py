@@ -179,9 +179,9 @@ def compare(file: Path) -> bool:
 def comparisons(records: Any) -> Iterator[tuple[str, str]]:
     """Yield what is compared, and how it differs; empty for what is equal to the last bit."""
     from vla_rl.plugins.envs.libero.plus import SUITES
-    from vla_rl.plugins.envs.libero.plus_files import initial_state, instruction, joint_angles
     from vla_rl.plugins.envs.libero.plus.noise import noisy
     from vla_rl.plugins.envs.libero.plus.variants import all_variants
+    from vla_rl.plugins.envs.libero.plus_files import initial_state, instruction, joint_angles
     from vla_rl.plugins.envs.libero.suites import Suite
 
     suites = {name: Suite(name) for name in SUITES}

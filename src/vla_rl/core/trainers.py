@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.errors import NotOffered
@@ -36,6 +35,8 @@ class ModelInputs:
         return len(self.obs)
 
     def take(self, indices: Array) -> ModelInputs:
+        import numpy as np
+
         if np.array_equal(indices, np.arange(len(self))):
             return self
         return ModelInputs(

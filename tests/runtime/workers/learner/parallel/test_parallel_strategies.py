@@ -60,6 +60,13 @@ def test_ranks_change_no_number(groups, world, sharding):
         assert got["held"] == [3 * whole] * world
 
 
+@pytest.mark.parametrize("acting", [False, True])
+def test_compiled_blocks_of_a_sharded_model_compute_the_same(groups, acting):
+    got = groups.run(world=2, sharding="full", compiled=True, acting=acting)
+    same(got, groups.run())
+    assert got["graphs"], "an error, or nothing was compiled"
+
+
 def test_a_rank_without_samples_keeps_step_with_the_others(groups):
     same(groups.run(world=2, sharding="full", lopsided=True), groups.run())
 
