@@ -41,7 +41,7 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
     Raises what building the model raises, and RuntimeError or NotImplementedError where it cannot run on the meta
     device.
     """
-    from vla_rl.runtime.workers.learner.parallel.fully_sharded import collect_called_blocks
+    from vla_rl.runtime.workers.learner.parallel.fsdp import collect_called_blocks
 
     algorithm = build_algorithm(spec)
     with CudaSemantics(), LiveMemory() as memory:
