@@ -4,7 +4,7 @@
 # make exhaustive  further cases of slow tests: each model with the compiler, each measured row of memory
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
-# make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, and the conformance tests on two tasks
+# make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
 # make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
 PYTHON ?= python3
@@ -47,12 +47,13 @@ gymnasium-packages: renderers
 	  gym-aloha gym-hil gym-pusht gymnasium-robotics
 	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py
 
-robotwin: renderers
+robotwin: renderers $(VENV)/.test
 	$(PYTHON) -m venv build/robotwin
 	build/robotwin/bin/python -m pip install -q $(TORCH)
 	build/robotwin/bin/python -m pip install -q -r tools/robotwin_requirements.txt $$(grep '^ray==' constraints.txt)
 	build/robotwin/bin/python -m pip install -q --no-deps sapien==3.0.3 rlinf-robotwin-runtime==0.1.3 -e .
 	build/robotwin/bin/python tools/robotwin_assets.py build/robotwin-assets
+	$(BIN)/python -m pytest -v tests/plugins/envs/test_robotwin_runtime.py
 	for task in stack_blocks_two blocks_ranking_rgb; do build/robotwin/bin/python -m vla_rl.cli.main check-env robotwin \
 	  tasks=$$task assets=build/robotwin-assets render=raster --seconds 30 || exit 1; done
 

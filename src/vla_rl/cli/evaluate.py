@@ -16,6 +16,7 @@ from vla_rl.cli.benchmark.suites import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Component, Spec, component
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation import NotRecorded
 from vla_rl.runtime.start import evaluate
@@ -62,7 +63,18 @@ def main(
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     chosen = load(benchmark)
     folder = folder or run_folder / "benchmarks" / Path(benchmark).stem
-    evaluate_suite(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, run_evaluation, folder, typer.echo)
+    evaluate_suite(
+        chosen,
+        chosen.chosen(suites),
+        policy,
+        checkpoint,
+        spec_with,
+        run_evaluation,
+        folder,
+        typer.echo,
+        optional=() if suites else chosen.optional,
+        check=partial(check_spec, training=False),
+    )
     typer.echo(f"wrote {folder / 'index.html'}")
 
 
@@ -81,8 +93,12 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
             typer.echo(text, nl=False)
             raise
     rows = {"all": result["success"], **(result.get("groups") or result["tasks"])}
+    if (interventions := result.get("interventions")) is not None:
+        rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
         typer.echo(line(name, rate, max(map(len, rows))))
+    if interventions is not None:
+        typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
     if failed is not None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 

@@ -316,19 +316,23 @@ def plan(
     cpus: Cpus = None,
     memory: Memory = None,
     gpu_memory: GpuMemory = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Latencies estimated for a GPU: h100, h200, a100, 4090, or a file of its rates."
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
+    """Forecast throughput, idle time and memory of every placement strategy, with the latencies of a run or those that
+    are estimated for a GPU. Needs no GPU and no simulator."""
     loaded, run_folder = _load(spec, overrides)
-    from vla_rl.cli.inputs import cluster_of
+    from vla_rl.cli.plan import latencies
     from vla_rl.cli.plan import main as forecast
-    from vla_rl.core.errors import UserError
 
-    files = profile or ([run_folder / "trace.json"] if run_folder else [])
-    if not files:
-        raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
-    forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory), json)
+    files = profile or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
+    forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)), json)
 
 
 @app.command()
@@ -382,6 +386,19 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
     from vla_rl.cli.list_plugins import main as listing
 
     listing(json)
+
+
+@app.command()
+@reported
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[OWNER/NAME]", help="One of them, with all its keys.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the public checkpoints whose keys are known, or say what is known of one, and who says so."""
+    from vla_rl.cli.models import main as listing
+
+    listing(name, json)
 
 
 @app.command()

@@ -177,6 +177,7 @@ def benchmark(
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
+    from vla_rl.runtime.checks.run import check_spec
 
     source, checkpoint = _source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
@@ -190,6 +191,8 @@ def benchmark(
         lambda spec, weights: evaluate(spec, weights),
         Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
+        optional=() if suites else chosen.optional,
+        check=functools.partial(check_spec, training=False),
     )
 
 
@@ -214,18 +217,15 @@ def plan(
     cpus: float | None = None,
     memory: float | None = None,
     gpu_memory: float | None = None,
+    gpu: str | None = None,
 ) -> list[dict[str, Any]]:
     """`vla-rl plan`: what every placement strategy is expected to do, one entry each, or its "reason" why it does not
-    fit. Arguments as on the command line; `profiles` may be left out for the folder of a run."""
-    from vla_rl.cli.inputs import cluster_of
-    from vla_rl.cli.plan import forecast
-    from vla_rl.core.errors import UserError
+    fit. Arguments as on the command line; `profiles` may be left out for the folder of a run, or with `gpu`."""
+    from vla_rl.cli.plan import forecast, latencies
 
     loaded, run_folder = read_spec(spec, overrides)
-    files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder else [])
-    if not files:
-        raise UserError("there are no latencies to plan with; give RUN/trace.json of a run, or a profile")
-    return forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory))
+    files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
+    return forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)))
 
 
 @_with_path_errors
@@ -364,6 +364,13 @@ def list_plugins() -> list[dict[str, Any]]:
     from vla_rl.cli.list_plugins import rows
 
     return rows()
+
+
+def known_checkpoints() -> list[dict[str, Any]]:
+    """`vla-rl models`: name, types, keys, env_keys, tell and facts of each known checkpoint, with their sources."""
+    from vla_rl.cli.models import entries
+
+    return entries()
 
 
 @_with_path_errors

@@ -251,7 +251,7 @@ class SimEnv(ABC):
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         """Apply up to C actions, float [N, C, A], to the envs where `active` (bool [N]) holds. With `stop_at_end` an
         env stops executing after its first terminated or truncated action, else it executes all. Cameras render once,
-        at the end."""
+        at the end. With `EnvInfo.takeovers` somebody else may choose any of the executed actions instead."""
 
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:
@@ -282,8 +282,8 @@ class SimEnv(ABC):
 
 
 class Algorithm(ABC):
-    """Advantages and a loss; no model, no simulator, no device choice, no logging. Entry-point group
-    `vla_rl.algorithms`."""
+    """Advantages and a loss; no model, no simulator, no device choice, no logging. Where a person or an expert takes
+    over, the episode ends for the algorithm (`core/run/takeovers.py`). Entry-point group `vla_rl.algorithms`."""
 
     needs: Requirements = Requirements()
     """Inputs that the algorithm needs. Core provides them, or refuses the run early."""

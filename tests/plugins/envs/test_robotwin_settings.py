@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,27 @@ def test_no_robotwin(tmp_path: Path) -> None:
         make({"tasks": TASK})
     with pytest.raises(UserError, match=message.format(f"in {tmp_path}")):
         make({"tasks": TASK, "checkout": tmp_path})
+
+
+@pytest.mark.parametrize(("kind", "method"), [("wheel", "gen_sparse_reward_data"), ("main", "take_action")])
+def test_a_robotwin_of_another_version(kind: Any, method: str, robotwin: Any, tmp_path: Path) -> None:
+    config = settings(kind, robotwin)
+    root = tmp_path / kind
+    base = next(root.rglob("_base_task.py"))
+    base.write_text(
+        base.read_text().replace(f"def {method}(", "def step_with(").replace("import Base_Task as", "import A as")
+    )
+    named = "runtime wheel of unknown version" if kind == "wheel" else rf"{root}, commit unknown"
+    with pytest.raises(
+        UserError, match=rf"this RoboTwin \({named}\) is of a version .* has no .*{method}\n  known: the "
+    ):
+        make(config)
+    if kind == "main":
+        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+        for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another"]):
+            subprocess.run([*git, *command], check=True)
+        with pytest.raises(UserError, match=rf"\({root}, commit [0-9a-f]{{7,}}\)"):
+            make(config)
 
 
 def test_a_file_of_settings(build_robotwin: Any, tmp_path: Path) -> None:

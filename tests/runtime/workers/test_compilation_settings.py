@@ -73,6 +73,7 @@ class Model:
     def __init__(self, blocks: Any = (), decide: Any = None) -> None:
         self.module = torch.nn.Sequential(torch.nn.Linear(2, 2))
         self.blocks = blocks
+        self.regions = ()
         self.decide = decide
 
 

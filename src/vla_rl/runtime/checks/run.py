@@ -25,6 +25,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
@@ -73,7 +74,9 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
-    warnings = without_effect(spec, training=training, imitation=imitation)
+    for line in checkpoint_lines(spec):
+        logger.warning("%s", line)
+    warnings = [*checkpoint_warnings(spec), *without_effect(spec, training=training, imitation=imitation)]
     if plan is not None:
         warnings += transfer_warnings(spec, plan)
     for text in located(warnings, spec.source):

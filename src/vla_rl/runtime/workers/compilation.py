@@ -88,4 +88,4 @@ def compile_model(
         component.decide = CapturedFunction(
             component.decide, CudaGraphRecorder(torch.device(device)), state=merge_state(component.module)
         )
-    return CompiledBlocks(component.module, component.blocks)
+    return CompiledBlocks(component.module, component.blocks, regions=component.regions, policy=component)

@@ -73,7 +73,11 @@ class MicroBatches:
         if tensors["value_weights"] is not None:
             tensors["value_weights"] = tensors["value_weights"] / step.value_divisor
         chunk = Chunk(
-            actions=inputs.actions, log_probs=tensors["log_probs"], values=tensors["values"], extras=inputs.extras
+            actions=inputs.actions,
+            log_probs=tensors["log_probs"],
+            values=tensors["values"],
+            extras=inputs.extras,
+            source=tensors.pop("source", None),
         )
         reference = None
         if self._algorithm.needs.reference:

@@ -189,4 +189,4 @@ def _cloud(side: int, roughness: float, draws: Draws) -> Array:
         heights[half::step, ::step] = varied(sums)
         step, spread = half, spread / roughness
     heights -= heights.min()
-    return heights / heights.max()
+    return np.asarray(heights / heights.max())
