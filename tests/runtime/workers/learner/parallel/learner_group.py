@@ -132,16 +132,15 @@ def learn(work: Work, rank: int, address: str) -> dict:
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.set_demonstrations((heavy.obs, heavy.actions))
-        losses.append(
-            role.behaviour_cloning_update(
-                [
-                    ImitationStep(
-                        number=1, first=0, indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2
-                    )
-                    for parts, all_ in zip(shares, whole, strict=True)
-                ]
-            )
+        cloned = role.behaviour_cloning_update(
+            [
+                ImitationStep(
+                    number=1, first=0, indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2
+                )
+                for parts, all_ in zip(shares, whole, strict=True)
+            ]
         )
+        losses.append(cloned.sums["loss/imitation"])
     scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
     moments = [
         value for state in role.trained.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.workers.learner.parallel.fully_sharded import FullyShardedParallel
+from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 
@@ -26,7 +26,7 @@ def groups(tmp_path_factory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "vla_rl.runtime.workers.learner.parallel.fully_sharded",
+            "vla_rl.runtime.workers.learner.parallel.fsdp",
             "vla_rl.runtime.workers.learner.learner",
             "vla_rl.testing.linear",
         ]
