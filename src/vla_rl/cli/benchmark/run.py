@@ -41,7 +41,7 @@ def evaluate_suite(
         evaluate: evaluates one suite.   say: is told each suite's line.
         optional: suites that are left out, with the reason, where the spec or its `check` raises UserError.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
-    env_type = spec_with(()).env.type
+    env_type = _env_type(benchmark, suites[0], spec_with)
     if env_type != benchmark.env:
         raise UserError(
             f"{benchmark.title} runs env {benchmark.env!r}, the spec has {env_type!r}; give a spec of that simulator, "
@@ -97,6 +97,15 @@ def evaluate_suite(
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
     return results
+
+
+def _env_type(benchmark: Benchmark, suite: str, spec_with: Callable[[Sequence[str]], Spec]) -> str:
+    """Return the simulator of a spec, which may be complete only with a suite's keys: the command line may change keys
+    (`env.plus.sample`) that exclude those of the spec (`env.suite`)."""
+    try:
+        return spec_with(()).env.type
+    except UserError:
+        return spec_with(benchmark.overrides(suite)).env.type
 
 
 def _read_record(file: Path) -> Result:
