@@ -254,8 +254,9 @@ class Observation:
         return len(self.instructions)
 
     def take(self, rows: Any) -> Observation:
-        """Return the observations at these positions (int64 NumPy array), in this order."""
-        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, rows.tolist())))
+        """Return the observations at these positions (int64 NumPy array, or other integers), in this order."""
+        positions = rows.tolist() if hasattr(rows, "tolist") else rows
+        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, positions)))
 
     def numpy(self) -> Observation:
         """Return the same observation in host memory, ready to send to another process."""
