@@ -81,6 +81,16 @@ def test_a_learner_step_reads_nothing_on_the_host(model: str, algorithm: str, mo
     assert ends == ["check", "metrics"]
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "gipo"])
+def test_a_part_of_a_streaming_update_reads_nothing_on_the_host(algorithm: str) -> None:
+    update, inputs, fields = _update("film_resnet", algorithm)
+    parts = [np.arange(start, start + MICRO_BATCH) for start in range(0, SAMPLES, MICRO_BATCH)]
+    with host_reads() as reads:
+        for index in range(2):
+            update.forward_backward(1, inputs, fields, parts, len(parts), first=index == 0)
+    assert reads == []
+
+
 def _update(model: str, algorithm: str) -> tuple[PolicyUpdate, ModelInputs, dict[str, Any]]:
     """Return the update of a tiny model, its samples, and their fields."""
     kind, keys = ALGORITHMS[algorithm]
