@@ -346,7 +346,8 @@ def decide(stage: Stage, name: str, policy: Any, env: Any, noise: Callable[[int]
 def compile_blocks(stage: Stage, policy: Any) -> None:
     from vla_rl.toolkit.models.compilation import CompiledBlocks
 
-    CompiledBlocks(policy.module, policy.blocks, backend="eager" if stage.tiny else "inductor")
+    backend = "eager" if stage.tiny else "inductor"
+    CompiledBlocks(policy.module, policy.blocks, regions=policy.regions, policy=policy, backend=backend)
 
 
 def capture(stage: Stage, policy: Any) -> None:

@@ -38,6 +38,7 @@ from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.models.adapters import MergedAdapters
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
@@ -104,7 +105,14 @@ def oft_learner() -> Learner:
 
 def oft_step() -> tuple[Any, Callable[[], Any]]:
     learner = oft_learner()
-    return learner.policy, learner.step
+
+    def step() -> None:
+        learner.optimiser.zero_grad(set_to_none=True)
+        with adapters_cast_once(learner.policy.module):
+            learner.loss().backward()
+        learner.optimiser.step()
+
+    return learner.policy, step
 
 
 def oft_decision() -> tuple[Any, Callable[[], Any]]:

@@ -198,9 +198,14 @@ def test_a_mistake_is_found(mutant):
     assert any(MUTANTS[mutant] in finding for finding in failed.value.findings), failed.value
 
 
-@pytest.mark.parametrize("name", ["policy_gradient", "behaviour_cloning"])
+@pytest.mark.parametrize("name", ["policy_gradient", "behaviour_cloning", "offline"])
 def test_own_trainers_pass(name):
     check_trainer(load("trainer", name))
+
+
+def test_offline_passes_with_each_algorithm():
+    plugin = load("trainer", "offline")
+    check_trainer(plugin, plugin.config(algorithm="awr", features="frozen"))
 
 
 def test_a_trainer_with_networks_of_its_own_passes():

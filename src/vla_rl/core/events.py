@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
@@ -19,6 +19,18 @@ class Rate:
     n: int
     low: float
     high: float
+
+
+@frozen(kw_only=True)
+class Interventions:
+    """How much a person or an expert acted instead of the policy in some episodes."""
+
+    rate: float
+    """Share of the environment steps whose action another source chose."""
+    episodes: float
+    """Share of the episodes with at least one such step."""
+    unaided: Rate
+    """Rate of the episodes that succeeded without any."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,6 +60,11 @@ class Evaluation:
     """Recorded episodes, as in `Rollout.recordings`."""
     groups: Mapping[str, Rate] = field(factory=dict)
     """Success of the groups that tasks belong to (`TaskInfo.groups`), sorted by name; empty where there are none."""
+
+    @property
+    def interventions(self) -> Interventions | None:
+        """How much others acted instead of the policy; None: nobody can take over."""
+        return interventions_of(self.episodes)
 
 
 @frozen(kw_only=True)
@@ -92,3 +109,27 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     return Rate(
         rate=p, n=n, low=0.0 if successes == 0 else centre - half, high=1.0 if successes == n else centre + half
     )
+
+
+def interventions_of(episodes: Sequence[Episode]) -> Interventions | None:
+    """Return how much others acted in these episodes; None where nobody can take over, and without episodes."""
+    counts = [episode.interventions for episode in episodes if episode.interventions is not None]
+    if not counts:
+        return None
+    return Interventions(
+        rate=sum(counts) / max(sum(episode.steps for episode in episodes), 1),
+        episodes=sum(count > 0 for count in counts) / len(counts),
+        unaided=wilson(sum(episode.unaided_success for episode in episodes), len(episodes)),
+    )
+
+
+def intervention_metrics(prefix: str, interventions: Interventions | None) -> dict[str, float]:
+    """Return the metrics "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions" and "PREFIX/unaided_success";
+    none where nobody can take over."""
+    if interventions is None:
+        return {}
+    return {
+        f"{prefix}/intervention_rate": interventions.rate,
+        f"{prefix}/episodes_with_interventions": interventions.episodes,
+        f"{prefix}/unaided_success": interventions.unaided.rate,
+    }

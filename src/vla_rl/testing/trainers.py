@@ -16,7 +16,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
-    DemonstrationData,
+    DemonstrationsData,
     ImitationStep,
     ModelInputs,
     OptimizerStep,
@@ -32,6 +32,7 @@ from vla_rl.core.types import (
     Loss,
     Observation,
     Plugin,
+    RecordedRewards,
     Rollout,
     Scores,
     TrainingData,
@@ -43,9 +44,9 @@ from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.owned_state import POLICY, load_owned_state, owned_state
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state
 
 CHUNK = 2
 SAMPLES = 8
@@ -79,6 +80,16 @@ class _Rank(ParallelStrategy):
             self.gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
 
 
+class _Recording(InMemoryDataset):
+    """Two episodes of half of the samples each; the first one earns a reward at its end."""
+
+    def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
+        index = np.asarray(indices)
+        last = index % (SAMPLES // 2) == SAMPLES // 2 - 1
+        rewards = (last & (index < SAMPLES // 2)).astype(np.float32)
+        return RecordedRewards(rewards=rewards, following=np.where(last, -1, index + 1))
+
+
 @frozen(eq=False)
 class _Case:
     """A trainer with its policy."""
@@ -86,7 +97,7 @@ class _Case:
     trainer: Trainer
     trained: TrainedModel
     clones: bool
-    """The trainer learns from demonstrations."""
+    """The trainer learns from demonstrations, or from recordings with rewards."""
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, targets included."""
@@ -107,7 +118,7 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
     update depends on; no optimiser trains targets.
 
     Args:
-        plugin: trainer of trajectories or of demonstrations; it is built with `config`.
+        plugin: trainer of trajectories, demonstrations or recordings; it is built with `config`.
         config: settings of the plugin; None: its defaults.
     Raises ValueError for a trainer of windows.
     """
@@ -123,7 +134,7 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
         training = TrainingContext(trained=trained, algorithm=_Reinforce(), heartbeat=lambda: None)
         context = Context(chunk=CHUNK, env=trained.info, training=training)
         trainer, _ = built("trainer", plugin, config, context)
-        return _Case(trainer, trained, plugin.trains_on is TrainingData.DEMONSTRATIONS)
+        return _Case(trainer, trained, plugin.trains_on is not TrainingData.TRAJECTORIES)
 
     with f.section("parts"):
         _check_parts(f, make())
@@ -183,7 +194,7 @@ def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
     size = case.trained.train.micro_batch
     if case.clones:
         step = ImitationStep(number=1, first=0, indices=own, total=SAMPLES, most=len(own), lr=1e-2)
-        return DemonstrationData(demonstrations=InMemoryDataset([(obs, inputs.actions)]), steps=[step])
+        return DemonstrationsData(demonstrations=_Recording([(obs, inputs.actions)]), steps=[step])
     parts = tuple(np.arange(start, min(start + size, len(own))) for start in range(0, len(own), size))
     return TrajectoryData(
         step=number,
@@ -351,7 +362,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _arrays(data: Any) -> list[Array]:
-    if isinstance(data, DemonstrationData):
+    if isinstance(data, DemonstrationsData):
         assert data.demonstrations is not None
         obs, actions = data.demonstrations.read_samples(np.arange(SAMPLES))
         return [*(np.asarray(x) for x in obs.images.values()), np.asarray(obs.state), np.asarray(actions)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,15 @@ def evaluate_suite(
     evaluate: Callable[[Spec, Path | None], Result],
     folder: Path,
     say: Callable[[str], object],
+    optional: Collection[str] = (),
+    check: Callable[[Spec], object] = lambda spec: None,
 ) -> dict[str, Result]:
     """Play what is not yet in `folder`, and write SUITE.json for each, and index.html over all that are there.
 
     Args:
         policy: how the table calls it.   spec_with: further overrides -> the spec.
         evaluate: evaluates one suite.   say: is told each suite's line.
+        optional: suites that are left out where `check`, a spec's check, raises UserError.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
     env_type = spec_with(()).env.type
     if env_type != benchmark.env:
@@ -45,6 +48,12 @@ def evaluate_suite(
             f"with the cameras and the state that the policy knows"
         )
     specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
+    for name in [name for name in specs if name in optional]:
+        try:
+            check(specs[name])
+        except UserError as exc:
+            say(f"{name} is left out: {exc}")
+            del specs[name]
     check_folder("--folder", folder)
     with about("--folder", folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -63,6 +63,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     spread = sum((r - mean) ** 2 for r in evaluation.repeats)
     count = len(evaluation.repeats)
     groups = {name: attrs.asdict(rate) for name, rate in evaluation.groups.items()}
+    interventions = evaluation.interventions
     return {
         "step": evaluation.step,
         "success": attrs.asdict(evaluation.success),
@@ -70,6 +71,7 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
         **({"groups": groups} if groups else {}),
         "repeats": list(evaluation.repeats),
         "repeats_std": (spread / (count - 1)) ** 0.5 if count > 1 else None,
+        **({} if interventions is None else {"interventions": attrs.asdict(interventions)}),
         "seconds": evaluation.seconds,
     }
 

@@ -25,6 +25,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
@@ -73,7 +74,9 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
-    warnings = without_effect(spec, training=training, imitation=imitation)
+    for line in checkpoint_lines(spec):
+        logger.warning("%s", line)
+    warnings = [*checkpoint_warnings(spec), *without_effect(spec, training=training, imitation=imitation)]
     if plan is not None:
         warnings += transfer_warnings(spec, plan)
     for text in located(warnings, spec.source):
@@ -199,18 +202,19 @@ def _training_problems(spec: Spec) -> Iterator[Item]:
 
 def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterator[Item]:
     """Refuse trainers that learn from other data than those of their section."""
-    sections: list[tuple[tuple[str, ...], Component, TrainingData]] = []
+    sections: list[tuple[tuple[str, ...], Component, tuple[TrainingData, ...]]] = []
     if training:
-        sections.append((("trainer",), spec.trainer, TrainingData.TRAJECTORIES))
+        sections.append((("trainer",), spec.trainer, (TrainingData.TRAJECTORIES,)))
     if imitation and spec.imitation is not None:
-        sections.append((("imitation", "trainer"), spec.imitation.trainer, TrainingData.DEMONSTRATIONS))
+        recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
+        sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
         if trains_on is None:
             text = f"trainer {trainer.type!r} does not say what it learns from; its plugin lacks `trains_on`"
             yield (*path, "type"), text
-        elif trains_on is not data:
-            text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data.value}"
+        elif trains_on not in data:
+            text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
 
 

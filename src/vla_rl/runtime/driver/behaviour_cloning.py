@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -51,14 +52,18 @@ class ImitationTrainer:
         """Return the samples of an optimiser step (from 1), over all ranks."""
         return sum(order.size(step) for order in self._orders)
 
-    def train(self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]) -> float:
-        """Make optimiser steps `first` to `last` (from 1, inclusive). Return the mean loss of a sample.
+    def train(
+        self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
+    ) -> dict[str, float]:
+        """Make optimiser steps `first` to `last` (from 1, inclusive). Return the trainer's metrics: means over samples
+        of its sums, such as "loss/imitation", and its maxima.
 
         Args:
             lr: optimiser step -> its learning rate.
             on_step: called with the next optimiser step.
         """
-        total_loss = 0.0
+        totals: dict[str, float] = {}
+        maxima: dict[str, float] = {}
         for start in range(first, last + 1, STEPS_PER_CALL):
             on_step(start)
             end = min(start + STEPS_PER_CALL, last + 1)
@@ -68,8 +73,12 @@ class ImitationTrainer:
                 for rank, learner in enumerate(self._fleet.learners)
             ]
             results = self._fleet.get_all(pending)
-            total_loss += sum(result.sums["loss/imitation"] for result in results)
-        return total_loss / sum(map(self.batch_size, range(first, last + 1)))
+            for name in results[0].sums:
+                totals[name] = totals.get(name, 0.0) + sum(result.sums[name] for result in results)
+            for name in results[0].maxima:
+                maxima[name] = max(maxima.get(name, -math.inf), *(result.maxima[name] for result in results))
+        samples = sum(map(self.batch_size, range(first, last + 1)))
+        return {name: total / samples for name, total in totals.items()} | maxima
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:
         """Return the shard of each rank in an optimiser step (from 1)."""
@@ -113,9 +122,9 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     on_progress("demonstrations", 0, section.episodes)
     cloning = _clone_expert(fleet, spec, section, "warm-up", section.batch)
     steps_per_epoch = cloning.steps_per_epoch
-    loss = 0.0
+    metrics: dict[str, float] = {}
     for epoch in range(section.epochs):
-        loss = cloning.train(
+        metrics = cloning.train(
             epoch * steps_per_epoch + 1,
             (epoch + 1) * steps_per_epoch,
             lambda step: section.lr,
@@ -125,7 +134,7 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     return {
         "bc_warmup/samples": cloning.metrics["imitation/samples"],
         "bc_warmup/expert_success": cloning.metrics["imitation/expert_success"],
-        "bc_warmup/loss": loss,
+        "bc_warmup/loss": metrics["loss/imitation"],
     }
 
 

@@ -39,7 +39,7 @@ from attrs import evolve
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.spec.spec import Spec, restored_spec
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -77,7 +77,7 @@ class WorkerHost(HostInterface):
         self, spec: Spec | dict[str, Any], assignment: Assignment, on_heartbeat: Callable[[], None] = lambda: None
     ) -> None:
         """Create a host without roles. `on_heartbeat` is called at each heartbeat, in the thread that works."""
-        self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
+        self.spec = restored_spec(spec) if isinstance(spec, dict) else spec
         self.assignment = assignment
         self.stop_requested: Callable[[], bool] = lambda: False
         self.roles: dict[str, Any] = {}

@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.core.fields import arranged
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.trainers import InputRows, OptimizerStep, SampleFields
+from vla_rl.core.trainers import OptimizerStep, SampleFields, SampleInputs
 from vla_rl.core.types import Array, Batch, Chunk
 from vla_rl.toolkit.trainers.device_copies import DeviceCopies, DeviceSamples
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -26,7 +26,7 @@ class MicroBatches:
 
     def each(
         self,
-        rows: InputRows | None,
+        rows: SampleInputs | None,
         fields: SampleFields,
         micro_batches: Sequence[Array],
         step: OptimizerStep,
@@ -56,7 +56,7 @@ class MicroBatches:
         }
         return self._build(self._copy(self._trained.dummy, zeros, np.zeros(1, np.int64)), step, version)
 
-    def _copy(self, rows: InputRows, fields: SampleFields, indices: Array) -> DeviceSamples:
+    def _copy(self, rows: SampleInputs, fields: SampleFields, indices: Array) -> DeviceSamples:
         arrays = {
             name: None if array is None else array[indices]
             for name, array in fields.items()
@@ -73,7 +73,11 @@ class MicroBatches:
         if tensors["value_weights"] is not None:
             tensors["value_weights"] = tensors["value_weights"] / step.value_divisor
         chunk = Chunk(
-            actions=inputs.actions, log_probs=tensors["log_probs"], values=tensors["values"], extras=inputs.extras
+            actions=inputs.actions,
+            log_probs=tensors["log_probs"],
+            values=tensors["values"],
+            extras=inputs.extras,
+            source=tensors.pop("source", None),
         )
         reference = None
         if self._algorithm.needs.reference:

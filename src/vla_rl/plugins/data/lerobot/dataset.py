@@ -18,7 +18,7 @@ from pyarrow.dataset import dataset as open_rows
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Context, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of, read_meta
@@ -45,6 +45,8 @@ class LeRobotData(Demonstrations):
         meta = read_meta(folder)
         uses_state = context.env is not None and context.env.state_dim > 0
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
+        rewarded = config.reward in meta.features
+        columns = sizes | ({config.reward: _length(meta, where, config.reward)} if rewarded else {})
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -56,18 +58,20 @@ class LeRobotData(Demonstrations):
         episodes = meta.episodes[: config.episodes]
         check_files(folder, episodes, self._filmed)
         files = list(dict.fromkeys(e.data for e in episodes))
-        table = _numbers(where, files, sizes)
+        table = _numbers(where, files, columns)
         order = np.lexsort((table["frame_index"], table["episode_index"]))
         order = order[np.isin(table["episode_index"][order], [e.index for e in episodes])]
         table = {name: column[order] for name, column in table.items()}
         _check_rows(where, table, episodes)
-        for name in sizes:
+        for name in columns:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
         unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
         if unknown:
             raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
         self._actions = table[config.action]
         self._state = table[config.state] if uses_state else None
+        self._rewards = table[config.reward][:, 0] if rewarded else None
+        self._reward = config.reward
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
         indices, first = np.unique(table["episode_index"], return_index=True)
@@ -109,6 +113,18 @@ class LeRobotData(Demonstrations):
             return observation, self._actions[rows].reshape(len(rows), self._chunk, self._action_dim)
         following = rows[:, None] + np.arange(self._chunk)
         return observation, self._actions[np.minimum(following, self._last[episodes][:, None])]
+
+    def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
+        if self._rewards is None:
+            raise UserError(
+                f"{self._where} has no feature {self._reward!r} with rewards; record with the hook lerobot, or "
+                f"give imitation.data.reward"
+            )
+        episodes, steps = self._windows.find(np.asarray(indices))
+        rows = self._first[episodes] + steps
+        return self._windows.rewards(
+            np.asarray(indices), self._rewards, rows, self._last[episodes], 1 if self._whole else self._chunk, discount
+        )
 
     def data_statistics(self) -> Any:
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (

@@ -16,19 +16,19 @@ XYZW, WXYZ = [1, 2, 3, 0], [3, 0, 1, 2]
 """Indices that reorder quaternions from MuJoCo's order to SciPy's, and back."""
 
 
-def camera_pose(position: Sequence[float], orientation: Sequence[float], view: Sequence[int]) -> tuple[Array, Array]:
+def camera_pose(position: Array, orientation: Array, view: Sequence[int]) -> tuple[Array, Array]:
     """Return position [m] and quaternion (w first) of a moved camera, as MuJoCo's compiler stores them.
 
     Args:
-        position: the camera's own position [3] in metres.
-        orientation: its own quaternion [4], w first.
+        position: the camera's own position, float64 [3], in metres.
+        orientation: its own quaternion, float64 [4], w first.
         view: horizontal and vertical turn, distance in percent, turn and tilt of the view, as in a variant's name.
 
     The official code rounds to four digits after every turn, so these roundings are part of the pose; a variant whose
     camera is not moved has a rounded pose, too.
     """
     horizontal, vertical, distance, turn, tilt = view
-    place, direction = np.asarray(position, np.float64), np.asarray(orientation, np.float64)
+    place, direction = position, orientation
     if vertical:
         rotation = _about_y(vertical)
         place = _rounded(rotation.apply(place - PIVOT) + PIVOT)
@@ -41,7 +41,7 @@ def camera_pose(position: Sequence[float], orientation: Sequence[float], view: S
         direction = _turned(direction, _about_z(turn))
     if tilt:
         direction = _turned(direction, _about_y(tilt))
-    return _compiled(place, direction)
+    return compiled_pose(place, direction)
 
 
 def _about_y(degrees: int) -> Rotation:
@@ -60,7 +60,7 @@ def _rounded(values: Array) -> Array:
     return np.array([round(value, 4) for value in values.tolist()])
 
 
-def _compiled(position: Array, orientation: Array) -> tuple[Array, Array]:
+def compiled_pose(position: Array, orientation: Array) -> tuple[Array, Array]:
     """Return a pose as MuJoCo's compiler stores it, which normalises quaternions."""
     place, direction = (" ".join(map(repr, values.tolist())) for values in (position, orientation))
     xml = f'<mujoco><worldbody><camera pos="{place}" quat="{direction}"/></worldbody></mujoco>'

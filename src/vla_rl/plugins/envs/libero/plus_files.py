@@ -11,6 +11,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.plus.variants import Variant, counts
@@ -66,7 +68,7 @@ def initial_state(variant: Variant, suite: Suite, index: int) -> Array:
     """Return the initial state of a variant, float64 [time + positions + velocities]: the first one of the base task,
     whose number in the suite is `index`, or the variant's own."""
     if not has_own_scene(variant):
-        return suite.initial_states(index)[0]
+        return np.asarray(suite.initial_states(index)[0])
     file = _file(f"init_files/libero_newobj/{variant.suite}/{variant.name}.pruned_init")
     return load_states(file).reshape(-1)
 
