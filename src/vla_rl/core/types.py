@@ -190,8 +190,8 @@ class TaskInfo:
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
     """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
-    groups: tuple[str, ...] = ()
-    """Groups of tasks that an evaluation reports beside the single tasks, such as a benchmark's dimensions."""
+    categories: tuple[str, ...] = ()
+    """Categories to which the task belongs, such as a dimension of a benchmark; evaluations report their success."""
 
 
 @frozen(kw_only=True)
