@@ -1,9 +1,12 @@
 """The runtime's own cost: simulators and policies with given latencies, on Ray, beside the ideal.
 
-    python benchmarks/runtime.py [--only control lanes strategies] [--rounds 5] [--json FILE]
+    python benchmarks/runtime.py [--only control scale lanes strategies] [--rounds 5] [--json FILE]
 
 control      a chunk step without any latency, simulator and policy in separate processes; its ideal is the same spec in
              one process, which does the same work without messages
+scale        rollouts of 1,024 and 4,096 tabletop envs (16 px) with random actions and without a network, in one
+             process: processor time that the runtime takes beyond the simulator, for each env and chunk step, from the
+             issue of the tickets to the release of their samples; the fastest round. Run it with OMP_NUM_THREADS=1
 lanes        100 ms of simulation and 100 ms of inference, one and two lanes
 strategies   unequal and lognormal latencies (one in a hundred takes 5 times the median) under every strategy
 
@@ -19,10 +22,11 @@ import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from attrs import frozen
+from no_network import TimedTabletop
 
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.run.flow import Flow
@@ -132,6 +136,54 @@ SECTIONS = {
 """Groups of cases; those of a group are alive side by side."""
 
 
+SCALE = (
+    ("1,024 envs, one episode a ticket", 1024, {"episodes": 1024, "group_size": 8}, "grpo"),
+    ("1,024 envs, auto_reset", 1024, {"auto_reset": "immediate", "steps": 64}, "ppo"),
+    ("4,096 envs, auto_reset", 4096, {"auto_reset": "immediate", "steps": 64}, "ppo"),
+)
+"""Cases of `scale`: name, envs, keys of `rollout`, algorithm. Chunks are single actions, the dearest for it."""
+
+
+def scale(rounds: int) -> dict[str, float]:
+    """Print and return microseconds of an env's chunk step."""
+    figures = {}
+    print(f"{'scale: us of an env and chunk step':40} {'runtime':>12} {'simulator':>10}")
+    for name, num_envs, rollout, algorithm in SCALE:
+        spec = parse_spec(
+            {
+                "name": "scale",
+                "plugins": ["no_network"],
+                "model": {"type": "random_actions"},
+                "env": {"type": "timed_tabletop", "num_envs": num_envs, "image_size": 16},
+                "rollout": {"chunk": 1, "max_steps": 64 if algorithm == "grpo" else 16, **rollout},
+                "algorithm": {"type": algorithm},
+                "runtime": {"backend": "local"},
+                "train": {"steps": 10**6, "lr": 1e-3, "micro_batch": 64},
+                "hooks": [],
+            }
+        )
+        runtime = start(spec)
+        flow = flow_of(spec, State())
+        play(runtime, flow)
+        runtime_us, simulator_us = min(microseconds(runtime, flow) for _ in range(rounds))
+        runtime.close()
+        figures[f"scale_{name.replace(' ', '_')}_us"] = runtime_us
+        print(f"{name:40} {runtime_us:9.2f} us {simulator_us:7.2f} us", flush=True)
+    return figures
+
+
+def microseconds(runtime: Driver, flow: Flow) -> tuple[float, float]:
+    """Return the processor time of runtime and simulator in a rollout, for each valid chunk step of an env."""
+    TimedTabletop.seconds = 0.0
+    before = process_time()
+    rollout, _, _ = collect_rollout(runtime, flow, flow.step + 1)
+    runtime.finish(trained=False)
+    flow.finish("discarded")
+    seconds = process_time() - before
+    steps = int(rollout.valid.any(-1).sum())
+    return 1e6 * (seconds - TimedTabletop.seconds) / steps, 1e6 * TimedTabletop.seconds / steps
+
+
 def play(runtime: Driver, flow: Flow) -> float:
     """Seconds of a rollout, which is not trained on."""
     before = perf_counter()
@@ -163,15 +215,18 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    sections = ["scale", *SECTIONS]
+    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     import ray
 
-    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
-    figures: dict[str, Any] = {}
-    for section in options.only:
+    figures: dict[str, Any] = scale(options.rounds) if "scale" in options.only else {}
+    sections = [section for section in options.only if section != "scale"]
+    if sections:
+        ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
+    for section in sections:
         print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
         work = 0.0
         for case, seconds in (pair for group in SECTIONS[section] for pair in measure(group, options.rounds)):

@@ -179,7 +179,7 @@ def missing_requirements(dist: str, extra: str | None) -> list[str]:
 
 
 def unmet_base() -> list[str]:
-    """Return vla-rl's own base requirements that are not met, each as `torch>=2.13 (2.11.0 is installed)`. A package of
+    """Return vla-rl's own base requirements that are not met, each as `torch>=2.9 (2.8.0 is installed)`. A package of
     another version may still work, so callers report this and do not refuse to run."""
     try:
         return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]

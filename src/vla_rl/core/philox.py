@@ -31,14 +31,14 @@ def philox(key: Array, counters: Array, first: int, count: int) -> Array:
     shape = len(counters), len(blocks)
     a = np.broadcast_to(blocks, shape)
     b, c, d = (np.broadcast_to(counters[:, column, None], shape) for column in (1, 2, 3))
-    k, l = key[0], key[1]  # noqa: E741
+    low_key, high_key = key
     with np.errstate(over="ignore"):
         for _ in range(ROUNDS):
             a_high, a_low = _product(MULTIPLIERS[0], a)
             c_high, c_low = _product(MULTIPLIERS[1], c)
-            a, b, c, d = c_high ^ b ^ k, c_low, a_high ^ d ^ l, a_low
-            k, l = k + WEYL[0], l + WEYL[1]  # noqa: E741
-    words = np.stack([a, b, c, d], axis=-1).reshape(shape[0], -1)
+            a, b, c, d = c_high ^ b ^ low_key, c_low, a_high ^ d ^ high_key, a_low
+            low_key, high_key = low_key + WEYL[0], high_key + WEYL[1]
+    words = np.stack([a, b, c, d], axis=-1).reshape(shape[0], WORDS * shape[1])
     start = first - WORDS * first_block
     return words[:, start : start + count]
 

@@ -24,6 +24,8 @@ REJECTED_SEEDS = 2**64 % SEEDS
 """A word whose product with SEEDS has a lower half below this is drawn again (Lemire 2019)."""
 MANY_SAMPLES = 96
 """Number of samples from which computing all streams at once is faster than one generator after the other."""
+MANY_KEYS = 16
+"""The same for seeds, each of which needs a generator of its own."""
 
 
 def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:
@@ -40,9 +42,12 @@ def derived_seed(seed: int, purpose: str, number: int = 0, episode: int = 0) -> 
 
 def derived_seeds(seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int]) -> Array:
     """Return the `derived_seed` of each of B keys, int64 [B]."""
+    if len(numbers) < MANY_KEYS:
+        pairs = zip(numbers, episodes, strict=True)
+        return np.array([derived_seed(seed, purpose, number, episode) for number, episode in pairs], np.int64)
     words = philox(_key(seed, purpose), _counters(numbers, episodes, [0] * len(numbers)), 0, 1)[:, 0]
-    # `Generator.integers` takes the upper 64 bits of word * SEEDS = (word << 63) - word, and draws again where the lower
-    # ones are below REJECTED_SEEDS. The upper bits are word >> 1, less 1 where the subtraction of the lower ones borrows.
+    # `Generator.integers` takes the upper 64 bits of word * SEEDS = (word << 63) - word, and draws again where the
+    # lower ones are below REJECTED_SEEDS. The upper bits are word >> 1, less 1 where the subtraction borrows.
     halves = words >> np.uint64(1)
     seeds = np.where((words << np.uint64(63)) < words, halves - np.uint64(1), halves)
     lower = words * np.uint64(SEEDS)
@@ -104,7 +109,9 @@ def _uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
     first_word, end_word = first // 2, -(-(first + count) // 2)
     words = philox(key, counters, first_word, end_word - first_word)
     # A generator takes the lower half of a 64-bit word first, and the upper 24 bits of a half.
-    halves = np.stack([words & np.uint64(2**32 - 1), words >> np.uint64(32)], axis=-1).reshape(len(counters), -1)
+    halves = np.stack([words & np.uint64(2**32 - 1), words >> np.uint64(32)], axis=-1).reshape(
+        len(counters), 2 * words.shape[1]
+    )
     start = first - 2 * first_word
     mantissas: Array = halves[:, start : start + count] >> np.uint64(8)
     return mantissas.astype(np.float32) * np.float32(2**-24)

@@ -80,9 +80,9 @@ class TrainingData(Enum):
     TRAJECTORIES = "trajectories"
     """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
     DEMONSTRATIONS = "demonstrations"
-    """Samples of demonstrations: `DemonstrationData`."""
+    """Samples of demonstrations: `DemonstrationsData`."""
     RECORDINGS = "recordings with rewards"
-    """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationData`."""
+    """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationsData`."""
     WINDOWS = "windows"
     """Windows of recorded episodes, for a world model: `WindowData`."""
 

@@ -219,8 +219,50 @@ def full_pi05(root: Path) -> tuple[str, Path]:
     return "pi05", openpi(root / "openpi-assets/checkpoints/pi05_libero", "pi05", 10, quantiles=True)
 
 
+def full_smolvla(root: Path) -> tuple[str, Path]:
+    kind, folder = smolvla(root)
+    (folder / "architecture.json").unlink()
+    edit(folder / "config.json", max_action_dim=32, max_state_dim=32, chunk_size=50)
+    keys = json.loads(reference("smolvla", "keys_smolvla_full.json").read_text())
+    hollow_weights(folder / "model.safetensors", {f"model.{name}": shape for name, shape in keys.items()})
+    return kind, folder
+
+
+def full_groot_n1_5(root: Path) -> tuple[str, Path]:
+    kind, folder = groot_n1_5(root)
+    (folder / "architecture.json").unlink()
+    head = json.loads((folder / "config.json").read_text())["action_head_cfg"]
+    head |= {"action_horizon": 16, "action_dim": 32, "max_state_dim": 64}
+    edit(folder / "config.json", action_head_cfg=head)
+    hollow_weights(
+        folder / "model.safetensors", json.loads(reference("gr00t", "keys_gr00t_n1_5_full.json").read_text())
+    )
+    return kind, folder
+
+
+def full_groot_n1_7(root: Path) -> tuple[str, Path]:
+    kind, folder = groot_n1_7(root)
+    (folder / "architecture.json").unlink()
+    edit(folder / "config.json", action_horizon=40, max_action_dim=132, max_state_dim=132)
+    processor = json.loads((folder / "processor_config.json").read_text())
+    processor["processor_kwargs"]["shortest_image_edge"] = 256
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    keys = json.loads(reference("gr00t", "n1_7", "keys_gr00t_n1_7_full.json").read_text())
+    hollow_weights(folder / "model.safetensors", keys)
+    return kind, folder
+
+
 @pytest.mark.parametrize(
-    ("layout", "billions"), [(full_openvla, 7.5), (full_pi0, 3.5), (full_pi05, 3.6)], ids=["openvla_oft", "pi0", "pi05"]
+    ("layout", "billions"),
+    [
+        (full_openvla, 7.5),
+        (full_pi0, 3.5),
+        (full_pi05, 3.6),
+        (full_smolvla, 0.45),
+        (full_groot_n1_5, 2.41),
+        (full_groot_n1_7, 3.14),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_folder_of_the_public_size_is_opened_and_acts_on_the_meta_device(layout, billions, tmp_path, monkeypatch):
     kind, folder = layout(tmp_path)

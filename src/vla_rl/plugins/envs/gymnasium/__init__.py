@@ -8,9 +8,11 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.envs.gymnasium.hil_settings import plugin as gym_hil
 from vla_rl.plugins.envs.gymnasium.settings import (
     STATES,
     CameraSettings,
+    InterventionSettings,
     Wrapper,
     bounds,
     check,
@@ -45,6 +47,9 @@ class GymnasiumConfig:
     success: str = field(validator=words)
     """Criterion of success: the path of an entry of the environment's info, or `terminated` for an environment that
     terminates only when solved."""
+    interventions: InterventionSettings | None = None
+    """Info entries that tell when somebody takes over from the policy, of environments or wrappers with a takeover
+    device; `{}` for those of gym-hil; null: nobody can take over."""
     wrappers: tuple[Wrapper, ...] = ()
     """Gymnasium wrappers, innermost first."""
     max_steps: int | None = field(
@@ -65,10 +70,13 @@ class GymnasiumConfig:
     """Processes of the env instances."""
 
 
-def build(config: GymnasiumConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.gymnasium.single_env import make_env
+__all__ = ["GymnasiumConfig", "gym_hil", "plugin"]
 
-    return make_env(config, context)
+
+def build(config: GymnasiumConfig, context: Context) -> Any:
+    from vla_rl.plugins.envs.gymnasium.single_env import make_envs
+
+    return make_envs(config, context)
 
 
 plugin = Plugin(
