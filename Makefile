@@ -60,7 +60,8 @@ gymnasium-packages: renderers
 	build/gymnasium/bin/python -m pip install -q $(TORCH)
 	build/gymnasium/bin/python -m pip install -q -c constraints.txt -e '.[dev]' \
 	  gym-aloha gym-hil gym-pusht gymnasium-robotics
-	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py
+	MUJOCO_GL=egl build/gymnasium/bin/python -m pytest -v tests/plugins/envs/test_gymnasium_packages.py \
+	  tests/plugins/envs/test_gym_hil.py
 
 robotwin: renderers $(VENV)/.test
 	$(PYTHON) -m venv build/robotwin

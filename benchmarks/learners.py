@@ -36,8 +36,8 @@ from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.trainers import ModelInputs, OptimizerStep
 from vla_rl.core.types import Context, Plugin
 from vla_rl.runtime.start import start
-from vla_rl.runtime.workers.learner.hosted_trainers import Trainers
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.trainers.context import TrainingContext

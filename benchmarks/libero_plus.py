@@ -10,8 +10,8 @@ The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagi
     /tmp/plus/bin/python benchmarks/libero_plus.py official /tmp/official.npz --assets $ASSETS
     python benchmarks/libero_plus.py compare /tmp/official.npz
 
-`official` records what the authors' code does, in that environment. `compare` plays the same here, with MuJoCo of the same
-version, and prints a line for each comparison. Its exit code is 1 where anything differs.
+`official` records what the authors' code does, in that environment. `compare` plays the same here, in the same MuJoCo.
+It prints a line for each comparison, and its exit code is 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def record_official(file: Path, assets: Path) -> None:
         from PIL import Image
 
         kind, severity = divmod(noise - 1, 10)
-        np.random.seed(noise)
+        np.random.seed(noise)  # noqa: NPY002  the authors' generator
         draw = (*kinds, env_wrapper.glass_blur)[kind]
         records[f"noise/{noise}"] = draw(Image.fromarray(noise_picture(noise_size(noise))), severity + 1).astype(
             np.uint8
@@ -130,7 +130,7 @@ def official_pose(suite: str, name: str) -> Array:
         end_point_rot=view[3],
         end_point_vertical=view[4],
     )
-    TASK_MAPPING[problem]._setup_camera(settings, arena)
+    TASK_MAPPING[problem]._setup_camera(settings, arena)  # noqa: SLF001  the authors'
     return np.array(poses["agentview"])
 
 
@@ -139,8 +139,8 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
     from liberoplus.liberoplus import get_libero_path
     from liberoplus.liberoplus.envs import OffScreenRenderEnv
 
-    file = os.path.join(get_libero_path("bddl_files"), suite, f"{name}.bddl")
-    env = OffScreenRenderEnv(bddl_file_name=file, camera_heights=SIZE, camera_widths=SIZE)
+    file = Path(get_libero_path("bddl_files"), suite, f"{name}.bddl")
+    env = OffScreenRenderEnv(bddl_file_name=str(file), camera_heights=SIZE, camera_widths=SIZE)
     env.seed(0)
     env.reset()
     env.set_init_state(state)
@@ -148,7 +148,7 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
         env.step([0.0] * 6 + [-1.0])
     settled = env.get_sim_state().copy()
     for action in ACTIONS:
-        np.random.seed(SEED)  # the picture's noise draws from this generator
+        np.random.seed(SEED)  # noqa: NPY002  the picture's noise draws from this generator
         observation, *_ = env.step(action)
     result = {
         "settled": settled,
@@ -179,9 +179,9 @@ def compare(file: Path) -> bool:
 def comparisons(records: Any) -> Iterator[tuple[str, str]]:
     """Yield what is compared, and how it differs; empty for what is equal to the last bit."""
     from vla_rl.plugins.envs.libero.plus import SUITES
-    from vla_rl.plugins.envs.libero.plus.files import initial_state, instruction, joint_angles
     from vla_rl.plugins.envs.libero.plus.noise import noisy
     from vla_rl.plugins.envs.libero.plus.variants import all_variants
+    from vla_rl.plugins.envs.libero.plus_files import initial_state, instruction, joint_angles
     from vla_rl.plugins.envs.libero.suites import Suite
 
     suites = {name: Suite(name) for name in SUITES}
@@ -233,13 +233,14 @@ def play_here(variant: Any) -> dict[str, Array]:
     one = np.array([0])
     env.reset(one, np.array([variant.state_id]), one)
     instance = env.env(0)
-    settled = instance._scene.simulator_state()
+    scene = instance._scene  # noqa: SLF001
+    settled = scene.simulator_state()
     for action in ACTIONS:
         instance.step(action)
-    images = {name: image[::-1, ::-1] for name, image in instance._scene.images().items()}
+    images = {name: image[::-1, ::-1] for name, image in scene.images().items()}
     if variant.noise:
         images["agentview"] = noisy(images["agentview"], variant.noise, np.random.RandomState(SEED))
-    state = instance._scene.simulator_state()
+    state = scene.simulator_state()
     env.close()
     return {"settled": settled, "state": state, **images}
 
@@ -264,7 +265,7 @@ def libero_pose(variant: Any) -> tuple[Array, Array]:
     arena = SimpleNamespace(
         set_camera=lambda camera_name, pos, quat, **_: poses.setdefault(camera_name, (np.array(pos), np.array(quat)))
     )
-    TASK_MAPPING[get_problem_info(str(file))["problem_name"]]._setup_camera(None, arena)
+    TASK_MAPPING[get_problem_info(str(file))["problem_name"]]._setup_camera(None, arena)  # noqa: SLF001  LIBERO's
     return poses["agentview"]
 
 

@@ -19,8 +19,8 @@ from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.assembler import RolloutBatch, batch_fields, find_samples
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
-from vla_rl.runtime.workers.learner.hosted_trainers import Trainers
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel

@@ -13,6 +13,7 @@ import typer
 
 from vla_rl.cli.benchmark.run import evaluate_suite, line
 from vla_rl.cli.benchmark.suites import load
+from vla_rl.cli.protocol.protocols import protocol_record
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Component, Spec, component
@@ -34,6 +35,7 @@ def main(
     suites: list[str] | None,
     folder: Path | None,
     record: Path | None,
+    protocol: str | None,
 ) -> None:
     """Print the success of one evaluation, or of all suites of a benchmark.
 
@@ -41,12 +43,13 @@ def main(
         spec_with: further overrides -> the spec.   policy: how tables call it.
         home: in which a benchmark's results lie, unless `folder` is given.
         record: folder of a data set that the episodes are appended to.
+        protocol: name of the protocol that `spec_with` applies, for the result.
     Raises UserError: a place that cannot be written, before the first episode; what could not be written at the end,
     after the result was printed.
     """
     if record is not None:
         check_folder("--record", record)
-    run_evaluation = partial(_evaluate, record=record)
+    run_evaluation = partial(_evaluate, record=record, protocol=protocol)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
@@ -92,7 +95,7 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except KeyboardInterrupt:  # a pipe that nobody reads
             typer.echo(text, nl=False)
             raise
-    rows = {"all": result["success"], **(result.get("groups") or result["tasks"])}
+    rows = {"all": result["success"], **(result.get("categories") or result["tasks"])}
     if (interventions := result.get("interventions")) is not None:
         rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
@@ -103,12 +106,13 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 
 
-def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None) -> dict[str, Any]:
+def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None, protocol: str | None) -> dict[str, Any]:
     line = StatusLine()
     try:
-        return evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
+        result = evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
     finally:
         line.clear()
+    return result if protocol is None else {**result, "protocol": protocol_record(protocol, spec)}
 
 
 def recording_to(spec: Spec, folder: Path) -> Component:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.errors import NotOffered
@@ -36,6 +35,8 @@ class ModelInputs:
         return len(self.obs)
 
     def take(self, indices: Array) -> ModelInputs:
+        import numpy as np
+
         if np.array_equal(indices, np.arange(len(self))):
             return self
         return ModelInputs(
@@ -69,7 +70,7 @@ def nbytes(obs: Observation) -> int:
     return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
-class InputRows(Protocol):
+class SampleInputs(Protocol):
     """Model inputs of B samples: one batch, or rows of several."""
 
     def __len__(self) -> int: ...
@@ -138,7 +139,7 @@ class TrajectoryData:
     """Training step, from 1."""
     version: int
     """Version of the weights before the update."""
-    inputs: InputRows | None
+    inputs: SampleInputs | None
     """Model inputs of the rank's samples; None where it has none, or sent them to `accumulate`."""
     fields: SampleFields
     """Fields of the same samples, in the same order."""
@@ -146,7 +147,7 @@ class TrajectoryData:
 
 
 @frozen(kw_only=True, eq=False)
-class PartialTrajectoryData:
+class TrajectoryPart:
     """A part of a rank's samples, before the rest of the training step is collected (streaming update)."""
 
     version: int
@@ -161,7 +162,7 @@ class PartialTrajectoryData:
 
 
 @frozen(kw_only=True, eq=False)
-class DemonstrationData:
+class DemonstrationsData:
     """One rank's demonstrations, and its share of optimiser steps on them."""
 
     demonstrations: Demonstrations | None
@@ -221,7 +222,7 @@ class Trainer(ABC):
         over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
 
     @hookspec(firstresult=True)
-    def accumulate(self, data: PartialTrajectoryData) -> None:
+    def accumulate(self, data: TrajectoryPart) -> None:
         """Run the forward and backward passes of a part of a training step's samples, before the rest is collected
         (streaming update); `update` makes the optimiser step. Optional, for trainers of trajectories."""
         raise NotOffered(f"{type(self).__name__} cannot begin with a part of a training step")

@@ -16,7 +16,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
-    DemonstrationData,
+    DemonstrationsData,
     ImitationStep,
     ModelInputs,
     OptimizerStep,
@@ -44,9 +44,9 @@ from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.owned_state import POLICY, load_owned_state, owned_state
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state
 
 CHUNK = 2
 SAMPLES = 8
@@ -194,7 +194,7 @@ def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
     size = case.trained.train.micro_batch
     if case.clones:
         step = ImitationStep(number=1, first=0, indices=own, total=SAMPLES, most=len(own), lr=1e-2)
-        return DemonstrationData(demonstrations=_Recording([(obs, inputs.actions)]), steps=[step])
+        return DemonstrationsData(demonstrations=_Recording([(obs, inputs.actions)]), steps=[step])
     parts = tuple(np.arange(start, min(start + size, len(own))) for start in range(0, len(own), size))
     return TrajectoryData(
         step=number,
@@ -362,7 +362,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _arrays(data: Any) -> list[Array]:
-    if isinstance(data, DemonstrationData):
+    if isinstance(data, DemonstrationsData):
         assert data.demonstrations is not None
         obs, actions = data.demonstrations.read_samples(np.arange(SAMPLES))
         return [*(np.asarray(x) for x in obs.images.values()), np.asarray(obs.state), np.asarray(actions)]

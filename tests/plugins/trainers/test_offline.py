@@ -11,7 +11,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.trainers import DemonstrationData, ImitationStep
+from vla_rl.core.trainers import DemonstrationsData, ImitationStep
 from vla_rl.core.types import Context, Observation, RecordedRewards
 from vla_rl.plugins.trainers.offline import OfflineConfig
 from vla_rl.plugins.trainers.offline.impl import Offline, read_recorded
@@ -137,10 +137,10 @@ def test_the_better_of_two_recorded_chunks_is_learnt(algorithm):
     trainer = trainer_of(
         model, algorithm=algorithm, lr=1e-2, critic_steps=60, target_rate=0.1 if algorithm == "iql" else 0.005
     )
-    first = trainer.update(DemonstrationData(demonstrations=data, steps=steps_on(16, 60)))
+    first = trainer.update(DemonstrationsData(demonstrations=data, steps=steps_on(16, 60)))
     before = {name: p.clone() for name, p in LinearModel(INFO, CHUNK).module.named_parameters()}
     assert all(torch.equal(p, before[name]) for name, p in model.module.named_parameters()), "critics alone"
-    last = trainer.update(DemonstrationData(demonstrations=data, steps=steps_on(16, 60)))
+    last = trainer.update(DemonstrationsData(demonstrations=data, steps=steps_on(16, 60)))
     assert last.sums["loss/value"] < first.sums["loss/value"]
     obs, actions = data.read_samples(np.arange(2))
     losses = model.imitation_losses(obs, actions).detach()
@@ -171,13 +171,13 @@ def test_equal_returns_are_refused():
     data = Bandit(4)
     data.good[:] = True
     with pytest.raises(UserError, match="all 4 recorded samples have the return 1"):
-        trainer_of(LinearModel(INFO, CHUNK)).update(DemonstrationData(demonstrations=data, steps=steps_on(4, 1)))
+        trainer_of(LinearModel(INFO, CHUNK)).update(DemonstrationsData(demonstrations=data, steps=steps_on(4, 1)))
 
 
 def test_demonstrations_without_rewards_are_refused():
     data = InMemoryDataset([(synthetic.observation(INFO, 4), np.zeros((4, CHUNK, INFO.action_dim), np.float32))])
     with pytest.raises(UserError, match="needs recordings with rewards"):
-        trainer_of(LinearModel(INFO, CHUNK)).update(DemonstrationData(demonstrations=data, steps=steps_on(4, 1)))
+        trainer_of(LinearModel(INFO, CHUNK)).update(DemonstrationsData(demonstrations=data, steps=steps_on(4, 1)))
 
 
 @pytest.mark.parametrize(

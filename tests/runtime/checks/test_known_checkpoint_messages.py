@@ -92,3 +92,22 @@ def test_a_folder_that_is_called_after_a_known_one_is_pointed_out():
 def test_a_built_in_checkpoint_needs_no_words():
     spec = spec_of("builtin:tabletop", "env={type: tabletop, num_envs: 8}", chunk=", chunk: 4")
     assert texts(spec) == [] and list(checkpoint_lines(spec)) == []
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "public-checkpoint.md"
+
+
+def test_the_specs_of_the_page_are_read(monkeypatch):
+    spec, table = (block.partition("```")[0] for block in PAGE.read_text("utf-8").split("```yaml\n")[1:])
+    Path("page.yaml").write_text(spec)
+    loaded = load_spec("page.yaml")
+    (line, *_) = checkpoint_lines(loaded)
+    said = " ".join(
+        part.strip() for part in PAGE.read_text("utf-8").split("    checkpoint RLinf/")[1].split("\n\n")[0].splitlines()
+    )
+    assert line.startswith(f"checkpoint RLinf/{said.partition(' (vla-rl models')[0]}")
+    Path("mine.yaml").write_text(table)
+    monkeypatch.setenv("VLA_RL_CHECKPOINTS", "mine.yaml")
+    with_own = spec_of("acme/vla", chunk="")
+    assert with_own.model.config.cameras == ("agentview", "wrist") and with_own.rollout.chunk == 8
+    assert ["model.center_crop" in text for text in texts(with_own)] == [True]

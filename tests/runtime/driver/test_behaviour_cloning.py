@@ -248,3 +248,52 @@ def test_wrong_mixtures(keys, message):
     with pytest.raises(SpecError, match="co_training: mixes recorded demonstrations: needs `data`"):
         further = [{"type": "recorded", "weight": 0.5}]
         parse_spec(scripted_spec(imitation={**EXPERT, "co_training": further}, plugins=plugins))
+
+
+REWARDED = ["vla_rl.testing.scripted", str(Path(__file__).with_name("reward_data.py"))]
+
+
+@pytest.mark.parametrize("algorithm", ["awr", "iql"])
+def test_the_better_actions_of_recordings_are_learnt(tmp_path, algorithm):
+    """As many recorded chunks are good as bad ones; a resumed run equals one that went through, critics included."""
+    offline = {"type": "offline", "algorithm": algorithm, "critic_steps": 30, "lr": 1e-2, "hidden": [32]}
+    section = {"data": {"type": "rewarded"}, "trainer": offline, "lr": 3e-2, "batch": 16, "report_every": 30}
+    results, metrics = start(tmp_path / "whole", imitation={**section, "steps": 90}, plugins=REWARDED)
+    assert results["success"]["rate"] >= 0.95
+    values = [line["loss/value"] for line in metrics if "loss/value" in line]
+    assert len(values) == 3 and values[-1] < values[0]
+    start(tmp_path / "parts", imitation={**section, "steps": 60}, plugins=REWARDED)
+    start(tmp_path / "parts", resume=True, imitation={**section, "steps": 90}, plugins=REWARDED)
+    files = [
+        folder / "checkpoints" / "last" / "trainer" / "learner.pt"
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    one, other = (torch.load(file, weights_only=True) for file in files)
+    assert one["weights"].keys() == other["weights"].keys()
+    owned = one["trainers"]["demonstrations"]
+    assert owned["state"] == {"updates": 90} and len(owned) == (5 if algorithm == "iql" else 3)
+    assert _flat(one) == _flat(other)
+
+
+def test_plain_cloning_of_the_same_recordings_is_undecided(tmp_path):
+    section = {"data": {"type": "rewarded"}, "lr": 3e-2, "batch": 16, "steps": 60}
+    results, _ = start(tmp_path, imitation=section, plugins=REWARDED)
+    assert results["success"]["rate"] <= 0.8
+
+
+def test_a_run_of_one_trainer_is_not_resumed_with_another(tmp_path):
+    section = {"data": {"type": "rewarded"}, "lr": 3e-2, "batch": 16, "steps": 2}
+    start(tmp_path, imitation=section, plugins=REWARDED)
+    with pytest.raises(UserError, match=r"imitation\.trainer"):
+        start(
+            tmp_path, resume=True, imitation={**section, "steps": 4, "trainer": {"type": "offline"}}, plugins=REWARDED
+        )
+
+
+def _flat(state):
+    """All numbers of a checkpoint, by their place."""
+    if isinstance(state, dict):
+        return {key: _flat(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_flat(value) for value in state]
+    return state.tolist() if isinstance(state, torch.Tensor) else state

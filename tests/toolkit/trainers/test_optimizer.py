@@ -8,7 +8,7 @@ from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.toolkit.trainers.optimizers import FiniteGuard, build_optimizer, clip_and_step
+from vla_rl.toolkit.trainers.optimizer import FiniteGuard, build_optimizer, clip_and_step
 from vla_rl.toolkit.trainers.parallel import SingleRank
 
 TRAIN = TrainSpec(steps=1, lr=0.1, micro_batch=1)
@@ -77,7 +77,7 @@ def test_an_optimizer_that_is_not_fused_is_checked_before_each_step() -> None:
 
 def test_shards_skip_a_fused_step_too() -> None:
     """What a GPU does with shards, on a CPU with one rank."""
-    from vla_rl.runtime.workers.learner.parallel.fully_sharded import FullyShardedParallel
+    from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

@@ -116,7 +116,10 @@ def _read(text: str, where: str) -> Benchmark:
 
 
 def _unknown(benchmark: Benchmark) -> Iterator[str]:
-    for published in (dict.fromkeys((*benchmark.mean, *benchmark.optional), 0.0), *(p.rates for p in benchmark.published)):
+    for published in (
+        dict.fromkeys((*benchmark.mean, *benchmark.optional), 0.0),
+        *(p.rates for p in benchmark.published),
+    ):
         yield from (name for name in published if name not in benchmark.suites)
 
 

@@ -178,7 +178,7 @@ def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[
     if row.unsupported is not None:
         return row, [(("model", "checkpoint"), f"{row.name}: {row.unsupported.value}{_who_says(row.unsupported)}")]
     env = data.get("env")
-    problems = []
+    problems: list[tuple[KeyPath, str]] = []
     for key, known in row.keys_with(env.get("type") if isinstance(env, dict) else None).items():
         *sections, last = key.split(".")
         target: Any = data
@@ -196,6 +196,25 @@ def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[
             )
             problems.append((tuple(key.split(".")), text))
     return row, problems
+
+
+def written_source(source: str, sources: Mapping[str, str]) -> str:
+    """Return sources, separated by `;`, with repositories in place of their short names. Raise ValueError for one that
+    is neither `SHORT:FILE:LINE`, nor an address, nor an arXiv number.
+
+    Args:
+        sources: short name -> repository@commit.
+    """
+    written = []
+    for part in source.split(";"):
+        short, _, rest = part.strip().partition(":")
+        if not part.strip():
+            raise ValueError("is empty; say who gives this value")
+        if short not in sources and not part.strip().startswith(("https://", "arXiv:")):
+            near = did_you_mean(short, sources)
+            raise ValueError(f"{short!r} is none of `sources`{near}, no address and no arXiv number")
+        written.append(f"{sources[short]} {rest}".strip() if short in sources else part.strip())
+    return "; ".join(written)
 
 
 # ------------------------------------------------------------------------------------------------ internal
@@ -307,16 +326,10 @@ def _complete(
     path: KeyPath = ("checkpoints", checkpoint)
 
     def sourced(where: KeyPath, known: KnownValue) -> KnownValue:
-        parts = [part.strip() for part in known.source.split(";")]
-        for part in parts:
-            short = part.partition(":")[0]
-            if not part:
-                raise PluginError(_placed(name, document, (*where, "source"), "is empty; say who gives this value"))
-            if short not in content.sources and not part.startswith(("https://", "arXiv:")):
-                near = did_you_mean(short, content.sources)
-                text = f"{short!r} is none of `sources`{near}, no address and no arXiv number"
-                raise PluginError(_placed(name, document, (*where, "source"), text))
-        written = "; ".join(_written_out(part, content.sources) for part in parts)
+        try:
+            written = written_source(known.source, content.sources)
+        except ValueError as exc:
+            raise PluginError(_placed(name, document, (*where, "source"), str(exc))) from None
         return evolve(known, source=written, location=f"{name}:{_line(document, where)}")
 
     for fact in row.facts:
@@ -350,12 +363,6 @@ def _complete(
         unsupported=sourced((*path, "unsupported"), row.unsupported) if row.unsupported is not None else None,
         location=f"{name}:{_line(document, path)}",
     )
-
-
-def _written_out(source: str, sources: Mapping[str, str]) -> str:
-    """Return `short:FILE:LINE` with the repository in place of its short name."""
-    short, _, rest = source.partition(":")
-    return f"{sources[short]} {rest}".strip() if short in sources else source
 
 
 def _line(document: Document, path: KeyPath) -> int:

@@ -80,7 +80,7 @@ def measure_costs(
 
     Raises as `measure_model`.
     """
-    from vla_rl.runtime.workers.learner.parallel.fully_sharded import collect_called_blocks
+    from vla_rl.runtime.workers.learner.parallel.fsdp import collect_called_blocks
 
     algorithm = build_algorithm(spec)
     counter = OperationCounter()

@@ -24,8 +24,8 @@ from vla_rl.runtime.placement.components import build_env, open_data, values_for
 from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
-from vla_rl.runtime.workers.learner.hosted_trainers import trainers_of
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs

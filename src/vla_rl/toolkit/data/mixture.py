@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Observation, to_numpy
+from vla_rl.core.types import Array, Observation, RecordedRewards, to_numpy
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,19 @@ class MixedDemonstrations(Demonstrations):
             actions.append(to_numpy(chunks))
         back = np.argsort(np.concatenate(rows))
         return Observation.concat(observations).take(back), np.concatenate(actions)[back]
+
+    def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
+        indices = to_numpy(indices)
+        part_of = np.searchsorted(self._ends, indices, side="right")
+        rewards = np.zeros(len(indices), np.float32)
+        following = np.full(len(indices), -1, np.int64)
+        for number in np.unique(part_of):
+            chosen = np.flatnonzero(part_of == number)
+            start = self._ends[number] - self.sizes[number]
+            recorded = self._parts[number].read_rewards(indices[chosen] - start, discount)
+            rewards[chosen] = recorded.rewards
+            following[chosen] = np.where(recorded.following < 0, -1, recorded.following + start)
+        return RecordedRewards(rewards=rewards, following=following)
 
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         return self._parts[0].data_statistics()

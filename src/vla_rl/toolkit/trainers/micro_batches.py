@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.core.fields import arranged
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.trainers import InputRows, OptimizerStep, SampleFields
+from vla_rl.core.trainers import OptimizerStep, SampleFields, SampleInputs
 from vla_rl.core.types import Array, Batch, Chunk
 from vla_rl.toolkit.trainers.device_copies import DeviceCopies, DeviceSamples
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -26,7 +26,7 @@ class MicroBatches:
 
     def each(
         self,
-        rows: InputRows | None,
+        rows: SampleInputs | None,
         fields: SampleFields,
         micro_batches: Sequence[Array],
         step: OptimizerStep,
@@ -56,7 +56,7 @@ class MicroBatches:
         }
         return self._build(self._copy(self._trained.dummy, zeros, np.zeros(1, np.int64)), step, version)
 
-    def _copy(self, rows: InputRows, fields: SampleFields, indices: Array) -> DeviceSamples:
+    def _copy(self, rows: SampleInputs, fields: SampleFields, indices: Array) -> DeviceSamples:
         arrays = {
             name: None if array is None else array[indices]
             for name, array in fields.items()

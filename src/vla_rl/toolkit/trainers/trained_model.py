@@ -15,7 +15,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
-from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
 
 
@@ -39,7 +39,7 @@ class TrainedModel:
         self.strategy: ParallelStrategy = SingleRank()
         self._acting = acting
         self._dummy: ModelInputs | None = None
-        self._guard = optimizers.FiniteGuard(name)
+        self._guard = optimizer.FiniteGuard(name)
         self._start_optimizer()
 
     def _start_optimizer(self) -> None:
@@ -51,7 +51,7 @@ class TrainedModel:
         self.critic_names = frozenset(name for name, p in self.parameters.items() if id(p) in critic_ids)
         actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
         critic = [p for name, p in self.parameters.items() if name in self.critic_names]
-        self.optimizer = optimizers.build_optimizer(actor, critic, self.train)
+        self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
 
     def join(self, strategy: ParallelStrategy) -> None:
         """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts anew
@@ -137,7 +137,7 @@ class TrainedModel:
             else:
                 stepped.append(parameter)
         limit = self.train.max_grad_norm
-        return optimizers.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
     def check_finite(self) -> None:
         """Raises UserError if a loss or a gradient was not finite since the last call."""

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, Observation
 from vla_rl.plugins.data.rlds import RLDSConfig, find_files
-from vla_rl.plugins.data.rlds.tfrecord import ExampleFeature, Span, read_bytes, read_examples
+from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, read_bytes, read_examples
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
@@ -48,10 +48,10 @@ class RLDSData(Demonstrations):
         self._cameras: dict[str, str] = {}
         self._episodes: list[RLDSEpisode] = []
         for file in files:
-            for features in read_examples(file):
+            for example in read_examples(file):
                 if not self._episodes:
-                    self._check(features, context)
-                self._episodes.append(self._episode(file, features))
+                    self._check_first_episode(example.features, context)
+                self._episodes.append(self._episode(file, example))
                 if len(self._episodes) == config.episodes:
                     break
             if len(self._episodes) == config.episodes:
@@ -91,7 +91,7 @@ class RLDSData(Demonstrations):
         states = [episode.state for episode in self._episodes if episode.state is not None]
         return statistics(features | ({"state": np.concatenate(states)} if states else {}))
 
-    def _check(self, features: dict[str, ExampleFeature], context: Context) -> None:
+    def _check_first_episode(self, features: dict[str, ExampleFeature], context: Context) -> None:
         """Compare the first episode with the simulator."""
         steps = _num_steps(features)
         config = self._config
@@ -103,13 +103,14 @@ class RLDSData(Demonstrations):
         usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in pictures}
         self._cameras = match_cameras(self._where, env, pictures, {**usual, **config.cameras})
 
-    def _episode(self, file: Path, features: dict[str, ExampleFeature]) -> RLDSEpisode:
+    def _episode(self, file: Path, example: Example) -> RLDSEpisode:
+        features = example.features
         steps = _num_steps(features)
         episode = RLDSEpisode(
             file=file,
             actions=self._rows(features, self._config.action, steps),
             state=self._rows(features, self._config.state, steps) if self._uses_state else None,
-            instructions=self._instructions(file, features, steps),
+            instructions=self._instructions(file, example, steps),
             pictures={name: self._spans(features, name) for name in self._cameras.values()},
         )
         for name, spans in episode.pictures.items():
@@ -117,18 +118,18 @@ class RLDSData(Demonstrations):
                 raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} pictures of {name}")
         return episode
 
-    def _instructions(self, file: Path, features: dict[str, ExampleFeature], steps: int) -> list[str]:
+    def _instructions(self, file: Path, example: Example, steps: int) -> list[str]:
         name = self._config.instruction
-        spans = self._spans(features, name)
+        spans = self._spans(example.features, name)
         try:
-            texts = {span: read_bytes(file, span).decode() for span in set(spans)}
+            texts = [example.read(span).decode() for span in spans]
         except UnicodeDecodeError as exc:
             raise UserError(f"{file}: an instruction is no UTF-8 ({exc.reason}); download it again") from exc
         if name.startswith(METADATA):
-            spans = spans * steps
-        if len(spans) != steps:
-            raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} instructions")
-        return [texts[span] for span in spans]
+            texts = texts * steps
+        if len(texts) != steps:
+            raise UserError(f"{file}: an episode of {steps} steps has {len(texts)} instructions")
+        return texts
 
     def _rows(self, features: dict[str, ExampleFeature], name: str, steps: int) -> Array:
         numbers = self._numbers(features, name)

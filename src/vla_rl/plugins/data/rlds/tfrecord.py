@@ -34,8 +34,22 @@ class ExampleFeature:
     """Places of the byte strings in the file."""
 
 
-def read_examples(file: Path) -> Iterator[dict[str, ExampleFeature]]:
-    """Yield the features of each example of a file. Raise UserError for what is no such file."""
+@frozen(eq=False)
+class Example:
+    """One example of a file."""
+
+    features: dict[str, ExampleFeature]
+    record: bytes
+    offset: int
+    """Place of the record in its file."""
+
+    def read(self, span: Span) -> bytes:
+        """Return a byte string of the example, without reading the file again."""
+        return self.record[span[0] - self.offset : span[1] - self.offset]
+
+
+def read_examples(file: Path) -> Iterator[Example]:
+    """Yield each example of a file. Raise UserError for what is no such file."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = 0
@@ -48,9 +62,10 @@ def read_examples(file: Path) -> Iterator[dict[str, ExampleFeature]]:
                 raise UserError(f"{file}: its record at byte {start} ends behind the file; download it again")
             record = opened.read(length)
             try:
-                yield _features(record, start + HEAD)
+                example = Example(_features(record, start + HEAD), record, start + HEAD)
             except (ValueError, struct.error) as exc:
                 raise UserError(f"{file}: its record at byte {start} is no tf.train.Example ({exc})") from exc
+            yield example
             start = end
 
 

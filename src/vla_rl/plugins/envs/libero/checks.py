@@ -52,8 +52,8 @@ def check(config: Any, context: Context) -> None:
 
     if config.plus is not None:
         from vla_rl.plugins.envs.libero.plus import SUITES
-        from vla_rl.plugins.envs.libero.plus.files import require_files
         from vla_rl.plugins.envs.libero.plus.variants import selected
+        from vla_rl.plugins.envs.libero.plus_files import require_files
 
         with at("plus"):
             require_files(selected(config.plus))

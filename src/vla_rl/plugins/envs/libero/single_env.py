@@ -17,8 +17,8 @@ from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
-from vla_rl.plugins.envs.libero.plus.files import has_own_scene, initial_state, instruction, joint_angles, task_file
 from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, remarks, selected, variant_of
+from vla_rl.plugins.envs.libero.plus_files import has_own_scene, initial_state, instruction, joint_angles, task_file
 from vla_rl.plugins.envs.libero.scenes import SceneCache
 from vla_rl.plugins.envs.libero.start_changes import StartChanges
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -106,7 +106,7 @@ def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskIn
         name=variant.task_name,
         instruction=instruction(variant, base.instruction, config.plus.instructions == "official"),
         max_steps=suite.max_steps(config.step_limits),
-        groups=variant.groups,
+        categories=variant.categories,
     )
 
 

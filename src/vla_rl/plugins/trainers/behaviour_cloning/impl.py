@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, UpdateMetrics
+from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.read_ahead import read_ahead, read_samples
+from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 
 
 class BehaviourCloning(Trainer):
@@ -30,7 +30,7 @@ class BehaviourCloning(Trainer):
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
         return {"policy": self._trained.optimizer}
 
-    def update(self, data: DemonstrationData) -> UpdateMetrics:
+    def update(self, data: DemonstrationsData) -> UpdateMetrics:
         """Make optimiser steps, in micro-batches. "loss/imitation" sums the losses of this rank's samples."""
         before = perf_counter()
         trained = self._trained
@@ -50,7 +50,7 @@ class BehaviourCloning(Trainer):
         """Make one optimiser step on the next samples. Return the sum of their losses."""
         trained = self._trained
         passes, most_passes = (-(-count // trained.train.micro_batch) for count in (len(step.indices), step.most))
-        optimizers.set_rate(trained.optimizer, step.lr)
+        optimizer.set_rate(trained.optimizer, step.lr)
         trained.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)
         with trained.adapters_cast_once():

@@ -25,16 +25,16 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed
-from vla_rl.core.trainers import DemonstrationData, ImitationStep, Trainer, UpdateMetrics
+from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation
 from vla_rl.plugins.trainers.offline import OfflineConfig
 from vla_rl.toolkit.models.networks import as_tensor
-from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.critics import Critic, CriticEnsemble, advantage_weights, expectile_loss, follow
+from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
-from vla_rl.toolkit.trainers.read_ahead import read_ahead, read_samples
 
 CRITICS = 2
 """Q-networks, of which the lower value counts (clipped double Q-learning, Fujimoto et al. 2018)."""
@@ -103,7 +103,7 @@ class Offline(Trainer):
             p for name, part in self.modules().items() if name != "policy" for p in part.parameters()
         ]
         self._optimizer = torch.optim.Adam(self._critic_parameters, lr=config.lr, fused=True)
-        self._guard = optimizers.FiniteGuard("critics")
+        self._guard = optimizer.FiniteGuard("critics")
 
     def modules(self) -> Mapping[str, nn.Module]:
         critics: dict[str, nn.Module] = {"value": self._value} | ({} if self._q is None else {"q": self._q})
@@ -121,7 +121,7 @@ class Offline(Trainer):
     def load(self, state: Mapping[str, Any]) -> None:
         self._updates = state["updates"]
 
-    def update(self, data: DemonstrationData) -> UpdateMetrics:
+    def update(self, data: DemonstrationsData) -> UpdateMetrics:
         """Make optimiser steps, in micro-batches. Sums are over this rank's samples. Raises UserError for recordings
         without rewards, or with equal returns."""
         before = perf_counter()
@@ -151,7 +151,7 @@ class Offline(Trainer):
     ) -> None:
         """Make one optimiser step on the next samples."""
         trained = self._trained
-        optimizers.set_rate(trained.optimizer, step.lr)
+        optimizer.set_rate(trained.optimizer, step.lr)
         trained.optimizer.zero_grad(set_to_none=True)
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=trained.device)

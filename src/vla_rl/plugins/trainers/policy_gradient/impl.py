@@ -10,17 +10,17 @@ from torch import nn
 
 from vla_rl.core.trainers import (
     UNNORMALISED,
-    InputRows,
     OptimizerStep,
-    PartialTrajectoryData,
     SampleFields,
+    SampleInputs,
     Trainer,
     TrajectoryData,
+    TrajectoryPart,
     UpdateMetrics,
 )
 from vla_rl.core.types import Batch, Scores
 from vla_rl.toolkit.algorithms.statistics import Mean
-from vla_rl.toolkit.trainers import optimizers
+from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
 from vla_rl.toolkit.trainers.micro_batches import MicroBatches
@@ -57,7 +57,7 @@ class PolicyGradient(Trainer):
         over ranks.
         """
         step = data.step
-        inputs: InputRows | None = data.inputs
+        inputs: SampleInputs | None = data.inputs
         fields = data.fields
         steps = data.steps
         before = perf_counter()
@@ -66,7 +66,7 @@ class PolicyGradient(Trainer):
         metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
         norms: list[torch.Tensor] = []
         with trained.released():
-            optimizers.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
+            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
             if any(optimizer_step.accumulated for optimizer_step in steps):
                 seconds_before = self._accumulator.seconds
                 inputs, fields, steps = self._accumulator.epochs(steps)
@@ -80,12 +80,13 @@ class PolicyGradient(Trainer):
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
+            self._accumulator.check_linear()
             trained.check_finite()
             self.restart()
         metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
         return metrics.read(seconds_before + perf_counter() - before)
 
-    def accumulate(self, data: PartialTrajectoryData) -> None:
+    def accumulate(self, data: TrajectoryPart) -> None:
         version = data.version
         fields = data.fields
         micro_batches = data.micro_batches
@@ -108,7 +109,7 @@ class PolicyGradient(Trainer):
     def _passes(
         self,
         version: int,
-        inputs: InputRows | None,
+        inputs: SampleInputs | None,
         fields: SampleFields,
         step: OptimizerStep,
         metrics: MetricAccumulator,

@@ -12,15 +12,15 @@ import torch
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
-    DemonstrationData,
+    DemonstrationsData,
     ImitationStep,
-    InputRows,
     ModelInputs,
     OptimizerStep,
-    PartialTrajectoryData,
     SampleFields,
+    SampleInputs,
     Trainer,
     TrajectoryData,
+    TrajectoryPart,
     UpdateMetrics,
 )
 from vla_rl.core.types import Array, EnvInfo, Observation
@@ -32,10 +32,10 @@ from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
-from vla_rl.runtime.workers.learner.hosted_trainers import Trainers
-from vla_rl.runtime.workers.learner.parallel.choice import strategy_for
+from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for
 from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
 from vla_rl.runtime.workers.learner.scoring import Scoring
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
@@ -120,7 +120,7 @@ class Learner(LearnerInterface):
         return self._scoring.answer(request)
 
     def update(
-        self, step: int, inputs: InputRows | None, fields: SampleFields, steps: Sequence[OptimizerStep]
+        self, step: int, inputs: SampleInputs | None, fields: SampleFields, steps: Sequence[OptimizerStep]
     ) -> UpdateMetrics:
         """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
         data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
@@ -143,7 +143,7 @@ class Learner(LearnerInterface):
             first: this is the training step's first part.
         """
         self._collected.accumulate(
-            PartialTrajectoryData(
+            TrajectoryPart(
                 version=self.version,
                 inputs=inputs,
                 fields=fields,
@@ -167,7 +167,7 @@ class Learner(LearnerInterface):
         self._demonstrations = InMemoryDataset(samples) if samples else None
 
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
-        data = DemonstrationData(demonstrations=self._demonstrations, steps=steps)
+        data = DemonstrationsData(demonstrations=self._demonstrations, steps=steps)
         return self.trainers.demonstrations.update(data)
 
     def forget_demonstrations(self) -> None:

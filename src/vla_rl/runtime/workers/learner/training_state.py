@@ -13,8 +13,8 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Trainer
 from vla_rl.toolkit.models.checkpoints import read_pickled
-from vla_rl.toolkit.trainers.owned_state import load_owned_state, owned_state
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options of an optimiser that depend on the device and not on the run."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.workers.learner.parallel.fully_sharded import FullyShardedParallel
+from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 
@@ -26,7 +26,7 @@ def groups(tmp_path_factory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "vla_rl.runtime.workers.learner.parallel.fully_sharded",
+            "vla_rl.runtime.workers.learner.parallel.fsdp",
             "vla_rl.runtime.workers.learner.learner",
             "vla_rl.testing.linear",
         ]
@@ -58,6 +58,13 @@ def test_ranks_change_no_number(groups, world, sharding):
         assert sum(got["held"]) == 3 * whole and max(got["held"]) < 0.7 * 3 * whole
     else:
         assert got["held"] == [3 * whole] * world
+
+
+@pytest.mark.parametrize("acting", [False, True])
+def test_compiled_blocks_of_a_sharded_model_compute_the_same(groups, acting):
+    got = groups.run(world=2, sharding="full", compiled=True, acting=acting)
+    same(got, groups.run())
+    assert got["graphs"], "an error, or nothing was compiled"
 
 
 def test_a_rank_without_samples_keeps_step_with_the_others(groups):

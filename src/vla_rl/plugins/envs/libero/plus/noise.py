@@ -127,7 +127,7 @@ def glass_blur(picture: Array, severity: int, draws: Draws) -> Array:
     value, and the other keeps it.
     """
     sigma, most, passes = GLASS[severity]
-    image = np.uint8(_blurred(picture / 255.0, sigma) * 255)
+    image = _bytes(_blurred(picture / 255.0, sigma) * 255)
     height, width = image.shape[:2]
     rows, columns = np.arange(height - most, most, -1), np.arange(width - most, most, -1)
     targets = (rows[:, None] * width + columns[None]).ravel()

@@ -12,7 +12,7 @@ def strategy_for(train: TrainSpec, device: str, world: int) -> ParallelStrategy:
     if world == 1:
         return SingleRank()
     if train.sharding == "full":
-        from vla_rl.runtime.workers.learner.parallel.fully_sharded import FullyShardedParallel  # loads for a second
+        from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel  # loads for a second
 
         return FullyShardedParallel(device, world)
     return DataParallel(world)

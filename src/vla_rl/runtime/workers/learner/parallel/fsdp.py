@@ -20,6 +20,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import EnvInfo
+from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 
@@ -56,9 +57,15 @@ class FullyShardedParallel(ParallelStrategy):
         self._device = device
 
     def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
+        """Shard the model, as the base class says.
+
+        Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
+        since it is no batch that comes again.
+        """
         obs, chunk = dummy_sample(model, info)
         passes: list[Callable[[], Any]] = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.no_grad(), torch.random.fork_rng(devices=[]):
             with collect_called_blocks(model) as blocks:
                 for forward in (
                     lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
@@ -171,18 +178,16 @@ def _check_types(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 @contextmanager
 def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
-    """Context that collects the model's blocks that are called in it: members of its module lists, and the critic.
-    Blocks inside other blocks are left out.
+    """Context that collects the blocks of `find_blocks` that are called in it, and the critic. Blocks of the critic
+    are left out.
     """
     critic = [] if model.critic is None else [model.critic]
-    lists = [part for parts in model.module.modules() if isinstance(parts, nn.ModuleList) for part in parts]
-    candidates = [part for part in (*critic, *lists) if any(True for _ in part.parameters())]
-    inner = {id(below) for part in candidates for below in part.modules() if below is not part}
+    in_critic = {id(part) for critic_module in critic for part in critic_module.modules()}
+    blocks_outside = [block for block in find_blocks(model.module, model.blocks) if id(block) not in in_critic]
     called_blocks: dict[int, nn.Module] = {}
     hooks = [
         part.register_forward_pre_hook(lambda part, inputs: called_blocks.__setitem__(id(part), part))
-        for part in candidates
-        if id(part) not in inner
+        for part in (*critic, *blocks_outside)
     ]
     blocks: list[nn.Module] = []
     try:

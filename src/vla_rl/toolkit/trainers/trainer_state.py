@@ -16,14 +16,14 @@ def owned_state(trainer: Trainer) -> dict[str, Any]:
     """Return the state of a trainer's modules, targets and optimisers other than the policy's, and its further state;
     {} where there is nothing.
     """
-    parts = {name: part.state_dict() for name, part in _parts(trainer).items()}
+    parts = {name: part.state_dict() for name, part in owned_parts(trainer).items()}
     further = dict(trainer.state())
     return parts | ({"state": further} if further else {})
 
 
 def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) -> None:
     """Restore what `owned_state` returned. Raises UserError naming the `source` for the state of another trainer."""
-    parts = _parts(trainer)
+    parts = owned_parts(trainer)
     expected = parts.keys() | ({"state"} if dict(trainer.state()) else set())
     if saved.keys() != expected:
         raise UserError(
@@ -36,8 +36,8 @@ def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) ->
         trainer.load(saved["state"])
 
 
-def _parts(trainer: Trainer) -> dict[str, Any]:
-    """Return name -> module or optimiser that the trainer owns."""
+def owned_parts(trainer: Trainer) -> dict[str, Any]:
+    """Return name -> module or optimiser that the trainer owns beside the policy's."""
     kinds = {"modules": trainer.modules(), "targets": trainer.targets(), "optimizers": trainer.optimizers()}
     return {
         f"{kind}/{name}": part

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.manager import Named, wrap
+from vla_rl.core.manager import Named, offers, wrap
 from vla_rl.core.spec.sections import Component, default_imitation_trainer
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer
@@ -63,6 +64,11 @@ def trainers_of(
                 training=training,
             )
             trainer: Trainer = build("trainer", component.type, component.config, context, spec.plugins)
+            if spec.asynchrony.streaming_update and component is spec.trainer and not offers(trainer, "accumulate"):
+                raise UserError(
+                    f"trainer {component.type!r} cannot begin with a part of a training step; set "
+                    f"asynchrony.streaming_update: false"
+                )
             return wrap("trainer", trainer, component.type, wrappers)
 
         section = spec.imitation if imitation else None
