@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from reference_files import reference
 from typer.testing import CliRunner
 
+from reference_files import reference
 from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError

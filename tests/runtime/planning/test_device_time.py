@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from reference_files import reference
 
+from reference_files import reference
 from vla_rl.core.errors import UserError
 from vla_rl.runtime.planning.device_time import call_seconds, optimizer_seconds
 from vla_rl.runtime.planning.hardware import gpu_rates, hardware
