@@ -17,18 +17,16 @@ merged, pi0's decision with four denoising steps, and the seven tokens of an act
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from learner import ACTION_DIM, CHUNK, TEMPERATURE, Learner, noise
+from measuring import command_line, write_json
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +36,7 @@ from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
 from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.models.adapters import MergedAdapters
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
@@ -104,7 +103,14 @@ def oft_learner() -> Learner:
 
 def oft_step() -> tuple[Any, Callable[[], Any]]:
     learner = oft_learner()
-    return learner.policy, learner.step
+
+    def step() -> None:
+        learner.optimiser.zero_grad(set_to_none=True)
+        with adapters_cast_once(learner.policy.module):
+            learner.loss().backward()
+        learner.optimiser.step()
+
+    return learner.policy, step
 
 
 def oft_decision() -> tuple[Any, Callable[[], Any]]:
@@ -165,7 +171,7 @@ def compiled(case: str) -> Counter[str]:
     generated: Counter[str] = Counter()
     with generated_kernels(generated), inductor_config.patch({"cpp.threads": 1, "fx_graph_cache": False}):
         policy, work = CASES[case]()
-        blocks = CompiledBlocks(policy.module, policy.blocks)
+        blocks = CompiledBlocks(policy.module, policy.blocks, regions=policy.regions, policy=policy)
         for _ in range(3):
             work()
         if blocks.failure is not None:
@@ -180,11 +186,9 @@ def compiled(case: str) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="cases")
+    parser = command_line(__doc__, list(CASES), "CASE")
     parser.add_argument("--eager", action="store_true", help="count eager operators alone, which needs no compiler")
     parser.add_argument("--top", type=int, default=0, help="print the most frequent operators of each case")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
@@ -203,8 +207,7 @@ def main() -> None:
         print(f"{'':14} compiled {counts.total():6} {share:7.2f} of before, bar {BARS[case]}", end=" ")
         print(f"({counts['generated']} of them generated, with {nests} loop nests)", flush=True)
         show(counts, options.top)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(figures, options.json)
 
 
 if __name__ == "__main__":

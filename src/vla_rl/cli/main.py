@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
@@ -177,6 +177,13 @@ def evaluate(
     record: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Append the episodes to a data set in LeRobot's format.")
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Measure as openvla, openvla_oft, openpi, lerobot, simplevla or rlinf does: states, steps, cameras.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
@@ -191,17 +198,27 @@ def evaluate(
             [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
         )
     from vla_rl.cli.evaluate import main as measure
+    from vla_rl.cli.protocol.protocols import with_protocol
+
+    recorded = (source / "spec.yaml").is_file()
+
+    def spec_with(changes: Sequence[str]) -> Any:
+        def load(further: Sequence[str]) -> Any:
+            return _load(source, [*changes, *(overrides or ()), *further])[0]
+
+        return load(()) if protocol is None else with_protocol(protocol, load, overrides or (), recorded)
 
     measure(
-        lambda changes: _load(source, [*changes, *(overrides or ())])[0],
+        spec_with,
         checkpoint,
         policy or name_of(checkpoint, what),
-        source if (source / "spec.yaml").is_file() else Path(),
+        source if recorded else Path(),
         output=output,
         benchmark=benchmark,
         suites=suite,
         folder=folder,
         record=record,
+        protocol=protocol,
     )
 
 
@@ -386,6 +403,19 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
     from vla_rl.cli.list_plugins import main as listing
 
     listing(json)
+
+
+@app.command()
+@reported
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[OWNER/NAME]", help="One of them, with all its keys.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the public checkpoints whose keys are known, or say what is known of one, and who says so."""
+    from vla_rl.cli.models import main as listing
+
+    listing(name, json)
 
 
 @app.command()

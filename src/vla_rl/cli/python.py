@@ -127,6 +127,7 @@ def evaluate(
     *,
     overrides: Sequence[str] = (),
     policy: str | None = None,
+    protocol: str | None = None,
     record: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -137,6 +138,8 @@ def evaluate(
             model is evaluated.
         checkpoint: with a spec: the checkpoint folder whose weights are used.
         policy: evaluate what is served there instead, such as "ws://127.0.0.1:8000".
+        protocol: "openvla", "openvla_oft", "openpi", "lerobot", "simplevla", "rlinf", or a YAML file: measure as
+            they do.
         record: folder of a data set in LeRobot's format that the episodes are appended to.
         progress: is told what goes on ("eval", or what it waits for), how much is done, and of how much. None: a line
             on stderr.
@@ -145,19 +148,26 @@ def evaluate(
     Raises UserError: CheckpointError for damaged files."""
     leave_if_importing()
     from vla_rl.cli.evaluate import recording_to
+    from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
 
     source, default_checkpoint = _source(what, policy)
-    loaded, _ = read_spec(source, [*_served(policy), *overrides])
+    given = [*_served(policy), *overrides]
+    loaded, of_run = read_spec(source, given)
+    if protocol is not None:
+        loaded = with_protocol(
+            protocol, lambda further: read_spec(source, [*given, *further])[0], given, of_run is not None
+        )
     line = StatusLine()
     hook = None if record is None else recording_to(loaded, Path(record))
     try:
-        return measure(
+        result = measure(
             loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show, hook
         )
     finally:
         line.clear()
+    return result if protocol is None else {**result, "protocol": protocol_record(protocol, loaded)}
 
 
 @_with_path_errors
@@ -177,6 +187,7 @@ def benchmark(
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
+    from vla_rl.runtime.checks.run import check_spec
 
     source, checkpoint = _source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
@@ -190,6 +201,8 @@ def benchmark(
         lambda spec, weights: evaluate(spec, weights),
         Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
+        optional=() if suites else chosen.optional,
+        check=functools.partial(check_spec, training=False),
     )
 
 
@@ -361,6 +374,13 @@ def list_plugins() -> list[dict[str, Any]]:
     from vla_rl.cli.list_plugins import rows
 
     return rows()
+
+
+def known_checkpoints() -> list[dict[str, Any]]:
+    """`vla-rl models`: name, types, keys, env_keys, tell and facts of each known checkpoint, with their sources."""
+    from vla_rl.cli.models import entries
+
+    return entries()
 
 
 @_with_path_errors

@@ -51,28 +51,32 @@ def test_mode_of_a_worker(train: str | None, rollout: str | None, device: str, r
 
 
 @pytest.mark.parametrize(
-    ("train", "rollout", "role", "sharding", "words"),
+    ("train", "rollout", "role", "sharding", "device", "words"),
     [
-        ("off", "blocks", BOTH, "replicated", "contradict each other"),
-        ("blocks", "off", BOTH, "replicated", "contradict each other"),
-        (None, "graphs", ACT, "replicated", "graphs needs CUDA, and the policy is on 'cpu'"),
-        ("blocks", None, LEARN, "full", "needs train.sharding: replicated"),
-        (None, "blocks", BOTH, "full", "needs train.sharding: replicated"),
+        ("off", "blocks", BOTH, "replicated", "cpu", "contradict each other"),
+        ("blocks", "off", BOTH, "replicated", "cpu", "contradict each other"),
+        (None, "graphs", ACT, "replicated", "cpu", "graphs needs CUDA, and the policy is on 'cpu'"),
+        ("blocks", "graphs", BOTH, "full", "cuda:0", "gathers and frees them"),
     ],
 )
-def test_refused_settings(train: str | None, rollout: str | None, role: Any, sharding: str, words: str) -> None:
+def test_refused_settings(
+    train: str | None, rollout: str | None, role: Any, sharding: str, device: str, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
-        compilation_mode(spec_of(train, rollout, sharding), "cpu", role)
+        compilation_mode(spec_of(train, rollout, sharding), device, role)
 
 
-def test_a_sharded_model_is_left_eager_by_default() -> None:
+def test_a_sharded_model_is_compiled_where_the_spec_says_so() -> None:
     assert compilation_mode(spec_of(sharding="full"), "cuda:0", LEARN) == "off"
+    assert compilation_mode(spec_of("blocks", sharding="full"), "cuda:0", LEARN) == "blocks"
+    assert compilation_mode(spec_of("blocks", sharding="full"), "cpu", BOTH) == "blocks"
 
 
 class Model:
     def __init__(self, blocks: Any = (), decide: Any = None) -> None:
         self.module = torch.nn.Sequential(torch.nn.Linear(2, 2))
         self.blocks = blocks
+        self.regions = ()
         self.decide = decide
 
 

@@ -47,10 +47,10 @@ def compilation_mode(spec: Spec, device: str, role: Role) -> Mode | None:
             f"and acts with one model; leave one of them out, or place the policy in workers of its own"
         )
     mode: Mode | None = {"learn": learning, "act": acting, "both": acting or learning}[role]
-    if sharded and mode not in (None, "off"):
+    if sharded and mode == "graphs":
         raise UserError(
-            f"compile: {mode} needs train.sharding: replicated: the layers of a sharded model have no whole weights "
-            f"when they are compiled; set compile: off, or train.sharding: replicated"
+            "rollout.compile: graphs needs weights that stay where they are, and train.sharding: full gathers and "
+            "frees them; set rollout.compile: blocks, or train.sharding: replicated"
         )
     if mode is None and (sharded or not on_cuda):
         return "off"
@@ -88,4 +88,4 @@ def compile_model(
         component.decide = CapturedFunction(
             component.decide, CudaGraphRecorder(torch.device(device)), state=merge_state(component.module)
         )
-    return CompiledBlocks(component.module, component.blocks)
+    return CompiledBlocks(component.module, component.blocks, regions=component.regions, policy=component)

@@ -47,9 +47,9 @@ def adapters_cast_once(module: nn.Module) -> Iterator[None]:
     gradients. The float32 weights stay the module's parameters and get the gradients; they may not change inside, and
     backward passes belong inside too.
 
-    Compiled modules are left as they are, since the compiler fuses casts.
+    That holds for compiled layers too: the compiler makes a kernel of each weight's cast.
     """
-    parts = [] if _is_compiled(module) else list(_cast_parts(module))
+    parts = list(_cast_parts(module))
     copies = _CastAll.apply(*[part.weight for part in parts]) if parts else ()  # type: ignore[no-untyped-call]
     try:
         for part, copy in zip(parts, copies, strict=True):
@@ -70,7 +70,3 @@ def _cast_parts(module: nn.Module) -> Iterator[Any]:
         for part in (*layer.lora_A.values(), *layer.lora_B.values()):
             if type(part.weight) is nn.Parameter and part.weight.dtype == torch.float32:  # no shard
                 yield part
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())

@@ -5,6 +5,9 @@ between two matrix products becomes one kernel. Parameters, their names and `sta
 code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
 compiled with it.
 
+What lies between the blocks (embeddings, masks, heads, sampling) is compiled in regions: methods that a model names.
+A region that calls blocks contains their code.
+
 A compiler that fails never stops a run: the blocks then run in eager mode, and `CompiledBlocks.notes` says why.
 """
 
@@ -20,6 +23,8 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 from torch.utils import _python_dispatch
+
+from vla_rl.toolkit.models.blocks import find_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +69,19 @@ class CompiledBlocks:
     """The compiled blocks of one module."""
 
     def __init__(
-        self, module: nn.Module, classes: Sequence[type[nn.Module]], *, backend: str | Callable[..., Any] = "inductor"
+        self,
+        module: nn.Module,
+        classes: Sequence[type[nn.Module]],
+        *,
+        regions: Sequence[Callable[..., Any]] = (),
+        policy: object | None = None,
+        backend: str | Callable[..., Any] = "inductor",
     ) -> None:
         """Let all blocks of these classes in the module be compiled at their first call.
 
         Args:
+            regions: methods to compile besides, as their classes hold them: of the policy, or of parts of the module.
+            policy: the object that acts and learns with the module.
             backend: a backend of `torch.compile`.
         """
         from torch import _dynamo as dynamo  # takes a second to import
@@ -92,11 +105,23 @@ class CompiledBlocks:
         self._reported = CompilationReport()
         config = dynamo.config
         config.recompile_limit = max(config.recompile_limit, GRAPH_LIMIT)
-        self.blocks = [part for part in module.modules() if type(part) in classes]
-        kinds: dict[Any, _CompiledKind] = {}
+        self.blocks = find_blocks(module, classes)
+        self.kinds: dict[Any, _CompiledKind] = {}
+        """Compiled functions: what equal blocks or owners of a region have in common -> their function."""
         for block in self.blocks:
-            kind = kinds.setdefault(_kind_of(block), _CompiledKind(self, type(block).__name__))
-            block.forward = _CompiledForward(block, kind)
+            self._compile(block, type(block).forward, type(block).__name__)
+        in_blocks = {id(part) for block in self.blocks for part in block.modules()}
+        owners = (policy, *(part for part in module.modules() if id(part) not in in_blocks))
+        for region in regions:
+            for owner in owners:
+                if getattr(type(owner), region.__name__, None) is region:
+                    self._compile(owner, region, region.__qualname__)
+
+    def _compile(self, owner: Any, method: Callable[..., Any], name: str) -> None:
+        key = method, *_kind_of(owner)
+        if key not in self.kinds:
+            self.kinds[key] = _CompiledKind(self, method, name)
+        setattr(owner, method.__name__, _CompiledMethod(owner, self.kinds[key]))
 
     def report(self) -> CompilationReport:
         """Return what happened since the last call."""
@@ -141,24 +166,23 @@ class CompiledBlocks:
             )
 
 
-def _kind_of(block: nn.Module) -> tuple[Any, ...]:
+def _kind_of(block: Any) -> tuple[Any, ...]:
     """Return what equal blocks have in common. Two towers with layers of one class and other widths are two kinds:
     compiled together, their widths would be dynamic, which makes slower kernels."""
+    if not isinstance(block, nn.Module):
+        return (id(block),)
     parts = tuple((name, type(part)) for name, part in block.named_modules())
     return type(block), parts, tuple((name, tuple(p.shape), p.dtype) for name, p in block.named_parameters())
 
 
 class _CompiledKind:
-    """The compiled function of one kind of blocks: those of one class, with equal parts and sizes."""
+    """The compiled function of one kind of blocks (those of one class, with equal parts and sizes) or of a region."""
 
-    def __init__(self, blocks: CompiledBlocks, name: str) -> None:
+    def __init__(self, blocks: CompiledBlocks, method: Callable[..., Any], name: str) -> None:
         self.blocks = blocks
+        self.method = method
         self.name = name
-        # The compiler stores graphs with a function's code, so each kind needs code of its own: else the guards of all
-        # kinds are tried in turn, and the graphs of one count towards the limit of another.
-        code = _forward.__code__.replace(co_name=f"forward_of_{self.name}")
-        function = FunctionType(code, _forward.__globals__)
-        self.call = torch.compile(function, backend=blocks.backend, fullgraph=True)
+        self.call = torch.compile(_with_own_code(method, name), backend=blocks.backend, fullgraph=True)
         self._counts: dict[Any, int] = {}
         """Mode -> number of graphs. A mode is whether gradients are recorded, and whether an input has one."""
         self._shapes: dict[Any, Shapes] = {}
@@ -167,17 +191,17 @@ class _CompiledKind:
     def __deepcopy__(self, memo: Any) -> _CompiledKind:
         return self
 
-    def run(self, block: nn.Module, args: Any, kwargs: Any) -> Any:
+    def run(self, owner: Any, args: Any, kwargs: Any) -> Any:
         blocks = self.blocks
         if blocks.failure is not None or blocks.watched():
-            return _forward(block, *args, **kwargs)
+            return self.method(owner, *args, **kwargs)
         graphs = blocks.graphs
         start = perf_counter()
         try:
-            result = self.call(block, *args, **kwargs)
+            result = self.call(owner, *args, **kwargs)
         except blocks.errors as error:
             blocks.fail(self.name, error)
-            return _forward(block, *args, **kwargs)
+            return self.method(owner, *args, **kwargs)
         if blocks.graphs != graphs:
             blocks.seconds += perf_counter() - start
             self._count(args, kwargs)
@@ -195,18 +219,28 @@ class _CompiledKind:
 
 
 @frozen(eq=False)
-class _CompiledForward:
-    """Forward pass of one block. A copy of the block has a copy of this one, which belongs to the copy."""
+class _CompiledMethod:
+    """A compiled method of one object. A copy of the object has a copy of this one, which belongs to the copy."""
 
-    block: nn.Module
+    owner: Any
     compiled: _CompiledKind = field(repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled.run(self.block, args, kwargs)
+        if torch.compiler.is_compiling():  # a region contains the code of what it calls
+            return self.compiled.method(self.owner, *args, **kwargs)
+        return self.compiled.run(self.owner, args, kwargs)
 
 
-def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
-    return type(block).forward(block, *args, **kwargs)
+def _with_own_code(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that calls the method, with code of its own. The compiler stores graphs with a function's code:
+    sharing it, the guards of all kinds would be tried in turn, and the graphs of one count towards the limit of
+    another."""
+
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(owner, *args, **kwargs)
+
+    label = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return FunctionType(call.__code__.replace(co_name=f"call_of_{label}"), call.__globals__, closure=call.__closure__)
 
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -86,6 +86,8 @@ def run_layers(
     mask: Tensor | None,
     rotation: Rotation,
     caches: Sequence[LayerCache] | None = None,
+    *,
+    normed: bool = True,
     **attention: Any,
 ) -> Tensor:
     """Return the output [B, T, D] of a language model's layers and its last norm, for embeddings [B, T, D].
@@ -95,6 +97,7 @@ def run_layers(
         mask: as the attention function takes it, [B, 1, T, all tokens]; None: no mask.
         rotation: the model's rotary embedding of the tokens' positions.
         caches: one for each layer; None: the tokens attend to each other alone.
+        normed: compute the last norm.
         attention: further arguments of the attention function, such as `is_causal`.
     """
     for i, layer in enumerate(model.layers):
@@ -105,7 +108,7 @@ def run_layers(
             past_key_values=None if caches is None else caches[i],
             **attention,
         )
-    result: Tensor = model.norm(hidden)
+    result: Tensor = model.norm(hidden) if normed else hidden
     return result
 
 

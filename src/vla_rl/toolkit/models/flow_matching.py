@@ -33,6 +33,8 @@ class FlowSchedule:
         grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         time = grid[:-1]
         self.steps = steps
+        self.indices = torch.arange(steps, device=device)
+        """Number of each step, int64 [K]."""
         self.delta = 1.0 / steps
         self.noisy_steps = steps - (method == "flow_cps")
         """Number of steps, counted from the first, that may be stochastic."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -22,21 +21,14 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, width: int, low: float, high: float) -> None:
         super().__init__()
-        self.pairs = width // 2
-        self.low = low
-        self.high = high
+        fraction = torch.linspace(0, 1, width // 2, dtype=torch.float64)
+        self.frequencies = nn.Buffer(2 * math.pi / (low * (high / low) ** fraction), persistent=False)
+        """Angular frequencies, float64 [D / 2]."""
 
     def forward(self, time: Tensor) -> Tensor:
         """Embed times, float [B], as float32 [B, D]."""
-        angle = time.double()[:, None] * _frequencies(self.pairs, self.low, self.high, time.device)
+        angle = time.double()[:, None] * self.frequencies
         return torch.cat([angle.sin(), angle.cos()], dim=1).float()
-
-
-@lru_cache
-def _frequencies(pairs: int, low: float, high: float, device: torch.device) -> Tensor:
-    """Return the angular frequencies, float64 [pairs], on the device."""
-    fraction = torch.linspace(0, 1, pairs, dtype=torch.float64, device=device)
-    return 2 * math.pi / (low * (high / low) ** fraction)
 
 
 def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:

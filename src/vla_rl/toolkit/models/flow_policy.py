@@ -27,6 +27,7 @@ from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.models.flow_fit import FlowIOAdapter
 from vla_rl.toolkit.models.flow_matching import FlowSchedule, entropy, log_density, training_times
 from vla_rl.toolkit.models.flow_network import FlowModule
+from vla_rl.toolkit.models.heads import HorizonValueHead, PrefixValueHead
 from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.real_time import guided, weights_of
@@ -45,6 +46,8 @@ class FlowPolicy(VLAModel):
     """Name of the model, in messages and in the keys of random numbers."""
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
+    delta_actions = 0
+    """First numbers of an action that the network predicts relative to those of the state; 0: none."""
     tokens_per_action = 1
 
     def __init__(
@@ -99,12 +102,15 @@ class FlowPolicy(VLAModel):
         self._set_dropout(False)
         inputs = self._inputs(obs)
         if greedy:
-            inputs["start"] = self._start().expand(rows, -1, -1)
+            inputs["start"] = self._start().repeat(rows, 1, 1)
         else:
             inputs["start"] = as_tensor(noise.normals(*self._shape), self._device)
             inputs["step"] = as_tensor(noise.uniforms(), self._device)
             draws = self._schedule.steps if self._every_step else 1
             inputs["draws"] = as_tensor(noise.normals(draws, *self._shape), self._device)
+        offset = self._offset(obs)
+        if offset is not None:
+            inputs["offset"] = offset
         decided = self.decide(inputs)
         return Chunk(
             actions=decided["actions"],
@@ -119,24 +125,15 @@ class FlowPolicy(VLAModel):
         rows = len(x)
         prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
         draws = inputs.get("draws")
-        if draws is None:
-            step = torch.full((rows,), NOWHERE, device=self._device)
-        else:
-            count = self._schedule.noisy_steps
-            step = (inputs["step"] * count).long().clamp(max=count - 1)
-        chain, log_probs = [x], torch.zeros(rows, self._chunk, 1, device=self._device)
+        step, log_probs = self._begin(x, inputs.get("step"))
+        chain = [x]
         for i in range(steps):
-            noisy = self._noisy(step, i)
-            mean, std = self._transition(prefix, state, x, torch.full_like(step, i), noisy)
-            x = mean if draws is None else mean + std * draws[:, i if self._every_step else 0]
-            log_probs += self._sum(log_density(x, mean, std))
+            draw = None if draws is None else draws[:, i if self._every_step else 0]
+            index = self._schedule.indices[i].expand(rows)
+            x, log_probs = self._denoise(prefix, state, x, index, step, draw, log_probs)
             chain.append(x)
-        decided = {
-            "actions": self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high),
-            "log_probs": log_probs,
-            "chain": torch.stack(chain, dim=1),
-            "step": step,
-        }
+        actions, states = self._finish(chain, inputs.get("offset"))
+        decided = {"actions": actions, "log_probs": log_probs, "chain": states, "step": step}
         values = self.module.criticise(prefix, state)
         return decided if values is None else {**decided, "values": values}
 
@@ -146,15 +143,13 @@ class FlowPolicy(VLAModel):
         prefix, state = self._see(obs)
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
-        at = (
-            [torch.full_like(step, i) for i in range(self._schedule.steps)] if self._every_step else [step.clamp(min=0)]
-        )
+        indices = [i.expand_as(step) for i in self._schedule.indices] if self._every_step else [step.clamp(min=0)]
         log_probs = torch.zeros(len(step), self._chunk, 1, device=self._device)
         spread = torch.zeros_like(log_probs)
-        for index in at:
-            mean, std = self._transition(prefix, state, chain[rows, index], index, step != NOWHERE)
-            log_probs = log_probs + self._sum(log_density(chain[rows, index + 1], mean, std))
-            spread = spread + self._sum(entropy(std).expand_as(mean))
+        for index in indices:
+            x = chain[rows, index]
+            hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
+            log_probs, spread = self._density(hidden, x, chain[rows, index + 1], index, step, log_probs, spread)
         # without a noise head the entropy is a constant, and callers differentiate it
         spread = spread + 0 * log_probs
         return Scores(log_probs=log_probs, entropy=spread, values=self.module.criticise(prefix, state))
@@ -167,10 +162,14 @@ class FlowPolicy(VLAModel):
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._see(obs)
+        offset = self._offset(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
         for row, unexecuted in enumerate(previous):
             left = len(unexecuted.actions)
-            last[row, :left] = self._actions.normalise(as_tensor(unexecuted.actions, self._device), width).cpu()
+            relative = self._relative(
+                as_tensor(unexecuted.actions, self._device), None if offset is None else offset[row : row + 1]
+            )
+            last[row, :left] = self._actions.normalise(relative, width).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
@@ -181,7 +180,7 @@ class FlowPolicy(VLAModel):
                 return self.module.velocity(self.module.denoise(prefix, state, x, time))
 
             x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
-        return self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
+        return self._restored(x, offset)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -207,7 +206,8 @@ class FlowPolicy(VLAModel):
         after a resume.
         """
         horizon, width = self._shape
-        wanted = self._actions.normalise(as_tensor(actions, self._device), width)
+        relative = self._relative(as_tensor(actions, self._device), self._offset(obs, chunked=True))
+        wanted = self._actions.normalise(relative, width)
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
         trained = [p for p in self.module.network.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
@@ -221,19 +221,66 @@ class FlowPolicy(VLAModel):
 
     # ------------------------------------------------------------------------------------------------ one step
 
-    def _transition(self, prefix: Any, state: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean [B, H, A] and standard deviation ([B, H, A] or [B, 1, 1]) of step `index` from x; 0 where not
-        noisy."""
+    def _begin(self, start: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the number of the stochastic step, int64 [B], and log-probs of 0 for each action. Without uniform
+        numbers no step is stochastic."""
+        log_probs = start.new_zeros(len(start), self._chunk, 1, dtype=torch.float32)
+        if uniforms is None:
+            return torch.full((len(start),), NOWHERE, device=self._device), log_probs
+        count = self._schedule.noisy_steps
+        return (uniforms * count).long().clamp(max=count - 1), log_probs
+
+    def _denoise(
+        self,
+        prefix: Any,
+        state: Tensor,
+        x: Tensor,
+        index: Tensor,
+        step: Tensor,
+        draw: Tensor | None,
+        log_probs: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Take denoising step `index` (int64 [B]) from x. Return the next x, and the sum of all log-probs so far.
+
+        Args:
+            step: int64 [B], as in `Chunk.extras`.
+            draw: standard normal [B, H, A]; None: the chunk is greedy.
+        """
         hidden = self.module.denoise(prefix, state, x, self._schedule.time[index])
+        noisy = step != NOWHERE if self._every_step else step == index
+        mean, std = self._transition(hidden, x, index, noisy)
+        x = mean if draw is None else mean + std * draw
+        return x, log_probs + self._sum(log_density(x, mean, std))
+
+    def _density(
+        self,
+        hidden: Tensor,
+        x: Tensor,
+        following: Tensor,
+        index: Tensor,
+        step: Tensor,
+        log_probs: Tensor,
+        spread: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies so far, with those of step `index` from x to the `following` state added."""
+        mean, std = self._transition(hidden, x, index, step != NOWHERE)
+        log_probs = log_probs + self._sum(log_density(following, mean, std))
+        return log_probs, spread + self._sum(entropy(std).expand_as(mean))
+
+    def _finish(self, chain: Sequence[Tensor], offset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the actions in the simulator's units, and all states of the chain, [B, K + 1, H, A]."""
+        actions = self._restored(chain[-1], offset)
+        return actions, torch.stack(list(chain), dim=1)
+
+    def _transition(self, hidden: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean [B, H, A] and standard deviation ([B, H, A] or [B, 1, 1]) of step `index` from x, for the
+        expert's output; 0 where not noisy."""
         velocity = self.module.velocity(hidden)
         if self.module.noise_head is None:
             mean, std = self._schedule.mean(x, velocity, index, noisy), self._schedule.std[index][:, None, None]
         else:
             mean, std = self._schedule.mean(x, velocity, index, None), self.module.noise_head(hidden)
         return mean, torch.where(noisy[:, None, None], std * self._spread, 0.0)
-
-    def _noisy(self, step: Tensor, i: int) -> Tensor:
-        return step != NOWHERE if self._every_step else step == i
 
     def _sum(self, elements: Tensor) -> Tensor:
         """Sum [B, H, A] over the dimensions of each executed action, and return [B, C, 1]."""
@@ -254,25 +301,64 @@ class FlowPolicy(VLAModel):
 
     def _inputs(self, obs: Observation) -> dict[str, Tensor]:
         """Return the arguments of `_prefix`."""
-        state = self._state(obs)
+        recorded = None
+        if self._state_scaler is not None:
+            if obs.state is None:
+                raise ValueError(f"{self.name} was built with a state, and the observation has none")
+            recorded = as_tensor(obs.state, self._device)
+        cameras = [as_tensor(obs.images[name], self._device) for name in self._cameras]
+        pixels, state = self._process(cameras, recorded)
         ids, mask = self._prompt(obs, state)
-        return {"pixels": self._pixels(obs), "ids": ids, "mask": mask, "state": state}
+        return {"pixels": pixels, "ids": ids, "mask": mask, "state": state}
+
+    def _process(self, cameras: Sequence[Tensor], recorded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the images and the recorded state as the network takes them; zeros without a state."""
+        pixels = self.images.process(cameras)
+        width = self.checkpoint.shape.state_dim
+        if recorded is None or self._state_scaler is None:
+            return pixels, torch.zeros(len(pixels), width, device=self._device)
+        return pixels, self._state_scaler.normalise(recorded, width)
+
+    def _offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
+        """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
+        [B, 1, N]; None where actions are not relative."""
+        if not self.delta_actions:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} predicts actions relative to the state, and the observation has none")
+        offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
+        return offset[:, None] if chunked else offset
+
+    def _restored(self, x: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as `_offset`
+        returns it."""
+        actions = self._actions.restore(x[:, : self._chunk])
+        if offset is not None:
+            count = self.delta_actions
+            actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
+        return actions.clamp(self._low, self._high)
+
+    def _relative(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+        """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
+        if offset is None:
+            return actions
+        count = self.delta_actions
+        return torch.cat([actions[..., :count] - offset, actions[..., count:]], dim=-1)
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:
             part.train(on)
 
-    def _pixels(self, obs: Observation) -> Tensor:
-        return self.images([obs.images[name] for name in self._cameras])
-
     def _frozen_prefix(self) -> torch.set_grad_enabled:
         """Return a context that disables gradients if the vision-language model is not trained."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
 
-    def _state(self, obs: Observation) -> Tensor:
-        width = self.checkpoint.shape.state_dim
-        if self._state_scaler is None:
-            return torch.zeros(len(obs), width, device=self._device)
-        if obs.state is None:
-            raise ValueError(f"{self.name} was built with a state, and the observation has none")
-        return self._state_scaler.normalise(as_tensor(obs.state, self._device), width)
+    regions = (
+        _process,
+        _begin,
+        _denoise,
+        _density,
+        _finish,
+        HorizonValueHead.forward,
+        PrefixValueHead.forward,
+    )

@@ -65,10 +65,14 @@ class ImageProcessor:
         self._dtype = dtype
 
     def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
+        return self.process([as_tensor(images, self._device) for images in cameras])
+
+    def process(self, cameras: Sequence[Tensor]) -> Tensor:
+        """Convert images that are on the device."""
         return torch.stack([self._camera(images) for images in cameras], dim=1).to(self._dtype)
 
-    def _camera(self, images: ArrayOrTensor) -> Tensor:
-        pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
+    def _camera(self, images: Tensor) -> Tensor:
+        pixels = images.permute(0, 3, 1, 2).float()
         return self.resize(pixels, self._size).div_(127.5).sub_(1)
 
 

@@ -204,7 +204,7 @@ def test_compiled_layers_see_whether_adapters_are_merged(mode):
     model, obs = adapted("float32"), observation(ROWS)
     plain = engine(model, "off", "both").act(obs, noise(), False)
     acting = engine(model, mode, "both")
-    blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager")
+    blocks = CompiledBlocks(model.module, model.blocks, regions=model.regions, policy=model, backend="aot_eager")
     for _ in range(2):
         near = acting.act(obs, noise(), False)
         assert torch.allclose(near.log_probs, plain.log_probs, atol=1e-5)

@@ -10,7 +10,6 @@ result does not depend on its batch.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -61,26 +60,25 @@ class ActionEncoder(nn.Module):
         self.W1 = CategoryLinear(count, inputs, width)
         self.W2 = CategoryLinear(count, 2 * width, width)
         self.W3 = CategoryLinear(count, width, width)
+        self.frequencies = nn.Buffer(frequencies(width // 2, width // 2), persistent=False)
 
     def forward(self, x: Tensor, bucket: Tensor, row: int) -> Any:
         """Return tokens [B, H, D] of noisy actions [B, H, A] at time buckets [B]."""
         embed = self.W1(x, row)
-        half = embed.shape[2] // 2
-        sine, cosine = waves(bucket, half, half)
+        sine, cosine = waves(bucket, self.frequencies)
         embedded = torch.cat([embed, torch.cat([sine, cosine], dim=1)[:, None].expand_as(embed)], dim=2)
         return self.W3(F.silu(self.W2(embedded, row)), row)
 
 
-def waves(bucket: Tensor, count: int, divisor: int) -> Pair:
-    """Return sines and cosines float32 [B, count] of time buckets [B], with wavelengths up to 10,000."""
-    angle = bucket[:, None] * _frequencies(count, divisor, bucket.device)
+def waves(bucket: Tensor, frequencies: Tensor) -> Pair:
+    """Return sines and cosines float32 [B, count] of time buckets [B]."""
+    angle = bucket[:, None] * frequencies
     return angle.sin(), angle.cos()
 
 
-@lru_cache
-def _frequencies(count: int, divisor: int, device: torch.device) -> Tensor:
-    """Return frequencies float32 [count] on the device."""
-    return torch.exp(-torch.arange(count, dtype=torch.float32, device=device) * (math.log(10_000.0) / divisor))
+def frequencies(count: int, divisor: int) -> Tensor:
+    """Return frequencies float32 [count], of wavelengths up to 10,000."""
+    return torch.exp(-torch.arange(count, dtype=torch.float32) * (math.log(10_000.0) / divisor))
 
 
 def bucket_of(time: Tensor) -> Tensor:
@@ -189,9 +187,10 @@ class TimestepEmbedding(nn.Module):
         super().__init__()
         self.linear_1 = nn.Linear(CLOCK, width)
         self.linear_2 = nn.Linear(width, width)
+        self.frequencies = nn.Buffer(frequencies(CLOCK // 2, CLOCK // 2 - 1), persistent=False)
 
     def forward(self, bucket: Tensor) -> Any:
-        sine, cosine = waves(bucket, CLOCK // 2, CLOCK // 2 - 1)
+        sine, cosine = waves(bucket, self.frequencies)
         return self.linear_2(F.silu(self.linear_1(torch.cat([cosine, sine], dim=1))))
 
 

@@ -46,6 +46,8 @@ class GrootPolicy(FlowPolicy):
     checkpoint: GrootCheckpoint
     name = "gr00t"
     blocks = (SiglipEncoderLayer, Qwen3DecoderLayer, ImageBlock, Qwen3VLTextDecoderLayer, HeadBlock, TimedBlock)
+    regions = tuple(region for region in FlowPolicy.regions if region is not FlowPolicy._process)
+    """All but the images, whose tables of weights are computed on the host (N1.7)."""
     exact_time = True
 
     def __init__(self, *common: Any, prompts: ChatPrompts, gripper: str) -> None:

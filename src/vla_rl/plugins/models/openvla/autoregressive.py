@@ -34,19 +34,19 @@ class ARModule(PolicyModule):
         ids: Tensor,
         mask: Tensor | None,
         count: int,
-        pick: Callable[[Tensor, int], Tensor],
+        pick: Callable[[Tensor, int], tuple[Tensor, Tensor]],
         *,
         pixels: Tensor | None,
         features: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Decode `count` tokens, without gradient. Leaves the Llama in training mode.
 
         Args:
             ids, mask: [B, L] without padding at the end.
-            pick: (float32 logits [B, V], i) -> index int64 [B] of token i among the logits.
+            pick: (hidden states [B, D], i) -> id int64 [B] of token i, and its log-prob.
             pixels, features: see `OpenVLAForActionPrediction.forward`; one of them.
         Returns:
-            indices int64 [B, count], and values [B] | [B, C] (None without a critic).
+            token ids int64 [B, count], log-probs [B, count], and values [B] | [B, C] (None without a critic).
         """
         network = public_network(self.vla)
         llama = network.language_model
@@ -60,16 +60,17 @@ class ARModule(PolicyModule):
             values = self._values(hidden, prefix - 1, mask)
             if mask is not None:
                 mask = F.pad(mask, (0, count), value=True)
-            chosen: list[Tensor] = []
+            picked: list[tuple[Tensor, Tensor]] = []
             for i in range(count):
                 if i > 0:
                     seen = None if mask is None else mask[:, : prefix + i]
-                    last = (chosen[-1] + self.first).unsqueeze(1)
+                    last = picked[-1][0].unsqueeze(1)
                     hidden = self.vla(None, last, attention_mask=seen, causal=True, caches=caches, past=prefix + i - 1)
-                chosen.append(pick(self.logits(hidden[:, -1]), i))
+                picked.append(pick(hidden[:, -1], i))
         finally:
             llama.train()
-        return torch.stack(chosen, dim=1), values
+        tokens, log_probs = (torch.stack(part, dim=1) for part in zip(*picked, strict=True))
+        return tokens, log_probs, values
 
     def forward(
         self,
@@ -136,34 +137,44 @@ class ARPolicy(FamilyPolicy):
         """Decode the tokens of a chunk: the likeliest, or by "uniforms" [B, count] among the inputs."""
         shape = (self._chunk, self.tokens_per_action)
         uniforms = inputs.get("uniforms")
-        log_probs: list[Tensor] = []
 
-        def pick(logits: Tensor, i: int) -> Tensor:
-            scores = torch.log_softmax(logits / self._temperature, dim=-1)
-            index = choose(scores, None if uniforms is None else uniforms[:, i])
-            log_probs.append(scores.gather(-1, index.unsqueeze(-1)).squeeze(-1))
-            return index
+        def pick(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
+            return self._choose(hidden, None if uniforms is None else uniforms[:, i])
 
         pixels, features = inputs.get("pixels"), inputs.get("features")
         with self._numerics():
-            index, values = self.module.decode(
+            tokens, log_probs, values = self.module.decode(
                 inputs["ids"], inputs.get("mask"), shape[0] * shape[1], pick, pixels=pixels, features=features
             )
-        tokens = (index + self.module.first).unflatten(1, shape)
+        tokens = tokens.unflatten(1, shape)
         return given(
-            actions=self.codec.decode(tokens),
-            log_probs=torch.stack(log_probs, dim=1).unflatten(1, shape),
+            actions=self._decoded(tokens),
+            log_probs=log_probs.unflatten(1, shape),
             values=values,
             tokens=tokens,
             features=features,
         )
 
+    def _choose(self, hidden: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return token ids [B] and their log-probs, for hidden states [B, D]."""
+        scores = torch.log_softmax(self.module.logits(hidden) / self._temperature, dim=-1)
+        index = choose(scores, uniforms)
+        return index + self.module.first, scores.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+    def _decoded(self, tokens: Tensor) -> Tensor:
+        return self.codec.decode(tokens)
+
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         tokens = as_tensor(chunk.extras["tokens"], self._device)
-        logits, values = self._score(obs, tokens, self._see(obs, chunk.extras))
+        logits, values = self._forward(obs, tokens, self._see(obs, chunk.extras))
+        log_probs, entropies = self._score(logits, tokens)
+        return Scores(log_probs=log_probs, entropy=entropies, values=values)
+
+    def _score(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C, M, V]."""
         log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        chosen = log_probs.gather(-1, (tokens - self.module.first).unsqueeze(-1)).squeeze(-1)
-        return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
+        index = tokens - self.module.first
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), entropy(log_probs)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -178,10 +189,10 @@ class ARPolicy(FamilyPolicy):
         """Return the cross-entropy of the expert's tokens (temperature 1) under teacher forcing, averaged over batch
         and chunk."""
         tokens = self.encode_actions(actions)
-        logits, _ = self._score(obs, tokens, self._see(obs), dropout=True)
+        logits, _ = self._forward(obs, tokens, self._see(obs), dropout=True)
         return F.cross_entropy(logits.flatten(0, 2), (tokens - self.module.first).flatten())
 
-    def _score(
+    def _forward(
         self, obs: Observation, tokens: Tensor, seen: dict[str, Tensor | None], dropout: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return float32 logits [B, C, M, V] and values."""
@@ -190,3 +201,5 @@ class ARPolicy(FamilyPolicy):
         with self._numerics():
             logits, values = self.module(prompt.ids, prompt.mask, tokens.flatten(1), **seen)
         return logits.unflatten(1, tokens.shape[1:]), values
+
+    regions = (*FamilyPolicy.regions, _choose, _decoded, _score)

@@ -19,9 +19,10 @@ from vla_rl.core.types import ArrayOrTensor, Chunk, Observation
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScaler
-from vla_rl.plugins.models.openvla.heads import PolicyModule, public_network
+from vla_rl.plugins.models.openvla.heads import OFTModule, OpenVLAValueHead, PolicyModule, public_network
 from vla_rl.plugins.models.openvla.images import OpenVLAImageProcessor
 from vla_rl.plugins.models.openvla.lora import AdapterBase
+from vla_rl.plugins.models.openvla.modeling import REGIONS
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.plugins.models.openvla.vit import VisionBlock
 from vla_rl.toolkit.models.adapters import before_training
@@ -65,6 +66,7 @@ class FamilyPolicy(VLAModel):
     """Name of the plugin, for messages."""
     module: PolicyModule
     blocks = (LlamaDecoderLayer, VisionBlock)
+    regions = (*REGIONS, OFTModule.read, OpenVLAValueHead.forward)
 
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module

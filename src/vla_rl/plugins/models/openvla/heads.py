@@ -17,6 +17,8 @@ from vla_rl.toolkit.models.meta_device import autocast
 from vla_rl.toolkit.models.networks import as_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vla_rl.core.randomness import Noise
 
 
@@ -273,8 +275,11 @@ class OFTModule(PolicyModule):
         values = None if self.value_head is None else self.value_head(hidden, first, None, steps)
         if not reads:
             return None, values
+        head = public_network(self.vla).action_logits if self.action_head is None else self.action_head
+        return self.read(head, hidden, first, reads), values
+
+    def read(self, head: Callable[[Tensor], Tensor], hidden: Tensor, first: Tensor, reads: int) -> Tensor:
+        """Return a head's output for so many hidden states from position `first` (int64 [B]) on."""
         rows = torch.arange(len(hidden), device=hidden.device)
         positions = first[:, None] + torch.arange(reads, device=hidden.device)
-        read = hidden[rows[:, None], positions]
-        head = public_network(self.vla).action_logits if self.action_head is None else self.action_head
-        return head(read).float(), values
+        return head(hidden[rows[:, None], positions]).float()

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig
 from vla_rl.plugins.models.openvla.vit import LayerScale, VisionTransformer
 from vla_rl.toolkit.models import networks
-from vla_rl.toolkit.models.decoder import PreallocatedLayer, causal_mask, run_layers
+from vla_rl.toolkit.models.decoder import PreallocatedLayer, Rotation, causal_mask, run_layers
 from vla_rl.toolkit.models.meta_device import on_host
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
 
@@ -109,11 +109,26 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             past: number of tokens in `caches`.
             features: output of `vision_backbone` for the images.
         """
-        sequence = self.get_input_embeddings()(input_ids)
         if features is None and pixel_values is not None:
             features = self.vision_backbone(pixel_values)
-        if features is not None:
-            patches = self.projector(features)
+        patches = None if features is None else self.projector(features)
+        sequence, mask, rotation = self.lay_out(input_ids, attention_mask, placeholder, patches, extra, causal, past)
+        return run_layers(self.language_model.model, sequence, mask, rotation, caches, is_causal=causal)
+
+    def lay_out(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        placeholder: Tensor | None,
+        patches: Tensor | None,
+        extra: Tensor | None,
+        causal: bool,
+        past: int,
+    ) -> tuple[Tensor, Tensor | None, Rotation]:
+        """Return the Llama's embeddings [B, S, D], mask and rotary embedding; `patches`: [B, P, D]; else as
+        `forward`."""
+        sequence = self.get_input_embeddings()(input_ids)
+        if patches is not None:
             inserted = patches if extra is None else torch.cat([patches, extra], dim=1)
             if placeholder is not None:
                 sequence = sequence * ~placeholder.unsqueeze(2)
@@ -130,9 +145,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
         else:
             mask = attention_mask[:, None, None, :].expand(-1, 1, length, length)
             positions = torch.arange(length, device=sequence.device).unsqueeze(0)
-        llama = self.language_model.model
-        rotation = llama.rotary_emb(sequence, position_ids=positions)
-        return run_layers(llama, sequence, mask, rotation, caches, is_causal=causal)
+        return sequence, mask, self.language_model.model.rotary_emb(sequence, position_ids=positions)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., bins] of the action tokens, lowest id first, for hidden states [..., D]."""
@@ -164,6 +177,15 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             return weight
         before, behind = self.text_rows
         return torch.cat([before, weight, behind])
+
+
+REGIONS = (
+    VisionTransformer.embed,
+    Projector.forward,
+    OpenVLAForActionPrediction.lay_out,
+    LlamaRMSNorm.forward,
+)
+"""Methods to compile besides the blocks."""
 
 
 def insert_columns(mask: Tensor, count: int) -> Tensor:

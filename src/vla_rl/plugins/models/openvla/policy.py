@@ -38,24 +38,33 @@ class OFTPolicy(FamilyPolicy):
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Choose the tokens of a chunk: the likeliest, or by "uniforms" among the inputs."""
         logits, values = self._read(inputs, self._chunk * self.tokens_per_action)
-        logits = logits.unflatten(1, (self._chunk, self.tokens_per_action))
-        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = choose(log_probs, inputs.get("uniforms"))
-        tokens = index + self.codec.first
+        actions, log_probs, tokens = self._choose(logits, inputs.get("uniforms"))
         return given(
-            actions=self.codec.decode(tokens),
-            log_probs=log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1),
-            values=values,
-            tokens=tokens,
-            features=inputs.get("features"),
+            actions=actions, log_probs=log_probs, values=values, tokens=tokens, features=inputs.get("features")
         )
 
+    def _choose(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return actions [B, C, A], log-probs and token ids [B, C, M], for logits [B, C * M, bins]."""
+        log_probs = torch.log_softmax(self._in_chunks(logits) / self._temperature, dim=-1)
+        index = choose(log_probs, uniforms)
+        tokens = index + self.codec.first
+        return self.codec.decode(tokens), log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), tokens
+
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
-        logits, values = self._act(obs, self._see(obs, chunk.extras))
-        log_probs = torch.log_softmax(logits / self._temperature, dim=-1)
-        index = as_tensor(chunk.extras["tokens"], self._device) - self.codec.first
-        chosen = log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
+        tokens = as_tensor(chunk.extras["tokens"], self._device)
+        logits, values = self._forward(obs, self._chunk * self.tokens_per_action, self._see(obs, chunk.extras))
+        log_probs, entropies = self._score(logits, tokens)
+        return Scores(log_probs=log_probs, entropy=entropies, values=values)
+
+    def _score(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies [B, C, M] of token ids [B, C, M], for logits [B, C * M, bins]."""
+        log_probs = torch.log_softmax(self._in_chunks(logits) / self._temperature, dim=-1)
+        index = tokens - self.codec.first
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), entropy(log_probs)
+
+    def _in_chunks(self, logits: Tensor) -> Tensor:
+        """Return logits [B, C * M, bins] as [B, C, M, bins]."""
+        return logits.unflatten(1, (self._chunk, self.tokens_per_action))
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -65,16 +74,9 @@ class OFTPolicy(FamilyPolicy):
 
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
         """Return the cross-entropy over the action tokens (temperature 1), averaged over batch and chunk."""
-        logits, _ = self._act(obs, dropout=True)
+        logits, _ = self._forward(obs, self._chunk * self.tokens_per_action, dropout=True)
         target = self.encode_actions(actions) - self.codec.first
-        return F.cross_entropy(logits.flatten(0, 2), target.flatten())
-
-    def _act(
-        self, obs: Observation, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return float32 logits [B, C, M, bins] and values."""
-        logits, values = self._forward(obs, self._chunk * self.tokens_per_action, seen, dropout)
-        return logits.unflatten(1, (self._chunk, self.tokens_per_action)), values
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
     def _forward(
         self, obs: Observation, reads: int, seen: dict[str, Tensor | None] | None = None, dropout: bool = False
@@ -107,3 +109,5 @@ class OFTPolicy(FamilyPolicy):
                 inputs.get("features"),
                 inputs.get("steps"),
             )
+
+    regions = (*FamilyPolicy.regions, _choose, _score)

@@ -122,10 +122,14 @@ class VisionTransformer(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features [B, patches, D] of normalised images [B, 3, H, W]."""
-        x = self.patch_embed(pixels) + self.pos_embed
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        x = torch.cat([*prefix, x], dim=1)
+        x = self.embed(pixels)
         for block in self.blocks[:-1]:
             x = block(x)
         result: Tensor = x[:, x.shape[1] - self.patches :]
         return result
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """Return the tokens of images: class and register tokens, then patches with their positions."""
+        x = self.patch_embed(pixels) + self.pos_embed
+        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        return torch.cat([*prefix, x], dim=1)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.initialization import no_init_weights
 from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
 from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
@@ -137,6 +138,13 @@ class Pi05Module(Pi0Module):
 
     def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Return the expert's output for noisy actions x at `time`. `state` is unused: the prompt contains it."""
-        embed = self.pi0.embed_action_time
-        result: Tensor = self.pi0.model.dit(embed.action_in_proj(x).to(self._dtype), embed(time), prefix).float()
+        embeds, condition = self._embed_suffix(x, time)
+        result: Tensor = self.pi0.model.dit(embeds, condition, prefix).float()
         return result
+
+    def _embed_suffix(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # no state
+        """Return the embeddings [B, H, D] of noisy actions, and the condition of the norms."""
+        embed = self.pi0.embed_action_time
+        return embed.action_in_proj(x).to(self._dtype), embed(time)
+
+    regions = (Pi0Module._lay_out, _embed_suffix, AdaptiveNorm.forward, SiglipVisionEmbeddings.forward)

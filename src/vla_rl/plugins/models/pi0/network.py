@@ -7,16 +7,18 @@ state, actions. A missing camera is left out: pi0 masks it, and positions count 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from attrs import frozen
 from torch import Tensor
 from transformers import PI0Config, PI0ForConditionalGeneration
 from transformers.initialization import no_init_weights
+from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMSNorm, rotate_half
+from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
-from vla_rl.toolkit.models.decoder import LentLayer, RecordedLayer, Rotation, run_layers
+from vla_rl.toolkit.models.decoder import LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
 from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
@@ -36,6 +38,44 @@ class PiPrefix:
     """float32 [B, D]: mean of the language model's output, for a critic that reads the prefix."""
 
 
+class LastLayer(GemmaDecoderLayer):
+    """Last layer of the language model. The expert attends to its keys and values, and most policies read nothing else
+    of it, so that nothing else is computed."""
+
+    output_read = False
+
+    def forward(  # type: ignore[override]  # only Pi0Module calls it
+        self, hidden: Tensor, *, position_embeddings: Rotation, past_key_values: LayerCache, **attention: Any
+    ) -> Tensor:
+        if self.output_read:
+            result: Tensor = super().forward(
+                hidden, position_embeddings=position_embeddings, past_key_values=past_key_values, **attention
+            )
+            return result
+        attend = self.self_attn
+        normed = self.input_layernorm(hidden)
+        keys, values = (
+            part(normed).unflatten(-1, (-1, attend.head_dim)).transpose(1, 2) for part in (attend.k_proj, attend.v_proj)
+        )
+        cosine, sine = (factor.unsqueeze(1) for factor in position_embeddings)
+        past_key_values.update(keys * cosine + rotate_half(keys) * sine, values, attend.layer_idx)
+        return hidden
+
+
+class _Layout(NamedTuple):
+    """Sequence of the prefix, and what attention takes of it and of the suffix."""
+
+    embeds: Tensor
+    """[B, P, D]."""
+    valid: Tensor
+    """bool [B, P], False where masked."""
+    mask: Tensor
+    """Mask [B, 1, 1 or P, P] of the prefix, as in `PiPrefix`."""
+    rotation: Rotation
+    suffix_mask: Tensor
+    suffix_rotation: Rotation
+
+
 def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     """Return the network with uninitialised memory, for `networks.fill` or `networks.allocate`."""
     with no_init_weights():
@@ -44,7 +84,11 @@ def empty_network(config: PI0Config) -> PI0ForConditionalGeneration:
     dit: Any = config.dit_config
     embed.sinusoid_embeds = TimeEmbedding(dit.hidden_size, config.min_period, config.max_period)
     network.model.dit.embed_tokens.requires_grad_(False)  # in the files, but never used
-    network.model.vlm.language_model.config._attn_implementation = WITH_BLIND_QUERIES
+    language: Any = network.model.vlm.language_model
+    language.config._attn_implementation = WITH_BLIND_QUERIES
+    last = len(language.layers) - 1
+    with no_init_weights():
+        language.layers[last] = LastLayer(language.config, last)
     return network
 
 
@@ -62,50 +106,60 @@ class Pi0Module(FlowModule):
         super().__init__((pi0.config.chunk_size, pi0.config.max_action_dim), value_head, noise_head)
         self.pi0 = pi0
         self._dtype = pi0.model.dit.layers[0].self_attn.q_proj.weight.dtype
+        self._summarises = isinstance(value_head, PrefixValueHead)
+        pi0.model.vlm.language_model.layers[-1].output_read = self._summarises
 
     @property
     def network(self) -> PI0ForConditionalGeneration:
         return self.pi0
 
-    def embed_prefix(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """Return embeddings [B, P, D] of images [B, cameras, 3, S, S] in [-1, 1] and prompts int64 [B, L]."""
-        vlm = self.pi0.model.vlm
-        features = vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
-        text = vlm.get_input_embeddings()(ids)
-        return torch.cat([features.reshape(len(ids), -1, text.shape[2]).to(text.dtype), text], dim=1)
-
     def see(self, pixels: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None = None) -> PiPrefix:
-        """Run the vision-language model on `embed_prefix`'s inputs.
+        """Run the vision-language model.
 
         Args:
+            pixels: [B, cameras, 3, S, S] in [-1, 1].   ids: prompts, int64 [B, L].
             mask: bool [B, L], False at padding.   shown: bool [B, cameras], False where masked; None: all visible.
         """
-        embeds = self.embed_prefix(pixels, ids)
-        (rows, length), prompt = embeds.shape[:2], ids.shape[1]
-        shown = mask.new_ones(rows, pixels.shape[1]) if shown is None else shown
-        valid = torch.cat([shown.repeat_interleave((length - prompt) // pixels.shape[1], dim=1), mask], dim=1)
-        language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
-        recorded = [RecordedLayer() for _ in language.layers]
+        vlm = self.pi0.model.vlm
+        features = vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
+        layout = self._lay_out(features.unflatten(0, pixels.shape[:2]), ids, mask, shown)
+        recorded = [RecordedLayer() for _ in vlm.language_model.layers]
         hidden = run_layers(
-            language,
-            embeds,
-            self._scores(self._sees(valid)).expand(-1, 1, length, -1),
-            language.rotary_emb(embeds, position_ids=valid.cumsum(1) - 1),
+            vlm.language_model,
+            layout.embeds,
+            layout.mask.expand(-1, 1, layout.embeds.shape[1], -1),
+            layout.rotation,
             recorded,
+            normed=self._summarises,
             blind_queries=self.blind_queries,
         )
-        tokens = self.state_tokens + self.pi0.config.chunk_size
-        among = mask.new_ones(tokens, tokens)
-        among[: self.state_tokens, self.state_tokens :] = False  # the state does not see the actions
-        positions = valid.sum(1, keepdim=True) + torch.arange(tokens, device=mask.device)
-        reads = isinstance(self.value_head, PrefixValueHead)
         return PiPrefix(
             [LentLayer(layer) for layer in recorded],
-            self._scores(
-                torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
-            ),
-            expert.rotary_emb(mask.new_empty(0, dtype=self._dtype), position_ids=positions),
-            mean_over(hidden, self._counted(valid, prompt)) if reads else None,
+            layout.suffix_mask,
+            layout.suffix_rotation,
+            mean_over(hidden, self._counted(layout.valid, ids.shape[1])) if self._summarises else None,
+        )
+
+    def _lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
+        """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as `see`."""
+        rows, cameras, patches = features.shape[:3]
+        language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
+        text = language.embed_tokens(ids)
+        embeds = torch.cat([features.flatten(1, 2).to(text.dtype), text], dim=1)
+        shown = mask.new_ones(rows, cameras) if shown is None else shown
+        valid = torch.cat([shown[:, :, None].expand(-1, -1, patches).flatten(1), mask], dim=1)
+        tokens = self.state_tokens + self.pi0.config.chunk_size
+        order = torch.arange(tokens, device=mask.device)
+        among = (order[:, None] >= self.state_tokens) | (order < self.state_tokens)  # states do not see the actions
+        suffix = torch.cat([valid[:, None].expand(-1, tokens, -1), among.expand(rows, -1, -1)], dim=2)[:, None]
+        positions = valid.sum(1, keepdim=True) + order
+        return _Layout(
+            embeds=embeds,
+            valid=valid,
+            mask=self._scores(self._sees(valid)),
+            rotation=language.rotary_emb(embeds, position_ids=valid.cumsum(1) - 1),
+            suffix_mask=self._scores(suffix),
+            suffix_rotation=expert.rotary_emb(mask.new_empty(0, dtype=self._dtype), position_ids=positions),
         )
 
     @property
@@ -125,14 +179,22 @@ class Pi0Module(FlowModule):
         return added_to_scores(seen, self._dtype)
 
     def denoise(self, prefix: PiPrefix, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        embeds = self.pi0.embed_action_time(state, x, time).to(self._dtype)
+        embeds = self._embed_suffix(state, x, time)
         hidden = run_layers(self.pi0.model.dit, embeds, prefix.mask, prefix.rotation, prefix.caches)
         result: Tensor = hidden[:, 1:].float()
+        return result
+
+    def _embed_suffix(self, state: Tensor, x: Tensor, time: Tensor) -> Tensor:
+        """Return the embeddings [B, 1 + H, D] of state, noisy actions and time."""
+        result: Tensor = self.pi0.embed_action_time(state, x, time).to(self._dtype)
         return result
 
     def velocity(self, hidden: Tensor) -> Tensor:
         result: Tensor = self.pi0.action_out_proj(hidden)
         return result
+
+    regions = (_lay_out, _embed_suffix, GemmaRMSNorm.forward, SiglipVisionEmbeddings.forward)
+    """Methods to compile besides the blocks."""
 
 
 def stays_float32(name: str) -> bool:

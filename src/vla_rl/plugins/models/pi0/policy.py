@@ -13,7 +13,7 @@ from transformers.models.siglip.modeling_siglip import SiglipEncoderLayer
 from vla_rl.core.types import Observation, to_numpy
 from vla_rl.plugins.models.pi0.adaptive import AdaptiveLayer, Pi05Module
 from vla_rl.plugins.models.pi0.checkpoint import SLOTS, save_checkpoint
-from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix
+from vla_rl.plugins.models.pi0.network import LastLayer, Pi0Module, PiPrefix
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, bins_of
 from vla_rl.toolkit.models.flow_policy import FlowPolicy
 
@@ -23,11 +23,13 @@ class Pi0Policy(FlowPolicy):
 
     module: Pi0Module
     name = "pi0"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer)
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
+    regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.rows(obs.instructions)
@@ -37,7 +39,7 @@ class Pi0Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), delta=self.delta_actions)
 
 
 class Pi05Policy(FlowPolicy):
@@ -45,11 +47,13 @@ class Pi05Policy(FlowPolicy):
 
     module: Pi05Module
     name = "pi05"
-    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, AdaptiveLayer)
+    blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
+    regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int, kind: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
         self.state_in_prompt = kind
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +72,14 @@ class Pi05Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask, shown)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
+        save_checkpoint(
+            self.module,
+            self.checkpoint,
+            self._cameras,
+            Path(folder),
+            delta=self.delta_actions,
+            kind=self.state_in_prompt,
+        )
 
 
 def _padded_to_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,32 +11,44 @@ from attrs import frozen
 from torch import nn
 from transfer_ends import stored
 
-from updates import Update, update_of
+from updates import Update, policy_gradient, update_of
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
+from vla_rl.core.trainers import ImitationStep, ModelInputs
 from vla_rl.core.types import Context
-from vla_rl.runtime.messages.learning import ImitationStep, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.messages.learning import ScoreRequest
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
+from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 CHUNK, MICRO_BATCH = 3, 4
 INFO = synthetic.env_info(cameras=1, pixels=8, state_dim=6, action_dim=2)
 
 
+class Residual(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, width), nn.Tanh())
+
+    def forward(self, x):
+        return x + super().forward(x)
+
+
 class DeepModel(LinearModel):
     """A `LinearModel` behind three residual blocks and a layer that no sample ever uses."""
+
+    blocks = (Residual,)
 
     def __init__(self) -> None:
         super().__init__(INFO, CHUNK, values="chunk")
         width = INFO.state_dim
-        self.module.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(3))
+        self.module.blocks = nn.ModuleList(Residual(width) for _ in range(3))
         self.module.unused = nn.Linear(width, 5)
         for name, parameter in self.module.named_parameters():
             draws = generator(1, f"deep/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
@@ -45,7 +57,7 @@ class DeepModel(LinearModel):
     def _features(self, obs):
         x = super()._features(obs)
         for block in self.module.blocks:
-            x = x + block(x)
+            x = block(x)
         return x
 
 
@@ -70,6 +82,8 @@ class Work:
     """Samples are scored too; rank 0 has most of them."""
     load: Path | None = None
     save: Path | None = None
+    compiled: bool = False
+    """Blocks are compiled, with aot_eager."""
 
 
 def update_at(algorithm: Algorithm, work: Work, step: int) -> Update:
@@ -92,10 +106,11 @@ def learn(work: Work, rank: int, address: str) -> dict:
     algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK))
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
     model = wrap("model", DeepModel(), "deep", narrow)
+    blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager") if work.compiled else None
     train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
     role = Learner(
         model,
-        algorithm,
+        policy_gradient(algorithm),
         train,
         name="deep",
         device="cpu",
@@ -110,21 +125,22 @@ def learn(work: Work, rank: int, address: str) -> dict:
     for step in range(done + 1, work.steps + 1):
         update = update_at(algorithm, work, step)
         result = update.train_in_parts(role, rank, step, work.parts) if work.parts else update.train(role, rank, step)
-        losses.append(result["sums"].get("loss/total", 0.0))
-        norms.append(result["maxima"]["policy/grad_norm"])
+        losses.append(result.sums.get("loss/total", 0.0))
+        norms.append(result.maxima["policy/grad_norm"])
     if work.imitation:
         heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.set_demonstrations((heavy.obs, heavy.actions))
-        losses.append(
-            role.behaviour_cloning_update(
-                [
-                    ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
-                    for parts, all_ in zip(shares, whole, strict=True)
-                ]
-            )
+        cloned = role.behaviour_cloning_update(
+            [
+                ImitationStep(
+                    number=1, first=0, indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2
+                )
+                for parts, all_ in zip(shares, whole, strict=True)
+            ]
         )
+        losses.append(cloned.sums["loss/imitation"])
     scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
     moments = [
         value for state in role.trained.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])
@@ -151,6 +167,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
         "held": held,
         "acting": acting,
         "kinds": kinds,
+        "graphs": None if blocks is None or blocks.failure else blocks.graphs,
         **(scored or {}),
     }
 
