@@ -58,8 +58,8 @@ class Evaluation:
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
     """Recorded episodes, as in `Rollout.recordings`."""
-    groups: Mapping[str, Rate] = field(factory=dict)
-    """Success of the groups that tasks belong to (`TaskInfo.groups`), sorted by name; empty where there are none."""
+    categories: Mapping[str, Rate] = field(factory=dict)
+    """Success of the categories that tasks belong to (`TaskInfo.categories`), sorted by name; empty: there are none."""
 
     @property
     def interventions(self) -> Interventions | None:

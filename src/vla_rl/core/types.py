@@ -190,8 +190,8 @@ class TaskInfo:
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
     """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
-    groups: tuple[str, ...] = ()
-    """Groups of tasks that an evaluation reports beside the single tasks, such as a benchmark's dimensions."""
+    categories: tuple[str, ...] = ()
+    """Categories to which the task belongs, such as a dimension of a benchmark; evaluations report their success."""
 
 
 @frozen(kw_only=True)
@@ -257,8 +257,9 @@ class Observation:
         return len(self.instructions)
 
     def take(self, rows: Any) -> Observation:
-        """Return the observations at these positions (int64 NumPy array), in this order."""
-        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, rows.tolist())))
+        """Return the observations at these positions (int64 NumPy array, or other integers), in this order."""
+        positions = rows.tolist() if hasattr(rows, "tolist") else rows
+        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, positions)))
 
     def numpy(self) -> Observation:
         """Return the same observation in host memory, ready to send to another process."""

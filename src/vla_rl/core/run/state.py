@@ -62,14 +62,14 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     mean = sum(evaluation.repeats) / max(len(evaluation.repeats), 1)
     spread = sum((r - mean) ** 2 for r in evaluation.repeats)
     count = len(evaluation.repeats)
-    groups = {name: attrs.asdict(rate) for name, rate in evaluation.groups.items()}
+    categories = {name: attrs.asdict(rate) for name, rate in evaluation.categories.items()}
     interventions = evaluation.interventions
     late_actions = late_actions_of(evaluation.episodes)
     return {
         "step": evaluation.step,
         "success": attrs.asdict(evaluation.success),
         "tasks": {name: attrs.asdict(rate) for name, rate in evaluation.tasks.items()},
-        **({"groups": groups} if groups else {}),
+        **({"categories": categories} if categories else {}),
         "repeats": list(evaluation.repeats),
         "repeats_std": (spread / (count - 1)) ** 0.5 if count > 1 else None,
         **({} if interventions is None else {"interventions": attrs.asdict(interventions)}),
