@@ -70,4 +70,3 @@ def _cast_parts(module: nn.Module) -> Iterator[Any]:
         for part in (*layer.lora_A.values(), *layer.lora_B.values()):
             if type(part.weight) is nn.Parameter and part.weight.dtype == torch.float32:  # no shard
                 yield part
-

@@ -213,8 +213,8 @@ class GradientAccumulator:
         sizes: Mapping[str, torch.Tensor],
     ) -> None:
         """Note where a metric differs from the expected one by more than rounding of terms of these sizes."""
-        for name, value in expected.items():
-            value = value.double()
+        for name, expected_value in expected.items():
+            value = expected_value.double()
             half = metrics[name].double() if name in metrics else torch.full_like(value, torch.inf)
             tolerance = LINEAR * (sizes[name].double().abs() + value.abs()) + 1e-6
             differs = (half - value).abs() > tolerance
