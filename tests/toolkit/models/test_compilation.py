@@ -212,9 +212,7 @@ def test_a_region_contains_the_blocks_and_regions_that_it_calls() -> None:
     tower, x = Scaled(4, 4), torch.randn(3, 4)
     policy = Policy(tower)
     expected = policy.act(x)
-    compiled = CompiledBlocks(
-        tower, (Block,), regions=(Policy.act, Scaled.begin), policy=policy, backend="aot_eager"
-    )
+    compiled = CompiledBlocks(tower, (Block,), regions=(Policy.act, Scaled.begin), policy=policy, backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(policy.act(x), expected)
     assert (compiled.failure, compiled.graphs) == (None, 1)
