@@ -75,7 +75,7 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
                 losses.append(seconds_of_loss(judge, scores, batch))
                 return judge.loss(scores, batch)
 
-        learner.policy_update._algorithm = Timed()  # noqa: SLF001
+        learner.trainers.collected._component._algorithm = Timed()  # noqa: SLF001
         shares, times, flow = [], [], flow_of(spec, State())
         for step in range(steps + 1):
             rollout, kept_columns, _ = collect_rollout(runtime, flow, step + 1)

@@ -38,9 +38,9 @@ from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
 from vla_rl.plugins.models.smolvla import SmolVLAConfig
 from vla_rl.plugins.models.smolvla import plugin as smolvla
-from vla_rl.runtime.workers.learner.optimizer import build_optimizer
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.trainers.optimizer import build_optimizer
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
 PIXELS = {"small": 224, "full": 224}

@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import statistics
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -28,16 +29,19 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
+from vla_rl.core.trainers import ModelInputs, OptimizerStep
 from vla_rl.core.types import Context, Plugin
-from vla_rl.runtime.messages.learning import OptimizerStep
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 MEGABYTES, TENSORS = 100, 64
 CHUNK, SAMPLES, MICRO_BATCH, UPDATES = 8, 64, 8, 3
@@ -120,6 +124,20 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
 # --------------------------------------------------------------------------------------------------------- ranks
 
 
+def trainers_of(algorithm: Algorithm) -> Callable[[TrainedModel], Trainers]:
+    """The trainers of a run by this algorithm."""
+
+    def make(trained: TrainedModel) -> Trainers:
+        training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=lambda: None)
+        built = [
+            build("trainer", name, component("trainer", name).config, Context(training=training), ())
+            for name in ("policy_gradient", "behaviour_cloning")
+        ]
+        return Trainers(*built)
+
+    return make
+
+
 def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any]:
     """One learner's updates. -> seconds of the fastest, loss of each, share of collating."""
     torch.set_num_threads(1)
@@ -147,7 +165,7 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     train = TrainSpec(steps=9, lr=1e-4, micro_batch=MICRO_BATCH, sharding=sharding)
     role = Learner(
         model,
-        algorithm,
+        trainers_of(algorithm),
         train,
         name="openvla_oft",
         device="cpu",
@@ -162,10 +180,10 @@ def rank_of(world: int, sharding: str, rank: int, address: str) -> dict[str, Any
     seconds, losses = [], []
     for update in range(1, UPDATES + 1):
         before = perf_counter()
-        losses.append(role.update(update, heavy, light, [step])["sums"]["loss/total"])
+        losses.append(role.update(update, heavy, light, [step]).sums["loss/total"])
         seconds.append(perf_counter() - before)
     before = perf_counter()
-    for _ in role.policy_update.batches.each(heavy, light, parts, step, role.version):
+    for _ in role.trainers.collected.batches.each(heavy, light, parts, step, role.version):
         pass
     collating = perf_counter() - before
     if world > 1:

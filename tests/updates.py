@@ -3,7 +3,7 @@ own code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -13,12 +13,30 @@ from attrs import frozen
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import generator
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import EnvInfo, Rollout
+from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
+from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.driver.assembler import RolloutBatch, batch_fields, find_samples
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+
+def policy_gradient(algorithm: Algorithm, compare_acting: bool = False) -> Callable[[TrainedModel], Trainers]:
+    """The trainers of a run by this algorithm, for a `Learner`."""
+
+    def make(trained: TrainedModel) -> Trainers:
+        training = TrainingContext(
+            trained=trained, algorithm=algorithm, heartbeat=lambda: None, compare_acting=compare_acting
+        )
+        return Trainers(collected=PolicyGradient(training), demonstrations=BehaviourCloning(training))
+
+    return make
+
 
 BINS = 8
 """Bins of the `LinearModel` that chose the actions."""
@@ -32,14 +50,14 @@ class Update:
     light: Mapping[str, Any]
     shares: list[RankShard]
 
-    def train(self, learner: Learner, rank: int = 0, step: int = 1) -> dict[str, Any]:
+    def train(self, learner: Learner, rank: int = 0, step: int = 1) -> UpdateMetrics:
         """The rank's optimiser steps. -> what `Learner.update` returns."""
         own = self.shares[rank]
         light = {name: None if array is None else array[own.samples] for name, array in self.light.items()}
         heavy = self.heavy.take(own.samples) if len(own.samples) else None
         return learner.update(step, heavy, light, own.steps)
 
-    def train_in_parts(self, learner: Learner, rank: int, step: int, parts: int) -> dict[str, Any]:
+    def train_in_parts(self, learner: Learner, rank: int, step: int, parts: int) -> UpdateMetrics:
         """The same, of one optimiser step, begun with parts of its samples."""
         of_ranks = [np.array_split(np.arange(len(share.steps[0].micro_batches)), parts) for share in self.shares]
         own = self.shares[rank]

@@ -30,6 +30,7 @@ EXAMPLES: Mapping[str, Any] = {
     "name": "my-run",
     "model": {"type": "openvla_oft", "preset": "fast"},
     "algorithm": {"type": "grpo"},
+    "trainer.type": "policy_gradient",
     "placement.type": "collocated",
     "world_model": {"type": "edm", "preset": "tiny"},
     "hooks": [{"type": "console"}, {"type": "jsonl"}, {"type": "tensorboard"}],
@@ -53,6 +54,7 @@ KINDS = {
     "engine": ("Engines", "The keys of `rollout.engine` ([engines](engines.md))."),
     "env": ("Simulators", "`num_envs` and `python` are keys of [`env`](spec.md#env) itself."),
     "algorithm": ("Algorithms", "[Equations and use](algorithms.md) of each key."),
+    "trainer": ("Trainers", "The keys of `trainer` and `imitation.trainer` ([trainers](trainers.md))."),
     "placement": (
         "Placement",
         "[Strategies](placement.md). `weight_transfer` is a key of [`placement`](spec.md#placement) itself.",

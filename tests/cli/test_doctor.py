@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from vla_rl.cli import doctor, list_plugins
+from vla_rl.cli.main import app
 from vla_rl.cli.probes import PROBES
 from vla_rl.core import catalogue
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.toolkit.envs.rendering import FIXES
+from vla_rl.toolkit.envs import rendering
+from vla_rl.toolkit.envs.rendering import FIXES, INSTALLERS
 
+TORCH = next(line for line in requires("vla-rl") or () if line.startswith("torch>="))
 FINE = dict.fromkeys(PROBES, (True, "works"))
 
 
@@ -78,7 +83,7 @@ def test_a_machine_without_osmesa_is_told_how_to_get_it(outcomes) -> None:
 @pytest.fixture
 def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU image: torch is older than we ask for, and h5py (extra `data`) is not there."""
-    versions = {"torch": "2.11.0+cu128", "h5py": None}
+    versions = {"torch": "2.8.0+cu128", "h5py": None}
     real = catalogue._version
     monkeypatch.setattr(
         catalogue, "_version", lambda name, path: versions[name] if name in versions else real(name, path)
@@ -89,7 +94,7 @@ def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) -> None:
     assert doctor.main(json=True) == 1
     first, *others = json.loads(capsys.readouterr().out)
-    assert first["state"] == "broken" and first["detail"] == "vla-rl needs torch>=2.13 (2.11.0+cu128 is installed)"
+    assert first["state"] == "broken" and first["detail"] == f"vla-rl needs {TORCH} (2.8.0+cu128 is installed)"
     assert "pip freeze | grep -iE '^(torch|nvidia)' > keep.txt" in first["fix"]
     assert not any("torch>=" in row["detail"] for row in others)
     (data,) = [row for row in others if row["what"] == "data"]
@@ -100,9 +105,7 @@ def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) ->
 def test_plugins_do_not_each_ask_for_it(capsys) -> None:
     list_plugins.main(as_json=False)
     line, *table = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "vla-rl needs torch>=2.13 (2.11.0+cu128 is installed): a plain `pip install vla-rl` would rep"
-    )
+    assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): a plain `pip install vla-rl` would rep")
     assert not any("pip install 'vla-rl'" in row or "torch>=" in row for row in table)
     assert {row["name"]: row["ready"] for row in list_plugins.rows()}["tabletop"]
 
@@ -124,11 +127,14 @@ def test_a_run_is_warned_and_not_refused(caplog) -> None:
         }
     )
     check_spec(spec, training=True)
-    assert [record.getMessage()[:32] for record in caplog.records] == ["warning: vla-rl needs torch>=2.1"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"warning: vla-rl needs {TORCH} (2.8.0+cu128 is installed)")
 
 
-def test_commands_that_mend_something_are_there_without_a_clone() -> None:
-    """An installed wheel: a script is named by where it is."""
-    for command in FIXES.values():
-        words = command.split()
-        assert words[0] == "apt-get" or (words[0] == "sh" and Path(words[1]).is_absolute() and Path(words[1]).is_file())
+def test_the_commands_of_missing_interfaces_exist_in_a_wheel() -> None:
+    """No script of the clone: a command of this package, or the one of the system."""
+    assert "tools/" not in "".join(FIXES.values())
+    for name, script in INSTALLERS.items():
+        assert FIXES[name].startswith("vla-rl install-gl")
+        assert Path(rendering.__file__).with_name(script).is_file()
+    assert CliRunner().invoke(app, ["install-gl", "metal"]).output.startswith("'metal' cannot be installed")

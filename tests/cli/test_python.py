@@ -110,7 +110,7 @@ def test_what_is_no_run_is_an_error(tmp_path):
 
 def test_every_command_has_a_function_and_a_line_in_the_documentation():
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "use-from-python.md").read_text()
-    named = {"sft": "clone", "eval": "evaluate", "plugins": "list_plugins"}
+    named = {"sft": "clone", "eval": "evaluate", "plugins": "list_plugins", "models": "known_checkpoints"}
     for command in app.registered_commands:
         name = command.name or command.callback.__name__
         function = getattr(vla_rl, named.get(name, name))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.randomness import MANY_SAMPLES, Noise, derived_seed, derived_seeds, generator
 
 
 def test_numbers_are_a_function_of_the_key():
@@ -41,3 +41,28 @@ def test_calls_go_on_in_each_stream_whoever_draws_between(many: int):
         for uniforms, normals in zip(drawn[::2], drawn[1::2], strict=True):
             assert np.array_equal(uniforms[sample], alone.random(3, np.float32))
             assert np.array_equal(normals[sample], alone.standard_normal((2, many), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 7), (8, 5)])
+def test_many_samples_draw_what_each_draws_alone(shape: tuple[int, ...]):
+    """All streams are computed at once. Odd counts leave half a word behind, and further calls go on there."""
+    count = MANY_SAMPLES + 5
+    numbers = [17 * sample + 2**40 for sample in range(count)]
+    episodes = [sample % 3 for sample in range(count)]
+    chunks = [2 * sample for sample in range(count)]
+    noise = Noise(-1, "action", np.array(numbers), episodes, chunks)
+    drawn = [noise.uniforms(*shape), noise.uniforms(3), noise.normals(2), noise.uniforms(*shape)]
+    for sample, key in enumerate(zip(numbers, episodes, chunks, strict=True)):
+        alone = generator(-1, "action", *key)
+        for values, size, method in zip(drawn, (shape, (3,), (2,), shape), "uunu", strict=True):
+            expected = alone.random(size, np.float32) if method == "u" else alone.standard_normal(size, np.float32)
+            assert np.array_equal(values[sample], expected)
+
+
+def test_seeds_of_many_keys_are_those_of_each():
+    numbers = [*range(200), 2**40, 2**63 - 1]
+    episodes = [number % 7 for number in numbers]
+    seeds = derived_seeds(11, "episode", numbers, episodes)
+    assert seeds.dtype == np.int64
+    assert seeds.tolist() == [derived_seed(11, "episode", *key) for key in zip(numbers, episodes, strict=True)]
+    assert derived_seeds(11, "episode", [], []).tolist() == []

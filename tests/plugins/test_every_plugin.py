@@ -91,6 +91,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
         "engine": DOCS / "reference" / "engines.md",
         "data": DOCS / "how-to" / "clone-demonstrations.md",
         "world_model": DOCS / "reference" / "world-models.md",
+        "trainer": DOCS / "reference" / "trainers.md",
     }
     assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert load(kind, name).summary

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Distribution, Normal
 
 from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_model
@@ -28,6 +28,12 @@ ENV = env_info(pixels=16)
 """The default of `check_model`, with smaller pictures."""
 
 MUTANTS: dict[type, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def distributions_check_their_arguments(monkeypatch):
+    """torch.compile turns the checks off for the whole process, once any test has used it."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
 def found_by(text):

@@ -246,6 +246,38 @@ class SumOfTheBatch(LinearModel):
         return super().imitation_loss(obs, actions) * len(obs)
 
 
+@found_by("imitation_losses: expected float32 [4]")
+class OneLoss(LinearModel):
+    def imitation_losses(self, obs, actions):
+        return super().imitation_losses(obs, actions).mean()
+
+
+@found_by("imitation_losses: expected float32 with gradient")
+class DetachedLosses(LinearModel):
+    def imitation_losses(self, obs, actions):
+        return super().imitation_losses(obs, actions).detach()
+
+
+@found_by("about the loss of a sample alone")
+class SumOfLosses(LinearModel):
+    def imitation_losses(self, obs, actions):
+        losses = super().imitation_losses(obs, actions)
+        return losses.sum().expand_as(losses)
+
+
+@found_by("policy_features: expected float32")
+class FeaturesOfAll(LinearModel):
+    def policy_features(self, obs):
+        return super().policy_features(obs).mean(0)
+
+
+@found_by("the same features of a row")
+class CentredFeatures(LinearModel):
+    def policy_features(self, obs):
+        features = super().policy_features(obs)
+        return features - features.mean(0)
+
+
 @found_by("the same log_probs as before an imitation_loss")
 class StaysInTraining(LinearModel):
     def imitation_loss(self, obs, actions):

@@ -6,12 +6,12 @@ import attrs
 import pytest
 import torch
 
-from updates import update_of
+from updates import policy_gradient, update_of
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import LinearModel, synthetic, train_on
 
@@ -56,7 +56,7 @@ def test_it_does_what_a_learner_does(name):
     update = attrs.evolve(update, heavy=ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras))
     learner = Learner(
         other,
-        algorithm,
+        policy_gradient(algorithm),
         TrainSpec(steps=1, lr=LR, micro_batch=1000, max_grad_norm=None),
         name="linear",
         device="cpu",
@@ -66,8 +66,8 @@ def test_it_does_what_a_learner_does(name):
         heartbeat=lambda: None,
     )
     result = update.train(learner)
-    assert metrics["loss/total"] == pytest.approx(result["sums"]["loss/total"], abs=1e-6)
-    assert metrics["policy/grad_norm"] == pytest.approx(result["maxima"]["policy/grad_norm"], rel=1e-5)
+    assert metrics["loss/total"] == pytest.approx(result.sums["loss/total"], abs=1e-6)
+    assert metrics["policy/grad_norm"] == pytest.approx(result.maxima["policy/grad_norm"], rel=1e-5)
     for (name, mine), (_, theirs) in zip(model.weights(), other.weights(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5, msg=name)
 

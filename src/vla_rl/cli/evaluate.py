@@ -13,9 +13,11 @@ import typer
 
 from vla_rl.cli.benchmark.run import evaluate_suite, line
 from vla_rl.cli.benchmark.suites import load
+from vla_rl.cli.protocol.protocols import protocol_record
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Component, Spec, component
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
 from vla_rl.runtime.driver.evaluation import NotRecorded
 from vla_rl.runtime.start import evaluate
@@ -33,6 +35,7 @@ def main(
     suites: list[str] | None,
     folder: Path | None,
     record: Path | None,
+    protocol: str | None,
 ) -> None:
     """Print the success of one evaluation, or of all suites of a benchmark.
 
@@ -40,12 +43,13 @@ def main(
         spec_with: further overrides -> the spec.   policy: how tables call it.
         home: in which a benchmark's results lie, unless `folder` is given.
         record: folder of a data set that the episodes are appended to.
+        protocol: name of the protocol that `spec_with` applies, for the result.
     Raises UserError: a place that cannot be written, before the first episode; what could not be written at the end,
     after the result was printed.
     """
     if record is not None:
         check_folder("--record", record)
-    run_evaluation = partial(_evaluate, record=record)
+    run_evaluation = partial(_evaluate, record=record, protocol=protocol)
     if benchmark is None:
         if suites or folder:
             raise UserError("--suite and --folder are of a benchmark; name it: --benchmark libero")
@@ -62,7 +66,18 @@ def main(
         raise UserError("--output is for a single evaluation; a benchmark's suites go to --folder, a file each")
     chosen = load(benchmark)
     folder = folder or run_folder / "benchmarks" / Path(benchmark).stem
-    evaluate_suite(chosen, chosen.chosen(suites), policy, checkpoint, spec_with, run_evaluation, folder, typer.echo)
+    evaluate_suite(
+        chosen,
+        chosen.chosen(suites),
+        policy,
+        checkpoint,
+        spec_with,
+        run_evaluation,
+        folder,
+        typer.echo,
+        optional=() if suites else chosen.optional,
+        check=partial(check_spec, training=False),
+    )
     typer.echo(f"wrote {folder / 'index.html'}")
 
 
@@ -80,19 +95,24 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except KeyboardInterrupt:  # a pipe that nobody reads
             typer.echo(text, nl=False)
             raise
-    rows = {"all": result["success"], **result["tasks"]}
+    rows = {"all": result["success"], **(result.get("categories") or result["tasks"])}
+    if (interventions := result.get("interventions")) is not None:
+        rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():
         typer.echo(line(name, rate, max(map(len, rows))))
+    if interventions is not None:
+        typer.echo(f"interventions in {interventions['rate']:.1%} of all steps")
     if failed is not None:
         raise UserError(f"{failed}; what it would have held is printed above") from failed
 
 
-def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None) -> dict[str, Any]:
+def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None, protocol: str | None) -> dict[str, Any]:
     line = StatusLine()
     try:
-        return evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
+        result = evaluate(spec, checkpoint, line.show, None if record is None else recording_to(spec, record))
     finally:
         line.clear()
+    return result if protocol is None else {**result, "protocol": protocol_record(protocol, spec)}
 
 
 def recording_to(spec: Spec, folder: Path) -> Component:

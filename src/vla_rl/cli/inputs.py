@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vla_rl.cli.example_specs import shipped
+from vla_rl.cli.shipped_specs import advice, shipped
 from vla_rl.core.errors import SpecError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
@@ -27,12 +27,13 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
     if isinstance(source, Mapping):
         return parse_spec(source, overrides=overrides), None
     path = Path(source)
-    if not os.path.exists(path) and path.suffix in (".yaml", ".yml"):  # noqa: PTH110 - False for a name that is too long
-        example = shipped(path)
-        if example is None:
-            raise SpecError([f"{path}: no such file; `vla-rl examples` lists those that come with vla-rl"])
-        print(f"{path} is not there: taking the one that comes with vla-rl, {example}", file=sys.stderr)
-        path = example
+    if not os.path.exists(path):  # noqa: PTH110 - False for a name that is too long
+        file = shipped(path)
+        if file is not None:
+            print(f"{path} is not there: taking the one that comes with vla-rl, {file}", file=sys.stderr)
+            path = file
+        elif path.suffix in (".yaml", ".yml") or len(path.parts) == 1:
+            raise SpecError([f"{path}: no such file{advice(path)}"])
     of_run = path if os.path.isfile(path / "spec.yaml") else None  # noqa: PTH113 - as above
     return (load_run_spec(of_run, overrides) if of_run else load_spec(path, overrides)), of_run
 

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
@@ -177,6 +177,13 @@ def evaluate(
     record: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Append the episodes to a data set in LeRobot's format.")
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Measure as openvla, openvla_oft, openpi, lerobot, simplevla or rlinf does: states, steps, cameras.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
@@ -191,17 +198,27 @@ def evaluate(
             [f"rollout.engine={{type: remote, url: {json.dumps(policy)}}}", *(overrides or ())],
         )
     from vla_rl.cli.evaluate import main as measure
+    from vla_rl.cli.protocol.protocols import with_protocol
+
+    recorded = (source / "spec.yaml").is_file()
+
+    def spec_with(changes: Sequence[str]) -> Any:
+        def load(further: Sequence[str]) -> Any:
+            return _load(source, [*changes, *(overrides or ()), *further])[0]
+
+        return load(()) if protocol is None else with_protocol(protocol, load, overrides or (), recorded)
 
     measure(
-        lambda changes: _load(source, [*changes, *(overrides or ())])[0],
+        spec_with,
         checkpoint,
         policy or name_of(checkpoint, what),
-        source if (source / "spec.yaml").is_file() else Path(),
+        source if recorded else Path(),
         output=output,
         benchmark=benchmark,
         suites=suite,
         folder=folder,
         record=record,
+        protocol=protocol,
     )
 
 
@@ -316,19 +333,23 @@ def plan(
     cpus: Cpus = None,
     memory: Memory = None,
     gpu_memory: GpuMemory = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="Latencies estimated for a GPU: h100, h200, a100, 4090, or a file of its rates."
+        ),
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Forecast throughput, idle time and memory of every placement strategy. Needs no GPU and no simulator."""
+    """Forecast throughput, idle time and memory of every placement strategy, with the latencies of a run or those that
+    are estimated for a GPU. Needs no GPU and no simulator."""
     loaded, run_folder = _load(spec, overrides)
-    from vla_rl.cli.inputs import cluster_of
+    from vla_rl.cli.plan import latencies
     from vla_rl.cli.plan import main as forecast
-    from vla_rl.core.errors import UserError
 
-    files = profile or ([run_folder / "trace.json"] if run_folder else [])
-    if not files:
-        raise UserError("there are no latencies to plan with; give --profile RUN/trace.json of a run, or a file")
-    forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory), json)
+    files = profile or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
+    forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)), json)
 
 
 @app.command()
@@ -386,6 +407,19 @@ def plugins(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 @reported
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[OWNER/NAME]", help="One of them, with all its keys.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the public checkpoints whose keys are known, or say what is known of one, and who says so."""
+    from vla_rl.cli.models import main as listing
+
+    listing(name, json)
+
+
+@app.command()
+@reported
 def new_plugin(
     kind: Annotated[
         str,
@@ -404,19 +438,47 @@ def new_plugin(
     typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
+def _add_collection(name: str, about: str) -> None:
+    """Add the commands of a collection of specs: list and copy."""
+    commands = typer.Typer(help=about, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @commands.callback(invoke_without_command=True)
+    def listing(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            from vla_rl.cli import shipped_specs
+
+            for line in shipped_specs.listing(shipped_specs.SpecCollection(name=name)):
+                typer.echo(line)
+
+    @commands.command()
+    @reported
+    def copy(
+        names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all.")] = None,
+        to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder to write to.")] = Path(),
+        debug: Debug = False,
+    ) -> None:
+        """Copy some to a folder, to be changed."""
+        from vla_rl.cli import shipped_specs
+
+        for file in shipped_specs.copy(shipped_specs.SpecCollection(name=name), to, names or ()):
+            typer.echo(str(file))
+
+    app.add_typer(commands, name=name)
+
+
+_add_collection("examples", "List the specs of small runs that come with vla-rl; `vla-rl run NAME` takes them.")
+
+
 @app.command()
 @reported
-def examples(
-    to: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Copy them there, to be changed.")] = None,
+def install_gl(
+    what: Annotated[str, typer.Argument(metavar="egl|vulkan", help="What simulators draw with.")] = "egl",
     debug: Debug = False,
 ) -> None:
-    """List the specs that come with vla-rl; `vla-rl run examples/NAME.yaml` takes them, wherever you are."""
-    from vla_rl.cli import example_specs as those
+    """Install what simulators draw with where there is no display: EGL (MuJoCo) or Vulkan (SAPIEN)."""
+    from vla_rl.toolkit.envs.rendering import install
 
-    files = those.examples() if to is None else those.copy(to)
-    width = max(len(file.name) for file in files)
-    for file in files:
-        typer.echo(f"{those.CALLED}/{file.name:<{width}}  {those.first_line(file)}" if to is None else str(file))
+    raise typer.Exit(install(what))
 
 
 @app.command()

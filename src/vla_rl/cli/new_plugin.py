@@ -17,6 +17,7 @@ IN_A_SPEC = {
     "engine": "rollout: {chunk: 4, episodes: 64, engine: {type: $name}}",
     "env": "env: {type: $name, num_envs: 16}",
     "algorithm": "algorithm: {type: $name}",
+    "trainer": "trainer: {type: $name}",
     "placement": "placement: {type: $name}",
     "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
     "world_model": "world_model: {type: $name}\nimagination: {}     # its keys: docs/reference/world-models.md",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from attrs import frozen
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -14,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.cli.candidates import Candidate, ahead, best, compare
-from vla_rl.cli.inputs import GIB
+from vla_rl.cli.inputs import GIB, cluster_of
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
@@ -25,6 +26,10 @@ from vla_rl.runtime.planning.forecast import ENOUGH, Forecast, Overlap, periodic
 from vla_rl.runtime.planning.memory import waiting_bytes
 from vla_rl.runtime.planning.profile import Profile, load_profile
 from vla_rl.toolkit.waiting import waiting
+
+if TYPE_CHECKING:
+    from vla_rl.runtime.gpu_memory.estimate import Estimate
+    from vla_rl.runtime.planning.hardware import GpuRates
 
 PARTS = 4
 """Number of parts of a periodic step, for comparison; RL-VLA3 has as many."""
@@ -41,21 +46,78 @@ TITLES = (
 WORKERS = {"sim": "the simulators", "policy": "inference", "learner": "the learners"}
 
 
-def main(spec: Spec, profiles: Sequence[Path], cluster: Cluster, json: bool) -> None:
+@frozen(kw_only=True)
+class Latencies:
+    """What a plan reckons with: the latencies of a job, the machine, and how both are known."""
+
+    profile: Profile
+    cluster: Cluster
+    prediction: Prediction
+    estimate: Estimate | None = None
+    """Where the latencies are estimated; None: they were measured or given."""
+    gpu: str = ""
+    rates: GpuRates | None = None
+
+
+def latencies(
+    spec: Spec,
+    profiles: Sequence[Path],
+    gpu: str | None,
+    machine: tuple[int | None, float | None, float | None, float | None],
+) -> Latencies:
+    """Load the latencies of a run or a file, or estimate those of a GPU. Raises UserError.
+
+    Args:
+        profiles: traces or profiles.
+        gpu: name of a GPU, or a file of its rates; None: the profiles are used.
+        machine: GPUs, CPUs, GiB of host memory and GiB of a GPU's memory; None: as in `cluster_of`.
+    """
+    if gpu is None:
+        if not profiles:
+            raise UserError(
+                "there are no latencies to plan with; give --gpu h100 (or h200, a100, 4090) to estimate them, or "
+                "--profile RUN/trace.json of a run, or a file"
+            )
+        profile, cluster = load_profile(profiles), cluster_of(*machine)
+        with shown():
+            return Latencies(profile=profile, cluster=cluster, prediction=_predict(spec, cluster))
+    if profiles:
+        raise UserError("--gpu estimates the latencies, and --profile gives them; leave one of them out")
+    from vla_rl.runtime.gpu_memory.estimate import estimate
+    from vla_rl.runtime.planning.hardware import gpu_rates
+
+    rates = gpu_rates(gpu)
+    devices, cpus, memory, gpu_memory = machine
+    gpus = devices or 1
+    cluster = cluster_of(gpus, cpus, memory, rates.gib if gpu_memory is None else gpu_memory)
+    with shown(), waiting("counting the model's operators", about=spec.model.type):
+        expected = estimate(spec, cluster, rates)
+    return Latencies(
+        profile=expected.profile,
+        cluster=cluster,
+        prediction=expected.prediction,
+        estimate=expected,
+        gpu=gpu,
+        rates=rates,
+    )
+
+
+def main(spec: Spec, known: Latencies, json: bool) -> None:
     """Print the comparison. Raises UserError when no strategy fits."""
     if json:
         from json import dumps
 
-        found = forecast(spec, profiles, cluster)
+        found = forecast(spec, known)
         print(dumps(found, indent=1))
         fits = any(candidate["best"] for candidate in found)
     else:
-        profile = load_profile(profiles)
+        cluster, profile, prediction = known.cluster, known.profile, known.prediction
         with shown():
-            prediction = _predict(spec, cluster)
             candidates = compare(spec, cluster, profile, prediction)
             winner, further = best(candidates), ahead(spec, candidates, profile)
-        _print(spec, cluster, profile, candidates, winner)
+        if known.estimate is not None:
+            _print_estimate(spec, known, known.estimate)
+        _print(spec, cluster, profile, candidates, winner, assumes=known.estimate is None)
         _print_gpus(winner, prediction)
         _print_overlap(spec, further, _waiting(spec, profile, further))
         fits = winner is not None
@@ -63,16 +125,56 @@ def main(spec: Spec, profiles: Sequence[Path], cluster: Cluster, json: bool) -> 
         raise UserError("no placement fits on these devices; the reasons are above")
 
 
-def forecast(spec: Spec, profiles: Sequence[Path], cluster: Cluster) -> list[dict[str, Any]]:
+def forecast(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
     """The comparison as plain data."""
-    profile = load_profile(profiles)
+    profile = known.profile
     with shown():
-        candidates = compare(spec, cluster, profile, _predict(spec, cluster))
+        candidates = compare(spec, known.cluster, profile, known.prediction)
         winner, further = best(candidates), ahead(spec, candidates, profile)
     found = [_plain(candidate, candidate is winner) for candidate in candidates]
     if further is not None:
         found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
+    if known.estimate is not None:
+        found = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in found]
     return found
+
+
+def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
+    return {
+        "gpu": known.gpu,
+        "calibrated": estimate.calibrated,
+        "inference_s": estimate.inference.total,
+        "rows": estimate.rows,
+        "learner_pass_s": estimate.learner_pass.total,
+        "simulation_s": estimate.simulation_s,
+        "parameters": estimate.parameters,
+        "faster": [
+            {"change": f.change, "call": f.call, "before_s": f.before, "after_s": f.after} for f in estimate.faster
+        ],
+        "guesses": list(estimate.guesses),
+    }
+
+
+def _print_estimate(spec: Spec, known: Latencies, estimate: Estimate) -> None:
+    """Print the seconds of single calls, what would shorten them, and what is a guess."""
+    console = _console()
+    assert known.rates is not None
+    rates = "measured rates" if known.rates.measured else "published rates"
+    warning = "" if estimate.calibrated else "; [yellow]not calibrated[/]: nothing was measured on this card or model"
+    console.print(f"estimated for {known.gpu}, {rates}{warning}")
+    micro_batch = spec.train.micro_batch
+    simulation = "?" if estimate.simulation_s is None else f"{_number(estimate.simulation_s)} s an env"
+    console.print(
+        f"  inference of {estimate.rows} rows {_number(estimate.inference.total)} s; learner's pass of {micro_batch} "
+        f"samples {_number(estimate.learner_pass.total)} s ({_number(micro_batch / estimate.learner_pass.total)} "
+        f"samples/s); chunk step of simulation {simulation}"
+    )
+    for change in estimate.faster:
+        console.print(
+            f"  faster: [green]{change.change}[/]: {change.call} {_number(change.before)} -> {_number(change.after)} s"
+        )
+    for guess in estimate.guesses:
+        console.print(f"  [dim]assumed: {escape(guess)}[/]")
 
 
 def _plain(candidate: Candidate, is_best: bool) -> dict[str, object]:
@@ -156,8 +258,15 @@ def _plain_overlap(found: Overlap, waiting: Mapping[int, float]) -> dict[str, ob
 
 
 def _print(
-    spec: Spec, cluster: Cluster, profile: Profile, candidates: Sequence[Candidate], winner: Candidate | None
+    spec: Spec,
+    cluster: Cluster,
+    profile: Profile,
+    candidates: Sequence[Candidate],
+    winner: Candidate | None,
+    *,
+    assumes: bool,
 ) -> None:
+    """Print the strategies; `assumes`: say what is assumed of the growth of times."""
     console = _console()
     gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
     console.print(
@@ -186,7 +295,7 @@ def _print(
     assumed = [
         f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the envs of a call"
         for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
-        if cost.fixed in (0.0, 1.0) and not cost.each
+        if assumes and cost.fixed in (0.0, 1.0) and not cost.each
     ]
     if assumed:
         console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/how-to/plan-a-run.md)[/]")

@@ -127,6 +127,7 @@ def evaluate(
     *,
     overrides: Sequence[str] = (),
     policy: str | None = None,
+    protocol: str | None = None,
     record: str | Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -137,6 +138,8 @@ def evaluate(
             model is evaluated.
         checkpoint: with a spec: the checkpoint folder whose weights are used.
         policy: evaluate what is served there instead, such as "ws://127.0.0.1:8000".
+        protocol: "openvla", "openvla_oft", "openpi", "lerobot", "simplevla", "rlinf", or a YAML file: measure as
+            they do.
         record: folder of a data set in LeRobot's format that the episodes are appended to.
         progress: is told what goes on ("eval", or what it waits for), how much is done, and of how much. None: a line
             on stderr.
@@ -145,19 +148,26 @@ def evaluate(
     Raises UserError: CheckpointError for damaged files."""
     leave_if_importing()
     from vla_rl.cli.evaluate import recording_to
+    from vla_rl.cli.protocol.protocols import protocol_record, with_protocol
     from vla_rl.runtime.comm.status_line import StatusLine
     from vla_rl.runtime.start import evaluate as measure
 
     source, default_checkpoint = _source(what, policy)
-    loaded, _ = read_spec(source, [*_served(policy), *overrides])
+    given = [*_served(policy), *overrides]
+    loaded, of_run = read_spec(source, given)
+    if protocol is not None:
+        loaded = with_protocol(
+            protocol, lambda further: read_spec(source, [*given, *further])[0], given, of_run is not None
+        )
     line = StatusLine()
     hook = None if record is None else recording_to(loaded, Path(record))
     try:
-        return measure(
+        result = measure(
             loaded, default_checkpoint if checkpoint is None else Path(checkpoint), progress or line.show, hook
         )
     finally:
         line.clear()
+    return result if protocol is None else {**result, "protocol": protocol_record(protocol, loaded)}
 
 
 @_with_path_errors
@@ -177,6 +187,7 @@ def benchmark(
         folder: where results are kept, and not measured again; None: RUN/benchmarks/NAME."""
     from vla_rl.cli.benchmark.run import evaluate_suite
     from vla_rl.cli.benchmark.suites import load
+    from vla_rl.runtime.checks.run import check_spec
 
     source, checkpoint = _source(what, policy)
     run_folder = source if isinstance(source, Path) and (source / "spec.yaml").is_file() else Path()
@@ -190,6 +201,8 @@ def benchmark(
         lambda spec, weights: evaluate(spec, weights),
         Path(folder or run_folder / "benchmarks" / Path(name).stem),
         print,
+        optional=() if suites else chosen.optional,
+        check=functools.partial(check_spec, training=False),
     )
 
 
@@ -214,18 +227,15 @@ def plan(
     cpus: float | None = None,
     memory: float | None = None,
     gpu_memory: float | None = None,
+    gpu: str | None = None,
 ) -> list[dict[str, Any]]:
     """`vla-rl plan`: what every placement strategy is expected to do, one entry each, or its "reason" why it does not
-    fit. Arguments as on the command line; `profiles` may be left out for the folder of a run."""
-    from vla_rl.cli.inputs import cluster_of
-    from vla_rl.cli.plan import forecast
-    from vla_rl.core.errors import UserError
+    fit. Arguments as on the command line; `profiles` may be left out for the folder of a run, or with `gpu`."""
+    from vla_rl.cli.plan import forecast, latencies
 
     loaded, run_folder = read_spec(spec, overrides)
-    files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder else [])
-    if not files:
-        raise UserError("there are no latencies to plan with; give RUN/trace.json of a run, or a profile")
-    return forecast(loaded, files, cluster_of(devices, cpus, memory, gpu_memory))
+    files = [Path(file) for file in profiles] or ([run_folder / "trace.json"] if run_folder and gpu is None else [])
+    return forecast(loaded, latencies(loaded, files, gpu, (devices, cpus, memory, gpu_memory)))
 
 
 @_with_path_errors
@@ -366,6 +376,13 @@ def list_plugins() -> list[dict[str, Any]]:
     return rows()
 
 
+def known_checkpoints() -> list[dict[str, Any]]:
+    """`vla-rl models`: name, types, keys, env_keys, tell and facts of each known checkpoint, with their sources."""
+    from vla_rl.cli.models import entries
+
+    return entries()
+
+
 @_with_path_errors
 def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
     """Write a third-party project with a working plugin (`vla-rl new-plugin`). Return its folder."""
@@ -375,11 +392,14 @@ def new_plugin(kind: str, name: str, folder: str | Path | None = None) -> Path:
 
 
 @_with_path_errors
-def examples(to: str | Path | None = None) -> list[Path]:
-    """Return the specs that come with vla-rl (`vla-rl examples`), or with `to` their copies in that folder."""
-    from vla_rl.cli import example_specs
+def examples(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Path]:
+    """Return the specs of small runs in the package (`vla-rl examples`), or with `to` their copies in that folder.
 
-    return example_specs.examples() if to is None else example_specs.copy(Path(to))
+    Args:
+        to: folder to copy to; None: nothing is copied.
+        names: of those to copy; none: all.
+    """
+    return _specs("examples", to, names)
 
 
 def doctor() -> list[dict[str, Any]]:
@@ -392,6 +412,13 @@ def doctor() -> list[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _specs(name: str, to: str | Path | None, names: Sequence[str]) -> list[Path]:
+    from vla_rl.cli import shipped_specs
+
+    collection = shipped_specs.SpecCollection(name=name)
+    return collection.files if to is None else shipped_specs.copy(collection, Path(to), names)
 
 
 def _train(

@@ -30,8 +30,17 @@ import attrs
 from attrs import field, frozen
 
 from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, Placement, PolicyEngine, RunEvents, SimEnv, VLAModel
+from vla_rl.core.hookspecs import (
+    Algorithm,
+    Demonstrations,
+    Placement,
+    PolicyEngine,
+    RunEvents,
+    SimEnv,
+    VLAModel,
+)
 from vla_rl.core.paths import expanded, resolved, shown, why
+from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
 
@@ -57,6 +66,7 @@ KINDS = {
         Kind("engine", "vla_rl.engines", PolicyEngine),
         Kind("env", "vla_rl.envs", SimEnv),
         Kind("algorithm", "vla_rl.algorithms", Algorithm),
+        Kind("trainer", "vla_rl.trainers", Trainer),
         Kind("placement", "vla_rl.placement", Placement),
         Kind("data", "vla_rl.data", Demonstrations),
         Kind("world_model", "vla_rl.world_models", WorldModel),
@@ -121,6 +131,8 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
+    if kind == "trainer" and plugin.trains_on is None:
+        raise PluginError(f"{who} does not say what it learns from; give Plugin(trains_on=TrainingData.TRAJECTORIES)")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component
@@ -167,7 +179,7 @@ def missing_requirements(dist: str, extra: str | None) -> list[str]:
 
 
 def unmet_base() -> list[str]:
-    """Return vla-rl's own base requirements that are not met, each as `torch>=2.13 (2.11.0 is installed)`. A package of
+    """Return vla-rl's own base requirements that are not met, each as `torch>=2.9 (2.8.0 is installed)`. A package of
     another version may still work, so callers report this and do not refuse to run."""
     try:
         return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from vla_rl.core.types import ArrayOrTensor, Episode
 
@@ -19,6 +19,18 @@ class Rate:
     n: int
     low: float
     high: float
+
+
+@frozen(kw_only=True)
+class Interventions:
+    """How much a person or an expert acted instead of the policy in some episodes."""
+
+    rate: float
+    """Share of the environment steps whose action another source chose."""
+    episodes: float
+    """Share of the episodes with at least one such step."""
+    unaided: Rate
+    """Rate of the episodes that succeeded without any."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,6 +58,13 @@ class Evaluation:
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
     """Recorded episodes, as in `Rollout.recordings`."""
+    categories: Mapping[str, Rate] = field(factory=dict)
+    """Success of the categories that tasks belong to (`TaskInfo.categories`), sorted by name; empty: there are none."""
+
+    @property
+    def interventions(self) -> Interventions | None:
+        """How much others acted instead of the policy; None: nobody can take over."""
+        return interventions_of(self.episodes)
 
 
 @frozen(kw_only=True)
@@ -90,3 +109,34 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
     return Rate(
         rate=p, n=n, low=0.0 if successes == 0 else centre - half, high=1.0 if successes == n else centre + half
     )
+
+
+def interventions_of(episodes: Sequence[Episode]) -> Interventions | None:
+    """Return how much others acted in these episodes; None where nobody can take over, and without episodes."""
+    counts = [episode.interventions for episode in episodes if episode.interventions is not None]
+    if not counts:
+        return None
+    return Interventions(
+        rate=sum(counts) / max(sum(episode.steps for episode in episodes), 1),
+        episodes=sum(count > 0 for count in counts) / len(counts),
+        unaided=wilson(sum(episode.unaided_success for episode in episodes), len(episodes)),
+    )
+
+
+def late_actions_of(episodes: Sequence[Episode]) -> float | None:
+    """Return the share of late actions in these episodes; None where they are not in real time, and without any."""
+    counts = [episode.late_actions for episode in episodes if episode.late_actions is not None]
+    return sum(counts) / max(sum(episode.steps for episode in episodes), 1) if counts else None
+
+
+def robot_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return metrics of what happens beside a robot: "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions"
+    and "PREFIX/unaided_success" where somebody can take over, "PREFIX/late_actions" in real time."""
+    metrics: dict[str, float] = {}
+    if (interventions := interventions_of(episodes)) is not None:
+        metrics[f"{prefix}/intervention_rate"] = interventions.rate
+        metrics[f"{prefix}/episodes_with_interventions"] = interventions.episodes
+        metrics[f"{prefix}/unaided_success"] = interventions.unaided.rate
+    if (late := late_actions_of(episodes)) is not None:
+        metrics[f"{prefix}/late_actions"] = late
+    return metrics

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import AdvantageScope, Requirements
+from vla_rl.core.types import AdvantageScope, Requirements, pick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         EnvInfo,
         Loss,
         Observation,
+        RecordedRewards,
         ResetState,
         Rollout,
         Scores,
@@ -125,6 +126,22 @@ class VLAModel(ABC):
     def imitation_loss(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
         """Return the behaviour-cloning loss of actions float [B, C, A], with gradient: a scalar, the mean over the
         batch."""
+
+    @hookspec(firstresult=True)
+    def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> torch.Tensor:
+        """Return the behaviour-cloning loss of each sample, [B] with gradient, for trainers that weigh samples. Their
+        mean is an `imitation_loss`. Default: `imitation_loss` of one sample after the other."""
+        import numpy as np
+        import torch
+
+        rows = [np.array([i]) for i in range(len(obs))]
+        return torch.stack([self.imitation_loss(obs.take(row), pick(actions, row)) for row in rows])
+
+    @hookspec(firstresult=True)
+    def policy_features(self, obs: Observation) -> torch.Tensor:
+        """Return what the policy makes of an observation before it chooses actions, [B, D] with gradient, for the
+        critics of trainers. Optional."""
+        raise NotOffered(f"{type(self).__name__} gives no features")
 
     @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -234,7 +251,7 @@ class SimEnv(ABC):
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         """Apply up to C actions, float [N, C, A], to the envs where `active` (bool [N]) holds. With `stop_at_end` an
         env stops executing after its first terminated or truncated action, else it executes all. Cameras render once,
-        at the end."""
+        at the end. With `EnvInfo.takeovers` somebody else may choose any of the executed actions instead."""
 
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:
@@ -265,8 +282,8 @@ class SimEnv(ABC):
 
 
 class Algorithm(ABC):
-    """Advantages and a loss; no model, no simulator, no device choice, no logging. Entry-point group
-    `vla_rl.algorithms`."""
+    """Advantages and a loss; no model, no simulator, no device choice, no logging. Where a person or an expert takes
+    over, the episode ends for the algorithm (`core/run/takeovers.py`). Entry-point group `vla_rl.algorithms`."""
 
     needs: Requirements = Requirements()
     """Inputs that the algorithm needs. Core provides them, or refuses the run early."""
@@ -347,6 +364,12 @@ class Demonstrations(ABC):
     def read_samples(self, indices: ArrayOrTensor) -> tuple[Observation, ArrayOrTensor]:
         """Read samples by index, int64 [B] in 0 ... num_samples - 1. Return (Observation with the simulator's cameras,
         state and instructions; actions float32 [B, C, A] in its units). Core calls it from one thread at a time."""
+
+    @hookspec(firstresult=True)
+    def read_rewards(self, indices: ArrayOrTensor, discount: float) -> RecordedRewards:
+        """Return the rewards that followed samples, int64 [B], discounted by `discount` per step. Optional, for
+        recordings with rewards."""
+        raise NotOffered(f"{type(self).__name__} has no rewards")
 
     @hookspec(firstresult=True)
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:

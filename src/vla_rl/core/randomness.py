@@ -15,7 +15,17 @@ from zlib import crc32
 
 import numpy as np
 
+from vla_rl.core.philox import philox
 from vla_rl.core.types import Array
+
+SEEDS = 2**63 - 1
+"""Derived seeds are below this number."""
+REJECTED_SEEDS = 2**64 % SEEDS
+"""A word whose product with SEEDS has a lower half below this is drawn again (Lemire 2019)."""
+MANY_SAMPLES = 96
+"""Number of samples from which computing all streams at once is faster than one generator after the other."""
+MANY_KEYS = 16
+"""The same for seeds, each of which needs a generator of its own."""
 
 
 def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:
@@ -27,35 +37,61 @@ def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk:
 
 def derived_seed(seed: int, purpose: str, number: int = 0, episode: int = 0) -> int:
     """Return a 63-bit seed for code that takes a single number, for instance a simulator's episode."""
-    return int(generator(seed, purpose, number, episode).integers(2**63 - 1))
+    return int(generator(seed, purpose, number, episode).integers(SEEDS))
+
+
+def derived_seeds(seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int]) -> Array:
+    """Return the `derived_seed` of each of B keys, int64 [B]."""
+    if len(numbers) < MANY_KEYS:
+        pairs = zip(numbers, episodes, strict=True)
+        return np.array([derived_seed(seed, purpose, number, episode) for number, episode in pairs], np.int64)
+    words = philox(_key(seed, purpose), _counters(numbers, episodes, [0] * len(numbers)), 0, 1)[:, 0]
+    # `Generator.integers` takes the upper 64 bits of word * SEEDS = (word << 63) - word, and draws again where the
+    # lower ones are below REJECTED_SEEDS. The upper bits are word >> 1, less 1 where the subtraction borrows.
+    halves = words >> np.uint64(1)
+    seeds = np.where((words << np.uint64(63)) < words, halves - np.uint64(1), halves)
+    lower = words * np.uint64(SEEDS)
+    for sample in np.flatnonzero(lower < np.uint64(REJECTED_SEEDS)).tolist():
+        seeds[sample] = derived_seed(seed, purpose, numbers[sample], episodes[sample])
+    return seeds.astype(np.int64)
 
 
 class Noise:
     """Random numbers for B samples. Sample b draws from its own keyed stream, and successive calls continue each
     stream.
 
-    One generator per thread takes the state of each sample in turn. Up to 1,000 numbers of earlier calls are drawn
-    again, which is faster than reading the generator's state.
+    Uniform numbers of many samples are computed for all of them at once. Otherwise one generator per thread takes the
+    state of each sample in turn. Up to 1,000 numbers of earlier calls are drawn again then, which is faster than
+    reading the generator's state.
     """
 
     def __init__(self, seed: int, purpose: str, numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]):
-        key, keys = (seed & (2**64 - 1), crc32(purpose.encode())), zip(numbers, episodes, chunks, strict=True)
-        counters = [(0, int(number), int(episode), int(chunk)) for number, episode, chunk in keys]
-        self._states = [{**_INITIAL_STATE, "state": {"counter": counter, "key": key}} for counter in counters]
+        self._key = _key(seed, purpose)
+        self._counters = _counters(numbers, episodes, chunks)
+        self._states: list[dict[str, Any]] | None = None
+        """State of each sample's generator before `_calls`; None until a generator draws."""
         self._calls: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._counters)
 
     def uniforms(self, *shape: int) -> Array:
         """Return float32 [B, *shape], uniform in [0, 1)."""
-        return self._draw(np.random.Generator.random, shape)
+        if len(self) < MANY_SAMPLES or self._states is not None:
+            return self._draw(_uniform, shape)
+        first = sum(math.prod(size) for _, size in self._calls)
+        self._calls.append((_uniform, shape))
+        return _uniforms(self._key, self._counters, first, math.prod(shape)).reshape(len(self), *shape)
 
     def normals(self, *shape: int) -> Array:
         """Return float32 [B, *shape], standard normal."""
-        return self._draw(np.random.Generator.standard_normal, shape)
+        return self._draw(_normal, shape)
 
     def _draw(self, method: Callable[..., Any], shape: tuple[int, ...]) -> Array:
+        if self._states is None:
+            key = tuple(self._key.tolist())
+            states = ({"counter": tuple(counter), "key": key} for counter in self._counters.tolist())
+            self._states = [{**_INITIAL_STATE, "state": state} for state in states]
         self._calls.append((method, shape))
         drawn, cache = np.empty((len(self), *shape), np.float32), vars(_OF_THREAD)
         rng = cache.get("generator") or cache.setdefault("generator", generator(0, ""))
@@ -68,4 +104,30 @@ class Noise:
         return drawn
 
 
+def _uniforms(key: Array, counters: Array, first: int, count: int) -> Array:
+    """Return numbers `first` to `first + count` of each counter's stream of float32 uniforms, [B, count]."""
+    first_word, end_word = first // 2, -(-(first + count) // 2)
+    words = philox(key, counters, first_word, end_word - first_word)
+    # A generator takes the lower half of a 64-bit word first, and the upper 24 bits of a half.
+    halves = np.stack([words & np.uint64(2**32 - 1), words >> np.uint64(32)], axis=-1).reshape(
+        len(counters), 2 * words.shape[1]
+    )
+    start = first - 2 * first_word
+    mantissas: Array = halves[:, start : start + count] >> np.uint64(8)
+    return mantissas.astype(np.float32) * np.float32(2**-24)
+
+
+def _key(seed: int, purpose: str) -> Array:
+    return np.array([seed & (2**64 - 1), crc32(purpose.encode())], np.uint64)
+
+
+def _counters(numbers: Sequence[int], episodes: Sequence[int], chunks: Sequence[int]) -> Array:
+    """Return the counters of B streams before their first block, uint64 [B, 4]."""
+    counters = np.zeros((len(numbers), 4), np.uint64)
+    for column, values in enumerate((numbers, episodes, chunks), 1):
+        counters[:, column] = np.asarray(values).astype(np.uint64)
+    return counters
+
+
+_uniform, _normal = np.random.Generator.random, np.random.Generator.standard_normal
 _OF_THREAD, _INITIAL_STATE = threading.local(), generator(0, "").bit_generator.state

@@ -52,7 +52,7 @@ def _tasks_of(states: Sequence[ResetState]) -> _Tasks:
     return _known[id(states)][1]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=128)
 def _shuffle(n: int, seed: int, episode: int, epoch: int) -> Array:
     return generator(seed, "reset-states", epoch, episode).permutation(n)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vla_rl.testing.models import check_model
     from vla_rl.testing.placements import check_placement
     from vla_rl.testing.scripted import ScriptedEnv
+    from vla_rl.testing.trainers import check_trainer
     from vla_rl.testing.training import train_on
     from vla_rl.testing.world_models import check_world_model
 
@@ -37,6 +38,7 @@ __all__ = [
     "check_env",
     "check_model",
     "check_placement",
+    "check_trainer",
     "check_world_model",
     "train_on",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "check_env": "envs",
     "check_model": "models",
     "check_placement": "placements",
+    "check_trainer": "trainers",
     "check_world_model": "world_models",
     "train_on": "training",
 }

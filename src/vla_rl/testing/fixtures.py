@@ -77,3 +77,11 @@ def scripted_env() -> ScriptedEnv:
     from vla_rl.testing import ScriptedEnv
 
     return ScriptedEnv(4, chunk=2)
+
+
+@pytest.fixture(scope="session")
+def check_trainer() -> Callable[..., None]:
+    """`vla_rl.testing.check_trainer`."""
+    from vla_rl.testing import check_trainer as check
+
+    return check

@@ -126,6 +126,13 @@ class LinearModel(VLAModel):
         log_probs = self._log_softmax(self._features(obs))
         return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean()
 
+    def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
+        log_probs = self._log_softmax(self._features(obs))
+        return -log_probs.gather(-1, self.encode_actions(actions)[..., None]).mean((1, 2, 3))
+
+    def policy_features(self, obs: Observation) -> torch.Tensor:
+        return self._features(obs)
+
     def save(self, folder: Path) -> None:
         from safetensors.torch import save_file
 

@@ -14,7 +14,7 @@ import torch
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import offers
-from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, to_numpy
+from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, pick, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, built
@@ -179,6 +179,31 @@ def _scores(case: ModelCase) -> None:
     case.f.expect(scalar, "imitation_loss", "a finite scalar with gradient", loss, "take the mean over the batch")
     what, remedy = "the same log_probs as before an imitation_loss", "put dropout and mode back"
     case.near(case.sample().log_probs, sampled.log_probs, "sample_chunk", what, remedy)
+    _check_weighable(case, sampled)
+
+
+def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
+    """Findings on what trainers use that weigh samples: a loss for each, and features for critics."""
+    losses = case.model.imitation_losses(case.obs, sampled.actions)
+    if case.is_array(losses, (case.rows,), "imitation_losses"):
+        fine = losses.requires_grad and losses.dtype == torch.float32
+        expected = "float32 with gradient"
+        case.f.expect(fine, "imitation_losses", expected, losses.dtype, "average over the chunk of each sample alone")
+        rows = np.arange(1)
+        alone = case.model.imitation_losses(case.obs.take(rows), pick(sampled.actions, rows))
+        shifted = not torch.allclose(alone, losses[:1], rtol=0.5, atol=0.1)
+        expected = "about the loss of a sample alone, whatever other rows there are"
+        case.f.expect(not shifted, "imitation_losses", expected, float(losses[0].detach()), "do not mix rows")
+    if not offers(case.model, "policy_features"):
+        return
+    features = case.model.policy_features(case.obs)
+    fine = features.ndim == 2 and len(features) == case.rows and features.dtype == torch.float32
+    got = f"{features.dtype} {list(features.shape)}"
+    if case.f.expect(fine, "policy_features", f"float32 [{case.rows}, D]", got, "flatten what comes before the head"):
+        again = case.model.policy_features(case.obs.take(np.arange(1)))
+        apart = torch.allclose(again, features[:1], rtol=1e-3, atol=1e-4)
+        expected = "the same features of a row whatever other rows there are"
+        case.f.expect(apart, "policy_features", expected, "others", "do not mix rows")
 
 
 def _noise(case: ModelCase) -> None:

@@ -236,7 +236,7 @@ def test_every_error_of_a_file_at_once():
         (
             "hooks: [{type: toy, where: here}]",
             "hooks: {type: toy}",
-            "spec.yaml:11: hooks: expected a list of hooks such as [{type: ...}], got a mapping",
+            "spec.yaml:11: hooks: expected a list such as [{type: ...}], got a mapping",
         ),
         (
             "hooks: [{type: toy, where: here}]",

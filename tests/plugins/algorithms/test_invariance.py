@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from updates import update_of
+from updates import policy_gradient, update_of
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.plugins.algorithms.gipo import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
@@ -71,7 +71,7 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
         model = LinearModel(INFO, CHUNK, values=values)
         learner = Learner(
             model,
-            algorithm,
+            policy_gradient(algorithm),
             train,
             name="linear",
             device="cpu",
@@ -83,11 +83,11 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
         learner.version, kept = 3, without_steps(learner)
         results.append(update.train(learner, rank))
         gradients.append(torch.stack(kept))
-    metrics = read_all([result["statistics"] for result in results])
+    metrics = read_all([result.statistics for result in results])
     for name in results[0]["sums"]:
-        metrics[name] = sum(result["sums"][name] for result in results)
+        metrics[name] = sum(result.sums[name] for result in results)
     for name in set(results[0]["maxima"]) - {"policy/grad_norm"}:  # of a rank's own part
-        metrics[name] = max(result["maxima"][name] for result in results)
+        metrics[name] = max(result.maxima[name] for result in results)
     return sum(gradients), metrics
 
 

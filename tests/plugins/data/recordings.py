@@ -61,8 +61,9 @@ def write_libero(path: Path, episodes: list[Episode], after: bool) -> None:
             obs["ee_states"], obs["gripper_states"] = np.split(episode["state"][shown].astype(np.float64), [6], axis=1)
 
 
-def write_lerobot(folder: Path, episodes: list[Episode], version: int, video: bool) -> None:
-    """A LeRobot data set of version 2 (a file an episode) or 3 (all in one)."""
+def write_lerobot(folder: Path, episodes: list[Episode], version: float, video: bool) -> None:
+    """A LeRobot data set of version 2.0 or 2.1 (a file an episode) or 3 (all in one). Versions 2.0 and 2.1 differ in their
+    statistics: of the whole, and of each episode."""
     names = {name: f"observation.images.{name}" for name in episodes[0]["images"]}
     tasks = list(dict.fromkeys(e["instruction"] for e in episodes))
     features: dict[str, Any] = {
@@ -73,7 +74,7 @@ def write_lerobot(folder: Path, episodes: list[Episode], version: int, video: bo
         shape = list(episodes[0]["images"][name].shape[1:])
         features[feature] = {"dtype": "video" if video else "image", "shape": shape}
     v3 = version == 3
-    info = {"codebase_version": "v3.0" if v3 else "v2.1", "fps": FPS, "chunks_size": 1000, "features": features} | (
+    info = {"codebase_version": f"v{version:.1f}", "fps": FPS, "chunks_size": 1000, "features": features} | (
         {
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
@@ -114,6 +115,13 @@ def write_lerobot(folder: Path, episodes: list[Episode], version: int, video: bo
             for i, e in enumerate(episodes)
         ],
     }
+    mean = episodes[0]["actions"].mean(0).tolist()
+    if version == 2.0:
+        (folder / "meta" / "stats.json").write_text(json.dumps({"action": {"mean": mean}}))
+    else:
+        lines["episodes_stats"] = [
+            {"episode_index": i, "stats": {"action": {"mean": mean}}} for i in range(len(episodes))
+        ]
     for name, items in lines.items():
         (folder / "meta" / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
     for i, table in enumerate(tables):

@@ -23,7 +23,7 @@ recordings = pytest.importorskip("recordings", reason="needs the extra: pip inst
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 CHUNK, STEPS = 4, 12
-LAYOUTS = [(2, False), (2, True), (3, False), (3, True)]
+LAYOUTS = [(2.0, False), (2.1, False), (2.1, True), (3, False), (3, True)]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,19 @@ def test_what_was_recorded_is_read(layout: Any, recorded: Any, folders: Any) -> 
     assert opened(folders[layout], info, episodes=1).num_samples() == windows
 
 
+def test_a_recording_gives_equal_samples_in_each_version(recorded: Any, folders: Any) -> None:
+    everything = [opened(folders[layout], recorded[0]) for layout in LAYOUTS if not layout[1]]
+    assert len(everything) == 3
+    samples = [data.read_samples(np.arange(data.num_samples())) for data in everything]
+    for obs, actions in samples[1:]:
+        assert np.array_equal(actions, samples[0][1]) and np.array_equal(obs.state, samples[0][0].state)
+        assert obs.instructions == samples[0][0].instructions
+        assert all(np.array_equal(obs.images[name], samples[0][0].images[name]) for name in obs.images)
+
+
 def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_path: Path) -> None:
     info, _ = recorded
-    folder = folders[2, False]
+    folder = folders[2.1, False]
     camera = next(iter(info.cameras))
     for keys, message in (
         (
@@ -88,7 +98,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
         plugin.build(LeRobotConfig(folder=folder), Context(env=info, chunk=99))
     with pytest.raises(UserError, match=r"is no LeRobot data set: it has no meta/info\.json"):
         opened(tmp_path, info)
-    recordings.write_lerobot(tmp_path / "half", recorded[1], 2, True)
+    recordings.write_lerobot(tmp_path / "half", recorded[1], 2.1, True)
     (tmp_path / f"half/videos/chunk-000/observation.images.{camera}/episode_000001.mp4").unlink()
     with pytest.raises(UserError, match=r"is half downloaded: it lacks videos/chunk-000/.*episode_000001\.mp4"):
         opened(tmp_path / "half", info)

@@ -17,11 +17,12 @@ import pytest
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
-from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, Wrapper
+from vla_rl.core.types import ActionSource, Array, Context
+from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin, single_env
+from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, InterventionSettings, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
+from vla_rl.toolkit.envs.settings import Processes
 
 ONE_ENV, ON = np.array([0]), np.array([True])
 LIMIT = 6
@@ -143,6 +144,24 @@ class TwoArms(gymnasium.Env[Any, Any]):
             "observation.images.top": np.full((12, 16, 3), 7, np.uint8),
             "robot": {"joints": self._joints, "gripper": np.float32(0.25)},
         }
+
+
+class Pad(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A takeover device: it acts at the second step, and reports that as gym-hil does."""
+
+    def __init__(self, env: Any, action: Any, flag: str = "is_intervention") -> None:
+        super().__init__(env)
+        self._action, self._flag = action, flag
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        acts = self._steps == 2
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, {**info, self._flag: acts, "teleop_action": self._action}
 
 
 gymnasium.register("tests/TwoArms-v0", TwoArms, max_episode_steps=LIMIT)
@@ -348,6 +367,67 @@ def test_several_cameras_joined_states_and_dict_actions() -> None:
     assert np.allclose(action["arm"]["joints"], [0.1, 0.2, 0.3]) and action["arm"]["joints"].dtype == np.float64
     assert np.allclose(result.obs.state, [[0.25, 0.1, 0.2, 0.3]]) and not result.success[0]
     assert act(env, 0.0, 1.0, 0.0, 0.0).success[0], "success at a path of the info"
+
+
+def with_pad(action: Any, **kwargs: Any) -> dict[str, Any]:
+    wrapper = Wrapper(name=f"{__name__}:Pad", kwargs={"action": action, **kwargs})
+    return ARMS | {"wrappers": (wrapper,), "interventions": InterventionSettings()}
+
+
+def test_actions_in_real_time_wait_and_late_ones_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock in place of the real one: episodes restart it, and it says that the second action is late."""
+    calls: list[str] = []
+
+    class Clock:
+        def __init__(self, control_hz: float | None) -> None:
+            calls.append(f"{control_hz} Hz")
+
+        def restart(self) -> None:
+            calls.append("restart")
+
+        def wait(self) -> bool:
+            calls.append("wait")
+            return calls.count("wait") == 2
+
+    monkeypatch.setattr(single_env, "RealTime", Clock)
+    env = make(control_hz=20.0)
+    start(env)
+    result = act(env, 0.0, 0.0)
+    assert calls == ["20.0 Hz", "restart", "wait", "wait", "wait", "wait"] and env.info.control_hz == 20.0
+    assert result.late.tolist() == [[False, True, False, False]]
+    with pytest.raises(UserError, match="control_hz is real time, which envs that take turns in a process cannot keep"):
+        plugin.build(
+            GymnasiumConfig(**DOTS, control_hz=20.0, processes=Processes(envs_per_process=2)),
+            Context(num_envs=2, chunk=4),
+        )
+
+
+def test_takeovers_are_read_from_the_info() -> None:
+    """The executed action, a dict, comes back in the order of the policy's numbers."""
+    env = make(**with_pad({"arm": {"joints": [0.1, 0.2, 0.3]}, "gripper.width": [0.4]}))
+    start(env)
+    result = act(env, 0.0, 0.0, 0.0, 0.0)
+    assert env.info.takeovers and result.source.dtype == np.int8
+    assert result.source.tolist() == [
+        [ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY, ActionSource.POLICY]
+    ]
+    assert np.allclose(result.executed_actions[0, 1], [0.4, 0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (with_pad({"arm": {"joints": [0.1, 0.2]}, "gripper.width": [0.4]}), "does not fit the action space at arm.joints: "),
+        (with_pad({"gripper.width": [0.4]}), r"does not fit the action space at arm.joints: .*KeyError"),
+        (with_pad({}, flag="helped"), r"interventions: the info of tests/TwoArms-v0 has no entry 'is_intervention'\n  entries: .*helped"),
+    ],
+    ids=["a joint too few", "no arm", "no flag"],
+)  # fmt: skip
+def test_takeovers_that_are_reported_wrongly_are_named(changes: dict[str, Any], message: str) -> None:
+    env = make(**changes)
+    start(env)
+    with pytest.raises(UserError, match=message):
+        act(env, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ the real simulator."""
 from __future__ import annotations
 
 import importlib
+import json
 import random
 import sys
 import time
@@ -15,9 +16,12 @@ import numpy as np
 import pytest
 from robotwin_double import layout
 from robotwin_double.cases import APIS, CHUNK, FIRST, HOME, TASK, goal, reset, scene, settings, shows, step, write
+from robotwin_double.interview import FILE as ANSWERS
+from robotwin_double.interview import interview
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin
+from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin, vector
+from vla_rl.plugins.envs.robotwin.installation import find_installation
 from vla_rl.plugins.envs.robotwin.seeds import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.testing import check_env
@@ -45,7 +49,7 @@ def test_what_it_offers(api: str, build_robotwin: Any) -> None:
     assert dict(info.cameras) == {"right_wrist": (240, 320), "head": (240, 320)}
     assert info.action_low == (*[-10.0] * 6, 0.0) * 2 and info.action_high == (*[10.0] * 6, 1.0) * 2
     assert info.chunk_is_one_motion == (api == "vector")
-    assert info.state_dim == 14 == plugin.action_dim(None)
+    assert info.state_dim == 14 == plugin.action_dim(RobotwinConfig(tasks=TASK))
     assert info.notes == (
         f"RoboTwin's {api} API, task_config: demo_clean, instructions: seen",
         "images are ray-traced",
@@ -157,6 +161,46 @@ def test_what_the_vector_api_truncates_is_passed_on(build_robotwin: Any) -> None
     env._venvs[TASK].envs[0].task.step_lim = 4
     result = step(env, *[HOME - 0.1] * 4)
     assert result.truncated.tolist() == [[False, False, False, True]] and not result.terminated.any()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_end_effector_actions(api: str, build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pose and a gripper for each arm, action by action: success is told at its action with both APIs."""
+    env = build_robotwin(api, control="end_effector", cameras=("head",))
+    info = env.info
+    config = RobotwinConfig(tasks=TASK, control="end_effector")
+    assert len(info.action_low) == len(info.action_high) == plugin.action_dim(config) == 16
+    assert not info.chunk_is_one_motion and info.state_dim == 14
+    reset(env, FIRST["train"])
+    rotation = np.array([2.0, 0, 0, 0])  # is normalised
+    here = np.array([0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0, *rotation, 1.0])  # the left one means: no rotation
+    stays = step(env, here)
+    assert np.allclose(stays.obs.state[0], HOME) and env.faults() == {}
+    right_up = here.copy()
+    right_up[10], right_up[15] = 0.4, 0.5
+    moved = step(env, right_up).obs.state[0]
+    assert np.allclose(moved[:9], HOME[:9]) and np.allclose(moved[[9, 13]], [0.4, 0.5])
+    for distance in (1.5, 5.0):  # no plan; an error of the planner
+        far = right_up.copy()
+        far[8] = distance
+        assert np.allclose(step(env, far).obs.state[0], moved), "an arm without a plan stays"
+    with pytest.raises(Exception, match=r"control: end_effector has no expert"):
+        env.expert_chunk()
+
+
+def test_an_end_effector_action_that_solves_ends_the_chunk(
+    build_robotwin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = build_robotwin("vector", control="end_effector")
+    reset(env, FIRST["train"])
+    task = env._venvs[TASK].envs[0].task
+    monkeypatch.setattr(task, "check_success", lambda: task.robot.targets[2] > 0.25)
+    chunk = np.zeros((4, 16))
+    chunk[:, 2] = 0.2, 0.3, 0.4, 0.5
+    won = step(env, *chunk)
+    assert won.executed.tolist() == [[True, True, False, False]] and won.rewards.tolist() == [[0, 1, 0, 0]]
+    on = step(env, *chunk, stop=False)
+    assert on.succeeded.all() and on.executed.all() and np.array_equal(on.obs.state, won.obs.state)
 
 
 # ----------------------------------------------------------------------------------------------------- language
@@ -330,7 +374,60 @@ def test_bounds_of_joints_are_those_of_the_robot(build_robotwin: Any, tmp_path: 
         build_robotwin("vector", assets=tmp_path / "others", planner="curobo")
 
 
+# ---------------------------------------------------------------------------------------------------- the expert
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_experts_motion_is_followed_in_chunks(api: str, build_robotwin: Any) -> None:
+    """The expert plays a scene by itself, in physics steps; an episode follows its joint targets, 0.1 s apart."""
+    env = build_robotwin(api, num_envs=2)
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    first = env.expert_chunk()
+    assert first.shape == (2, CHUNK, 14) and first.dtype == np.float32
+    assert np.array_equal(env.expert_chunk(), first), "asking changes nothing"
+    for env_id, seed in enumerate((200_000, 200_010)):
+        way = np.arange(1, CHUNK + 1)[:, None] * 25 / scene.EXPERT_STEPS
+        assert np.allclose(first[env_id], HOME + way * (goal(seed) - HOME), atol=1e-6)
+    actives = np.array([True, False])
+    result = env.chunk_step(first, actives, True)
+    second = env.expert_chunk()
+    assert np.array_equal(second[1], first[1]), "an env that stood still is where it was"
+    assert np.allclose(second[0, 0] - first[0, -1], first[0, 1] - first[0, 0], atol=1e-6)
+    while not result.success[0]:
+        result = env.chunk_step(env.expert_chunk(), actives, True)
+    assert np.abs(result.obs.state[0] - goal(200_000)).max() < scene.NEAR
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_expert_that_fails_stands_still(api: str, build_robotwin: Any, tmp_path: Path) -> None:
+    file = write(tmp_path, "train.json", [24, 26])  # no plan; an error
+    env = build_robotwin(api, num_envs=2, seeds=Seeds(train=file, eval_states=1, check=False))
+    reset(env, FIRST["train"], FIRST["train"] + 1)
+    step(env, HOME - 0.3)
+    expected = np.clip(HOME - 0.3, env.info.action_low, env.info.action_high)
+    assert np.allclose(env.expert_chunk(), expected) and not step(env, HOME - 0.3).success.any()
+
+
+def test_a_seed_that_the_expert_has_checked_is_not_solved_again(
+    build_robotwin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = build_robotwin("vector", seeds=Seeds(train_states=1, eval_states=1, check=True))
+    solved: list[int] = []
+    original = vector.solve
+    monkeypatch.setattr(vector, "solve", lambda *args: solved.append(args[-1]) or original(*args))
+    for _ in range(2):
+        reset(env, FIRST["train"])
+        env.expert_chunk()
+    assert solved == [200_000]
+
+
 # ------------------------------------------------------------------------------------------------------- the double
+
+
+def test_the_double_answers_as_the_real_runtime_did(robotwin: Any) -> None:
+    """`answers.json` is recorded from the runtime wheel; test_robotwin_runtime.py asks that again, where it is there."""
+    answers = interview(find_installation(RobotwinConfig(**settings("wheel", robotwin))), TASK)
+    assert answers == json.loads(ANSWERS.read_text())
 
 
 def test_the_double_refuses_what_robotwin_would_not_take(robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,8 +440,6 @@ def test_the_double_refuses_what_robotwin_would_not_take(robotwin: Any, monkeypa
         task.setup_demo(now_ep_num=0, seed=0, colour="red")
     with pytest.raises(AttributeError):
         task.setup_demo(now_ep_num=0, seed=0, render_freq=0)
-    from vla_rl.plugins.envs.robotwin.installation import find_installation
-
     arguments = find_installation(RobotwinConfig(**config)).arguments(TASK)
     with pytest.raises(FileNotFoundError, match="assets/objects"):
         task.setup_demo(now_ep_num=0, seed=0, is_test=True, **arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,42 @@ def test_no_robotwin(tmp_path: Path) -> None:
         make({"tasks": TASK})
     with pytest.raises(UserError, match=message.format(f"in {tmp_path}")):
         make({"tasks": TASK, "checkout": tmp_path})
+
+
+@pytest.mark.parametrize("kind", ["wheel", "main"])
+def test_objects_of_a_task_that_are_missing(kind: Any, robotwin: Any, tmp_path: Path) -> None:
+    """RoboTwin prints their names and goes on without them, to an AttributeError."""
+    config = settings(kind, robotwin)
+    with next((tmp_path / kind).rglob(f"{TASK}.py")).open("a") as task:
+        task.write('\nHAMMER = {"modelname": "020_hammer", "model_id": 0}\n')
+    objects = config.get("assets", tmp_path / kind) / "assets" / "objects"
+    with pytest.raises(
+        UserError, match=rf"task {TASK} needs objects that are not in {objects}: 020_hammer\n  download"
+    ):
+        make(config)
+    (objects / "020_hammer").mkdir()
+    make(config).close()
+
+
+@pytest.mark.parametrize(("kind", "method"), [("wheel", "gen_sparse_reward_data"), ("main", "take_action")])
+def test_a_robotwin_of_another_version(kind: Any, method: str, robotwin: Any, tmp_path: Path) -> None:
+    config = settings(kind, robotwin)
+    root = tmp_path / kind
+    base = next(root.rglob("_base_task.py"))
+    base.write_text(
+        base.read_text().replace(f"def {method}(", "def step_with(").replace("import Base_Task as", "import A as")
+    )
+    named = "runtime wheel of unknown version" if kind == "wheel" else rf"{root}, commit unknown"
+    with pytest.raises(
+        UserError, match=rf"this RoboTwin \({named}\) is of a version .* has no .*{method}\n  known: the "
+    ):
+        make(config)
+    if kind == "main":
+        git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+        for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "another"]):
+            subprocess.run([*git, *command], check=True)
+        with pytest.raises(UserError, match=rf"\({root}, commit [0-9a-f]{{7,}}\)"):
+            make(config)
 
 
 def test_a_file_of_settings(build_robotwin: Any, tmp_path: Path) -> None:

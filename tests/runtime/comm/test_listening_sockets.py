@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from scripted_runs import play, scripted_spec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends import own_ray
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN
-from vla_rl.runtime.comm.backends.private_folder import LOCK, PrivateFolder
+from vla_rl.runtime.comm.backends.private_folder import PrivateFolder
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.start import start
 
@@ -103,18 +104,30 @@ def test_the_store_of_a_learner_group_listens_at_its_door_only(monkeypatch):
         torch.distributed.destroy_process_group()
 
 
-def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path):
+@pytest.mark.parametrize("moment", ["in use", "while its files are removed"])
+def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, moment):
     mine = PrivateFolder(tmp_path)
     code = (
-        "import os, signal, sys\n"
+        "import os, shutil, signal, sys\n"
         "from pathlib import Path\n"
         "from vla_rl.runtime.comm.backends.private_folder import PrivateFolder\n"
-        "print(PrivateFolder(Path(sys.argv[1])).path, flush=True)\n"
+        "folder = PrivateFolder(Path(sys.argv[1]))\n"
+        "(folder.path / 'ray').mkdir()\n"
+        "print(folder.path, flush=True)\n"
+        "def part(path, **_):\n"
+        "    for entry in Path(path).iterdir():\n"
+        "        entry.rmdir() if entry.is_dir() else entry.unlink()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if sys.argv[2] != 'in use':\n"
+        "    shutil.rmtree = part\n"
+        "    folder.remove()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, str(tmp_path), moment]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = Path(killed.stdout.strip())
-    assert (left / LOCK).exists()
+    assert left.exists()
     PrivateFolder(tmp_path).remove()
     assert list(tmp_path.iterdir()) == [mine.path]
     mine.remove()

@@ -16,7 +16,9 @@ from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer
+from vla_rl.runtime.driver.sample_order import Epochs, Mixture
 from vla_rl.runtime.start import clone
+from vla_rl.testing.linear import LinearModel
 
 EXPERT = {"expert": {"episodes": 16}, "steps": 60, "lr": 3e-2, "batch": 16, "report_every": 20}
 
@@ -102,7 +104,8 @@ def test_recorded_demonstrations(tmp_path, backend):
 
 
 def test_ranks_share_every_epoch_out():
-    imitation = ImitationTrainer(None, 0, "imitation", 6, [np.arange(0, 11, 2), np.arange(1, 11, 2)], {})
+    samples = [np.arange(0, 11, 2), np.arange(1, 11, 2)]
+    imitation = ImitationTrainer(None, [Epochs(0, "imitation", rank, samples[rank], 3, 2) for rank in (0, 1)], {})
     steps = [imitation.split(step, 0.1) for step in range(1, 2 * imitation.steps_per_epoch + 1)]
     for epoch in (steps[: imitation.steps_per_epoch], steps[imitation.steps_per_epoch :]):
         assert sorted(int(i) for shares in epoch for share in shares for i in share.indices) == list(range(11))
@@ -161,3 +164,136 @@ def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, chang
             imitation={"data": {"type": "odd"}, "steps": 1, "lr": 3e-2},
             plugins=["vla_rl.testing.scripted", str(tmp_path / "odd.py")],
         )
+
+
+def counts_of_sets(order, sizes, steps):
+    """Samples of each data set in the first steps of an order. `sizes`: samples of each data set."""
+    indices = np.concatenate([order.batch(step) for step in range(1, steps + 1)])
+    return np.bincount(np.searchsorted(np.cumsum(sizes), indices, side="right"), minlength=len(sizes)), indices
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.7, 0.2901, 0.0099)])
+def test_data_sets_are_mixed_by_their_weights(weights):
+    sizes = (50, 700, 3)[: len(weights)]
+    samples = [np.arange(end - size, end) for size, end in zip(sizes, np.cumsum(sizes), strict=True)]
+    order = Mixture(0, "imitation", 0, samples, weights, 16)
+    for steps in (5, 100, 2000):
+        counts, _ = counts_of_sets(order, sizes, steps)
+        assert counts.sum() == steps * 16 and abs(counts - np.array(weights) * steps * 16).max() < 3
+    _, indices = counts_of_sets(order, sizes, 2000)
+    first_set = indices[indices < 50]
+    for epoch in range(3):
+        assert sorted(first_set[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
+    assert not np.array_equal(first_set[:50], first_set[50:100])
+    assert np.array_equal(Mixture(0, "imitation", 0, samples, weights, 16).batch(1234), order.batch(1234))
+    assert order.steps_per_epoch == round(50 / (16 * 0.7))
+
+
+def test_two_data_sets_train_together(tmp_path, monkeypatch, caplog):
+    """One has pictures of another size, which are resized to those of the first; a resumed run equals a whole one."""
+    (tmp_path / "larger.py").write_text(
+        "import attrs\n"
+        "import numpy as np\n"
+        "from expert_data import RecordedConfig, build as right\n"
+        "from vla_rl.core.types import Plugin\n"
+        "from vla_rl.toolkit.data.samples import InMemoryDataset\n"
+        "def build(config, context):\n"
+        "    obs, actions = right(config, context).read_samples(range(config.num_envs))\n"
+        "    images = {name: np.kron(image, np.ones((1, 2, 2, 1), np.uint8)) for name, image in obs.images.items()}\n"
+        "    return InMemoryDataset([(attrs.evolve(obs, images=images), actions)])\n"
+        "vla_rl_plugins = {'data': {'larger': Plugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
+    )
+    seen = []
+    loss = LinearModel.imitation_loss
+
+    def watched(self, obs, actions):
+        seen.append(hash(obs.images["main"].tobytes()))
+        return loss(self, obs, actions)
+
+    monkeypatch.setattr(LinearModel, "imitation_loss", watched)
+    further = [{"type": "larger", "num_envs": 8, "weight": 0.25}]
+    keys = {"data": {"type": "recorded"}, "co_training": further, "augment": {"random_brightness": 0.2}}
+    settings = {"lr": 3e-2, "batch": 16, "report_every": 20, **keys}
+    plugins = ["vla_rl.testing.scripted", str(Path(__file__).with_name("expert_data.py")), str(tmp_path / "larger.py")]
+    results, metrics = start(tmp_path / "whole", imitation={**settings, "steps": 60}, plugins=plugins)
+    whole = list(seen)
+    assert results["success"]["rate"] >= 0.95 and metrics[1]["imitation/samples"] == 40
+    assert metrics[1]["imitation/epochs"] == pytest.approx(20 * 12 / 32, rel=0.2)
+    assert "imitation.co_training.0 (larger): pictures of main are" in caplog.text
+    seen.clear()
+    start(tmp_path / "parts", imitation={**settings, "steps": 40}, plugins=plugins)
+    start(tmp_path / "parts", resume=True, imitation={**settings, "steps": 60}, plugins=plugins)
+    assert seen == whole and len(set(seen)) == len(seen)
+    for name, tensor in weights(tmp_path / "whole").items():
+        assert torch.equal(tensor, weights(tmp_path / "parts")[name])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"co_training": [{"type": "recorded", "weight": 1.0}]}, r"co_training.0.weight: .*1"),
+        ({"co_training": [{"type": "recorded"}]}, r"co_training.0.weight: required, but missing"),
+        ({"co_training": [{"type": "recorded", "weight": 0.00003}]}, "is no multiple of 0.0001"),
+        ({"co_training": [{"type": "recorded", "weight": 0.6}] * 2}, r"co_training: the weights sum to 1.2, which"),
+        ({"co_training": {"type": "recorded", "weight": 0.6}}, r"expected a list such as \[\{type: ...\}\], got"),
+        ({"augment": {"random_brightnes": 0.2}}, "did you mean 'random_brightness'"),
+        ({"augment": {}}, "imitation.augment: changes nothing"),
+    ],
+)
+def test_wrong_mixtures(keys, message):
+    plugins = ["vla_rl.testing.scripted", str(Path(__file__).with_name("expert_data.py"))]
+    section = {"data": {"type": "recorded"}, "steps": 60, "lr": 3e-2, **keys}
+    with pytest.raises(SpecError, match=message):
+        parse_spec(scripted_spec(imitation=section, plugins=plugins))
+    with pytest.raises(SpecError, match="co_training: mixes recorded demonstrations: needs `data`"):
+        further = [{"type": "recorded", "weight": 0.5}]
+        parse_spec(scripted_spec(imitation={**EXPERT, "co_training": further}, plugins=plugins))
+
+
+REWARDED = ["vla_rl.testing.scripted", str(Path(__file__).with_name("reward_data.py"))]
+
+
+@pytest.mark.parametrize("algorithm", ["awr", "iql"])
+def test_the_better_actions_of_recordings_are_learnt(tmp_path, algorithm):
+    """As many recorded chunks are good as bad ones; a resumed run equals one that went through, critics included."""
+    offline = {"type": "offline", "algorithm": algorithm, "critic_steps": 30, "lr": 1e-2, "hidden": [32]}
+    section = {"data": {"type": "rewarded"}, "trainer": offline, "lr": 3e-2, "batch": 16, "report_every": 30}
+    results, metrics = start(tmp_path / "whole", imitation={**section, "steps": 90}, plugins=REWARDED)
+    assert results["success"]["rate"] >= 0.95
+    values = [line["loss/value"] for line in metrics if "loss/value" in line]
+    assert len(values) == 3 and values[-1] < values[0]
+    start(tmp_path / "parts", imitation={**section, "steps": 60}, plugins=REWARDED)
+    start(tmp_path / "parts", resume=True, imitation={**section, "steps": 90}, plugins=REWARDED)
+    files = [
+        folder / "checkpoints" / "last" / "trainer" / "learner.pt"
+        for folder in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    one, other = (torch.load(file, weights_only=True) for file in files)
+    assert one["weights"].keys() == other["weights"].keys()
+    owned = one["trainers"]["demonstrations"]
+    assert owned["state"] == {"updates": 90} and len(owned) == (5 if algorithm == "iql" else 3)
+    assert _flat(one) == _flat(other)
+
+
+def test_plain_cloning_of_the_same_recordings_is_undecided(tmp_path):
+    section = {"data": {"type": "rewarded"}, "lr": 3e-2, "batch": 16, "steps": 60}
+    results, _ = start(tmp_path, imitation=section, plugins=REWARDED)
+    assert results["success"]["rate"] <= 0.8
+
+
+def test_a_run_of_one_trainer_is_not_resumed_with_another(tmp_path):
+    section = {"data": {"type": "rewarded"}, "lr": 3e-2, "batch": 16, "steps": 2}
+    start(tmp_path, imitation=section, plugins=REWARDED)
+    with pytest.raises(UserError, match=r"imitation\.trainer"):
+        start(
+            tmp_path, resume=True, imitation={**section, "steps": 4, "trainer": {"type": "offline"}}, plugins=REWARDED
+        )
+
+
+def _flat(state):
+    """All numbers of a checkpoint, by their place."""
+    if isinstance(state, dict):
+        return {key: _flat(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_flat(value) for value in state]
+    return state.tolist() if isinstance(state, torch.Tensor) else state

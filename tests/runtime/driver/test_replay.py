@@ -161,7 +161,7 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
         learner = made.backend.worker.roles["learner"]
         critic = LinearModel(made.info, 2, values="action")
         critic.load_weights(weights_of(made).items())
-        again = made.trainer.router.replay.batches
+        again = made.training_step.router.replay.batches
         assert sorted(again) == list(range(8))
         whole, version = trained_step(made, 2)
         assert version == 1 and whole.groups.tolist() == list(range(16))
@@ -200,17 +200,17 @@ def test_nothing_is_left_of_what_nobody_trains_on():
             finish(made, trained=keep is not None)
             assert lies_there(made) == samples[-1]
             assert not made.backend.worker.roles["policy"].samples.inferences
-        assert list(made.trainer.router.replay.batches) == [12, 13, 14]
+        assert list(made.training_step.router.replay.batches) == [12, 13, 14]
         learner = made.fleet.learners[0]
         assert (
             made.fleet.get(
-                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[12].ids_by_worker())
+                learner.call(LearnerInterface.release, made.training_step.router.replay.batches[12].ids_by_worker())
             )
             > 0
         )
         for group in (13, 14):
             left = made.fleet.get(
-                learner.call(LearnerInterface.release, made.trainer.router.replay.batches[group].ids_by_worker())
+                learner.call(LearnerInterface.release, made.training_step.router.replay.batches[group].ids_by_worker())
             )
         assert left == 0 == lies_there(made)
 

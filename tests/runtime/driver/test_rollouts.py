@@ -13,6 +13,7 @@ from attrs import evolve
 from scripted_runs import advance, finish, heavy_of, play, prepared, scripted_spec, weights_of
 from transfer_ends import layout_of, stored
 
+from updates import policy_gradient
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.run.selection import Selection
@@ -53,7 +54,7 @@ def learner_of(model, algorithm):
     judge = build("algorithm", algorithm, settings, Context(chunk=2))
     train = TrainSpec(steps=1, lr=1e-2, micro_batch=4)
     about = {"name": "linear", "device": "cpu", "world": 1, "info": synthetic.env_info(), "acting": False}
-    return Learner(model, judge, train, **about, heartbeat=lambda: None)
+    return Learner(model, policy_gradient(judge), train, **about, heartbeat=lambda: None)
 
 
 class Alone:

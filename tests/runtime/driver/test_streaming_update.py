@@ -374,7 +374,7 @@ def test_a_part_that_fails_leaves_no_trace(piecemeal, algorithm, error, message)
         learner = runtime.backend.worker.roles["learner"]
         assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(runtime).items())
         assert any(p.grad is not None for p in learner.trained.parameters.values())
-        learner.policy_update._algorithm._component.calls = 10**6
+        learner.trainers.collected._component._algorithm._component.calls = 10**6
         runtime.strategy.finish(True)
         piecemeal.held.clear()
         runtime.flow = flow_of(runtime.spec, State(tickets=Ledger(first=16)))

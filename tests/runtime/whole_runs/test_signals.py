@@ -237,8 +237,10 @@ def test_a_run_whose_ray_is_killed_goes_on_with_another_one(train, tmp_path, mon
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", ["local", RAY])
 def test_killed_at_random_moments_a_run_loses_and_leaves_nothing(backend):
+    """SIGINT has its tests in test_resume.py."""
+    signals = ["--signal", "SIGKILL", "SIGTERM"]
     done = subprocess.run(
-        [sys.executable, str(KILLS), "--backend", backend, "--moments", "1", "--seed", str(time.time_ns())],
+        [sys.executable, str(KILLS), "--backend", backend, "--moments", "1", "--seed", str(time.time_ns()), *signals],
         capture_output=True,
         text=True,
         check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from pathlib import Path
 
@@ -9,17 +10,21 @@ import pytest
 import torch
 from scripted_runs import read_metrics, scripted_spec
 
+from updates import policy_gradient
 from vla_rl.core.errors import PluginError
 from vla_rl.core.plan import Plan, Slot
 from vla_rl.core.spec.spec import load_spec, parse_spec
+from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import ScriptedEnv
+from vla_rl.toolkit.trainers.context import TrainingContext
 
 TABLETOP = Path(__file__).parents[3] / "examples" / "tabletop_ppo.yaml"
 OFFLOAD = {"sim": True, "learner": True}
@@ -85,7 +90,7 @@ def roles_of(spec, assignment):
     model, algorithm = LinearModel(env.info, 2), build_algorithm(spec)
     return sim, Learner(
         model,
-        algorithm,
+        policy_gradient(algorithm),
         spec.train,
         name="linear",
         device="cpu",
@@ -138,3 +143,42 @@ def test_a_simulator_that_cannot_be_offloaded_is_named(train, tmp_path):
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "firm.py")]
     with pytest.raises(PluginError, match="env 'firm' cannot be offloaded: it has no snapshot and restore; leave out"):
         train(plugins=plugins, env={"type": "firm"}, placement={"type": "collocated", "offload": OFFLOAD})
+
+
+def test_networks_of_a_trainer_leave_too():
+    class WithHead(PolicyGradient):
+        def __init__(self, training):
+            super().__init__(training)
+            self.head = torch.nn.Linear(3, 1)
+            self.target = copy.deepcopy(self.head)
+            self.adam = torch.optim.Adam(self.head.parameters())
+            self.head(torch.ones(1, 3)).sum().backward()
+            self.adam.step()
+
+        def modules(self):
+            return {**super().modules(), "head": self.head}
+
+        def targets(self):
+            return {"head": self.target}
+
+        def optimizers(self):
+            return {**super().optimizers(), "head": self.adam}
+
+    spec = parse_spec(scripted_spec())
+    plan = Plan(slots=(Slot(roles=("sim", "policy", "learner")),), offload=frozenset({"sim", "learner"}))
+    (assignment,) = assign(plan, 8, one_process=True)
+    sim, learner = roles_of(spec, assignment)
+    trained = learner.trained
+    trainer = WithHead(TrainingContext(trained=trained, algorithm=build_algorithm(spec), heartbeat=lambda: None))
+    learner.trainers = Trainers(collected=trainer, demonstrations=learner.trainers.demonstrations)
+    offload = Offload({"sim": sim, "learner": learner}, assignment, lambda lane: ScriptedEnv(8))
+    moments = [value for state in trainer.adam.state.values() for value in state.values() if value.dim()]
+    tensors = [*trainer.head.parameters(), *trainer.target.parameters(), *moments]
+    values = [tensor.detach().clone() for tensor in tensors]
+    before = [tensor.data_ptr() for tensor in tensors]
+    offload.offload_for("act")
+    offload.reload_for("learn")
+    moments = [value for state in trainer.adam.state.values() for value in state.values() if value.dim()]
+    tensors = [*trainer.head.parameters(), *trainer.target.parameters(), *moments]
+    assert all(torch.equal(tensor, value) for tensor, value in zip(tensors, values, strict=True))
+    assert all(tensor.data_ptr() != place for tensor, place in zip(tensors, before, strict=True))

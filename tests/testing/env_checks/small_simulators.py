@@ -159,7 +159,7 @@ class SmallEnv(SimEnv):
         for env_id in np.flatnonzero(active):
             for c in range(shape[1]):
                 outcome = self.scenes[env_id].step(actions[env_id, c])
-                rewards[env_id, c], succeeded[env_id, c], terminated[env_id, c], truncated[env_id, c] = outcome
+                rewards[env_id, c], succeeded[env_id, c], terminated[env_id, c], truncated[env_id, c] = outcome[:4]
                 executed[env_id, c] = True
                 success[env_id] = outcome.success
                 if stop_at_end and (outcome.terminated or outcome.truncated):

@@ -225,3 +225,26 @@ def test_there_is_one_writer(tmp_path: Path) -> None:
     assert write(tmp_path, [episode(1)]) == [True]  # in this process the newest writes
     with pytest.raises(UserError, match="another one has taken over"):
         first.add(episode(2))
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_rewards_come_back(tmp_path: Path, chunks: bool) -> None:
+    episodes = [episode(seed, 5, chunks=chunks) for seed in range(2)]
+    write(tmp_path, episodes)
+    data = read(tmp_path)
+    recorded = data.read_rewards(np.arange(data.num_samples()), 0.5)
+    rewards = [np.asarray(one.rewards, np.float64) for one in episodes]
+    if chunks:  # a row is a sample, and the next row follows it
+        np.testing.assert_allclose(recorded.rewards, np.concatenate(rewards), rtol=1e-6)
+        assert recorded.following.tolist() == [1, 2, 3, 4, -1, 6, 7, 8, 9, -1]
+    else:  # rows 0, 1 and 2 of 5 start samples; none starts where their chunks end
+        weights = 0.5 ** np.arange(5)
+        expected = [one[start:] @ weights[: 5 - start] for one in rewards for start in range(3)]
+        np.testing.assert_allclose(recorded.rewards, expected, rtol=1e-6)
+        assert recorded.following.tolist() == [-1] * 6
+
+
+def test_data_without_rewards_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0, 5, rewards=None)])
+    with pytest.raises(UserError, match=r"no feature 'next.reward' with rewards"):
+        read(tmp_path).read_rewards(np.arange(3), 0.9)

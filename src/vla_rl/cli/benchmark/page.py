@@ -19,7 +19,7 @@ def page(benchmark: Benchmark, policy: str, results: Mapping[str, Result]) -> st
     parts = [
         f"<header><h1>{escape(benchmark.title)}</h1>{about}</header>",
         section("Success", _table(benchmark, policy, results)),
-        *(section(name, interval_table("task", _rates(result))) for name, result in results.items()),
+        *(section(name, interval_table(*_rates(result))) for name, result in results.items()),
         _setup(results),
         "<footer>Made by vla-rl eval. Intervals: 95 %, Wilson.</footer>",
     ]
@@ -63,9 +63,11 @@ def _row(name: str, cells: Sequence[str]) -> str:
     return f"<tr><td>{name}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _rates(result: Result) -> dict[str, Any]:
-    tasks = result["tasks"]
-    return {"all": result["success"], **tasks} if len(tasks) > 1 else tasks
+def _rates(result: Result) -> tuple[str, dict[str, Any]]:
+    """Return the rates that the page lists, and what they are of: categories of tasks where the simulator has any."""
+    what = "category" if result.get("categories") else "task"
+    rates = result["categories" if what == "category" else "tasks"]
+    return what, {"all": result["success"], **rates} if len(rates) > 1 else rates
 
 
 def _setup(results: Mapping[str, Result]) -> str:

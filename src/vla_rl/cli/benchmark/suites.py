@@ -9,6 +9,7 @@ A benchmark is a YAML file; those of this package go by their names, and any oth
     suites:
       Spatial: {env.suite: libero_spatial}       # ... and for this one
     mean: [Spatial]                              # of which the mean is reported; left out: none
+    optional: []                                 # left out, with the reason, where the simulator refuses them
     published:
       - {policy: name, rates: {Spatial: 98.8}, source: where}     # percent; `mean` where it is not that of `rates`
 """
@@ -53,6 +54,7 @@ class Benchmark:
     about: str = ""
     change: Keys = field(factory=dict)
     mean: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     published: tuple[PublishedFigures, ...] = ()
 
     def overrides(self, suite: str) -> list[str]:
@@ -114,7 +116,10 @@ def _read(text: str, where: str) -> Benchmark:
 
 
 def _unknown(benchmark: Benchmark) -> Iterator[str]:
-    for published in (dict.fromkeys(benchmark.mean, 0.0), *(p.rates for p in benchmark.published)):
+    for published in (
+        dict.fromkeys((*benchmark.mean, *benchmark.optional), 0.0),
+        *(p.rates for p in benchmark.published),
+    ):
         yield from (name for name in published if name not in benchmark.suites)
 
 

@@ -67,13 +67,13 @@ class Cloning(Session):
             epoch, done = divmod(step - 1, steps_per_epoch)
             self.progress(f"epoch {epoch + 1}", done, steps_per_epoch)
 
-        loss = imitation.train(first, last, lr, on_step)
+        learned = imitation.train(first, last, lr, on_step)
         self.state.step = last
         self.runtime.publish()
         seconds = perf_counter() - start
         metrics = {
             **imitation.metrics,
-            "loss/imitation": loss,
+            **learned,
             "imitation/lr": lr(last),
             "imitation/epochs": last / steps_per_epoch,
             "time/step": seconds,

@@ -20,6 +20,7 @@ from vla_rl.core.run.selection import Selection, take_columns
 from vla_rl.core.run.session import Session
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.run.state import State
+from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Rollout
 
@@ -111,8 +112,8 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
                 flow.add(number)
         consumed += flow.tickets_of(groups)
         rollout, metrics = runtime.assemble(step, consumed)
-        rollout = algorithm.shape_rewards(rollout)
-        keep = algorithm.select(rollout)
+        rollout = algorithm.shape_rewards(end_at_takeovers(rollout))
+        keep = algorithm.select(rollout) & rollout.samples.any(0)
         flow.keep(rollout.groups[keep].unique().tolist())
         if not flow.wanted:
             return rollout, keep, metrics

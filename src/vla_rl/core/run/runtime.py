@@ -118,9 +118,12 @@ class Imitation(Protocol):
     def batch_size(self, step: int) -> int:
         """Return the number of samples in an optimiser step (steps count from 1)."""
 
-    def train(self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]) -> float:
+    def train(
+        self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
+    ) -> dict[str, float]:
         """Run the optimiser steps `first` to `last` (from 1, inclusive). `lr` gives each step's learning rate;
-        `on_step` is called with the next step. Return the mean loss of a sample."""
+        `on_step` is called with the next step. Return the
+        trainer's metrics, with "loss/imitation"."""
 
 
 class StartRuntime(Protocol):

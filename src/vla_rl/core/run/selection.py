@@ -24,6 +24,8 @@ class Selection:
         self.skipped: deque[Counter[tuple[int, int]]] = deque()
         """Per skipped rollout in succession (nothing left to train on): the number of groups by (successes,
         members)."""
+        self.without_samples = 0
+        """Rollouts in succession in which somebody took over before the policy's first action in every episode."""
 
     def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
         """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
@@ -33,6 +35,7 @@ class Selection:
         metrics["rollout/kept"] = len(columns) / len(keep)
         metrics["groups/kept"] = float(num_kept_groups)
         metrics["groups/filtered"] = float(len(rollout.groups.unique()) - num_kept_groups)
+        self.without_samples = 0 if rollout.samples.any() else self.without_samples + 1
         if len(columns):
             self.skipped.clear()
         else:
@@ -45,6 +48,12 @@ class Selection:
         limit = self.spec.train.max_skipped
         if len(self.skipped) < limit:
             return
+        if self.without_samples >= limit:
+            raise UserError(
+                f"in {limit} training steps in a row (train.max_skipped) somebody took over before the policy's first "
+                f"action in every episode, so algorithm {self.spec.algorithm.type!r} had nothing to train on: let the "
+                "policy act first, or train on what people do (vla-rl sft with a recording of it)"
+            )
         total = sum(self.skipped, start=Counter[tuple[int, int]]())
         lines = "\n".join(f"  {wins} of {size} succeeded: {n} groups" for (wins, size), n in sorted(total.items()))
         failing = sum(n for (wins, _), n in total.items() if wins == 0)

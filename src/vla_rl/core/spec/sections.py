@@ -10,6 +10,7 @@ from attrs import field, frozen
 from attrs import validators as v
 
 from vla_rl.core import catalogue
+from vla_rl.core.augmentation import AugmentSpec
 
 ENVS, EPISODES, STEPS, UPDATES, LAG = 100_000, 1_000_000, 10_000_000, 1_000_000_000, 1_000
 """Upper limits of a spec for envs, simultaneous episodes, environment steps, training steps, and policy lag in
@@ -66,6 +67,14 @@ class PlacementSpec(Component):
 
 def _default_engine() -> Component:
     return Component(type="torch", config=catalogue.load("engine", "torch").config())
+
+
+def default_trainer() -> Component:
+    return Component(type="policy_gradient", config=catalogue.load("trainer", "policy_gradient").config())
+
+
+def default_imitation_trainer() -> Component:
+    return Component(type="behaviour_cloning", config=catalogue.load("trainer", "behaviour_cloning").config())
 
 
 @frozen(kw_only=True)
@@ -382,6 +391,24 @@ class BCWarmupSpec(ExpertSpec):
     """Samples (chunks) of an optimiser step."""
 
 
+WEIGHT_PARTS = 10_000
+"""Parts of which a data set's weight is a whole number."""
+
+
+@frozen(kw_only=True)
+class CoTrainingSpec(Component):
+    """A further data set of `vla-rl sft`, with its share of the samples."""
+
+    weight: float = field(validator=[v.gt(0), v.lt(1)])
+    """Share of the samples of training that are of this data set, above 0 and below 1; a multiple of 0.0001. `data` has
+    the rest."""
+
+    @weight.validator
+    def _representable(self, attribute: Any, value: float) -> None:
+        if abs(value * WEIGHT_PARTS - round(value * WEIGHT_PARTS)) > 1e-6:
+            raise ValueError(f"{value} is no multiple of 0.0001")
+
+
 @frozen(kw_only=True)
 class ImitationSpec(RateSchedule):
     """Behaviour cloning with `vla-rl sft`. The optimiser's other settings are those of `train`."""
@@ -390,11 +417,18 @@ class ImitationSpec(RateSchedule):
     """Demonstrations by the simulator's scripted expert."""
     data: Component | None = field(default=None, metadata={"kind": "data"})
     """Recorded demonstrations instead, such as {type: lerobot, folder: ...}."""
+    co_training: tuple[CoTrainingSpec, ...] = field(default=(), metadata={"kind": "data"})
+    """Further data sets beside `data`, such as [{type: lerobot, folder: ..., weight: 0.3}]. `weight` is the data set's
+    share of the samples of training, above 0 and below 1, a multiple of 0.0001; `data` has the rest."""
+    augment: AugmentSpec | None = None
+    """Random changes of the pictures; null: none."""
+    trainer: Component = field(factory=default_imitation_trainer, metadata={"kind": "trainer"})
+    """How learners train on the demonstrations: a trainer of demonstrations."""
     batch: int = field(default=64, validator=between(1, EPISODES))
     """Samples (chunks) of an optimiser step, over all learners."""
     statistics: Literal["model", "data"] = field(default="model")
     """Statistics that normalise actions and state: the model's (from its checkpoint or preset), or those of `data`,
-    which are saved with the model."""
+    which are saved with the model and scale the samples of `co_training` too."""
     eval_every: int = field(default=0, validator=between(0, UPDATES))
     """Optimiser steps between evaluations; 0: only before (`eval.before`) and after training."""
     checkpoint_every: int = field(default=0, validator=between(0, UPDATES))
@@ -402,10 +436,25 @@ class ImitationSpec(RateSchedule):
     report_every: int = field(default=50, validator=between(1, UPDATES))
     """Optimiser steps per line of metrics."""
 
+    def data_sets(self) -> list[tuple[tuple[str | int, ...], Component]]:
+        """Return the path in the spec and the component of each data set, `data` first; empty with `expert`."""
+        if self.data is None:
+            return []
+        further = [(("imitation", "co_training", i), part) for i, part in enumerate(self.co_training)]
+        return [(("imitation", "data"), self.data), *further]
+
     @data.validator
     def _one_source(self, attribute: Any, value: Component | None) -> None:
         if (value is None) == (self.expert is None):
             raise ValueError("give exactly one of `expert` (the simulator's own) and `data` (recorded demonstrations)")
+
+    @co_training.validator
+    def _co_training(self, attribute: Any, value: tuple[CoTrainingSpec, ...]) -> None:
+        if value and self.data is None:
+            raise ValueError("mixes recorded demonstrations: needs `data`, of which the other samples are")
+        total = sum(item.weight for item in value)
+        if total > 1 - 1 / WEIGHT_PARTS:
+            raise ValueError(f"the weights sum to {total:g}, which leaves nothing to `data`; their sum must be below 1")
 
     @statistics.validator
     def _statistics(self, attribute: Any, value: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import UnionType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import attrs
 from attrs import evolve, field, frozen
@@ -20,6 +20,7 @@ from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
 from vla_rl.core.paths import expanded
+from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints, with_known_keys
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
     BCWarmupSpec,
@@ -33,6 +34,7 @@ from vla_rl.core.spec.sections import (
     RuntimeSpec,
     TrainSpec,
     between,
+    default_trainer,
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
@@ -113,6 +115,9 @@ class Spec:
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
+    trainer: Component = field(factory=default_trainer, metadata={"kind": "trainer"})
+    """How learners train on what is collected: a trainer of trajectories, such as policy_gradient, which takes the
+    loss of `algorithm`."""
     placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
@@ -175,7 +180,7 @@ class Spec:
 
     def __reduce__(self) -> Any:
         """Pickle the spec as data, so that another process imports the plugins itself, those of `plugins:` included."""
-        return parse_spec, (self.to_dict(),)
+        return restored_spec, (self.to_dict(),)
 
 
 def load_spec(
@@ -187,7 +192,8 @@ def load_spec(
 
     Args:
         overrides: `dotted.path=value`, with values as in YAML.
-        convert: returns the file's plain data with the keys of this version; None: they are.
+        convert: returns the file's plain data with the keys of this version, for the spec of a run, in which all keys
+            are recorded; None: a spec as a user writes it.
     """
     path = Path(path)
     try:
@@ -206,13 +212,42 @@ def load_spec(
     document = parse(text)
     if convert is not None and isinstance(document.data, dict):
         document = evolve(document, data=convert(document.data))
-    return _parse(document, str(path), overrides, path.resolve().parent)
+    recorded = convert is not None and not any(text.startswith("model") for text in overrides)
+    return _parse(document, str(path), overrides, path.resolve().parent, recorded)
 
 
 def parse_spec(data: Mapping[str, Any] | str, source: str = "<dict>", overrides: Sequence[str] = ()) -> Spec:
     """Read a spec from plain data or YAML text. Raise SpecError with every problem."""
     document = parse(data) if isinstance(data, str) else Document(to_plain(data))
     return _parse(document, source, overrides, Path.cwd())
+
+
+def restored_spec(data: Mapping[str, Any]) -> Spec:
+    """Return the spec whose `to_dict` this is, as another process gets it. Raise SpecError."""
+    return _parse(Document(to_plain(data)), "<dict>", (), Path.cwd(), recorded=True)
+
+
+def known_checkpoint(spec: Spec) -> KnownCheckpoint | None:
+    """Return what is known of the checkpoint that the spec names; None: nothing."""
+    name = getattr(spec.model.config, "checkpoint", None)
+    return known_checkpoints(name).find(name) if isinstance(name, str) and not has_own_policy(spec) else None
+
+
+def checkpoint_record(spec: Spec) -> dict[str, Any] | None:
+    """Return what results.json says about a known checkpoint: its name, its row in a table, and each known key with the
+    value that the spec has and the source of the known one. None: the checkpoint is not known."""
+    row = known_checkpoint(spec)
+    if row is None:
+        return None
+    plain = spec.to_dict()
+    keys: dict[str, Any] = {}
+    for key, known in row.keys_with(spec.env.type).items():
+        value: Any = plain
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        differs = {} if value == known.value or value in known.also else {"known": known.value}
+        keys[key] = {"value": value, **differs, "source": known.source}
+    return {"name": row.name, "table": row.location, "keys": keys}
 
 
 def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
@@ -225,7 +260,7 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
     named: list[tuple[KeyPath, str, Component]] = [((kind,), kind, getattr(spec, kind)) for kind in kinds]
     named.append((("rollout", "engine"), "engine", spec.rollout.engine))
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
-        named.append((("imitation", "data"), "data", spec.imitation.data))
+        named += [(path, "data", part) for path, part in spec.imitation.data_sets()]
     if spec.world_model is not None:
         named.append((("world_model",), "world_model", spec.world_model))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
@@ -257,8 +292,9 @@ class _Reader(Structurer):
             as_type = Component
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
-                raise problem(f"expected a list of {kind}s such as [{{type: ...}}], got {formatted(data)}")
-            return tuple(self._each((i, i, item, (kind, Component)) for i, item in enumerate(data)).values())
+                raise problem(f"expected a list such as [{{type: ...}}], got {formatted(data)}")
+            item_type = get_args(as_type)[0]
+            return tuple(self._each((i, i, item, (kind, item_type)) for i, item in enumerate(data)).values())
         if not isinstance(data, Mapping):
             raise problem(f"expected a mapping such as {{type: ...}}, got {formatted(data)}")
         component_keys = keys_of(as_type)
@@ -326,7 +362,9 @@ def _with_preset(data: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any
     return {**presets[chosen], **settings}
 
 
-def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path) -> Spec:
+def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path, recorded: bool = False) -> Spec:
+    """Read a spec. `recorded`: its keys stood in a spec that was read before, so that a table of known checkpoints that
+    has changed since neither adds keys nor refuses any."""
     errors = [(error.line, f"{name}:{error.line}: {error.message}") for error in document.errors]
     data = document.data
     if data is None and not errors:
@@ -343,6 +381,8 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
             errors += [(LAST, f"override: {text}") for _, text in exc.items]
     source = Source(name=name, lines=document.lines, overridden=frozenset(overridden))
     modules, problems = _modules(data, folder)
+    if not recorded:
+        problems += with_known_keys(data)[1]
     spec = None
     try:
         spec = _Reader(modules).read_class(data, Spec)

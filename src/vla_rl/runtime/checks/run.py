@@ -22,9 +22,10 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import AdvantageScope, Context, EnvInfo
+from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
+from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
@@ -33,6 +34,7 @@ from vla_rl.toolkit.data.recording import RecordSettings
 from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         problems += _engine_problems(spec)
     if training:
         problems += _training_problems(spec)
+    problems += _trainer_problems(spec, training=training, imitation=imitation)
     if ("algorithm",) not in lacking:
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
@@ -71,7 +74,9 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         raise SpecError(located(problems, spec.source))
     if unmet := unmet_base():
         logger.warning("warning: %s needs %s: %s", OWN_DIST, ", ".join(unmet), keep_build(unmet))
-    warnings = without_effect(spec, training=training, imitation=imitation)
+    for line in checkpoint_lines(spec):
+        logger.warning("%s", line)
+    warnings = [*checkpoint_warnings(spec), *without_effect(spec, training=training, imitation=imitation)]
     if plan is not None:
         warnings += transfer_warnings(spec, plan)
     for text in located(warnings, spec.source):
@@ -118,8 +123,6 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
     """Let the model score one chunk for a black image. Raises UserError where it has no reference policy."""
     import torch
 
-    from vla_rl.runtime.messages.model_inputs import dummy_sample
-
     obs, chunk = dummy_sample(model, info)
     try:
         with torch.no_grad():
@@ -134,7 +137,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], str, Component]]:
+def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
     """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
@@ -147,7 +150,7 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str, ...], 
     if spec.world_model is not None:
         yield ("world_model",), "world_model", spec.world_model
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
-        yield ("imitation", "data"), "data", spec.imitation.data
+        yield from ((path, "data", part) for path, part in spec.imitation.data_sets())
 
 
 def _plugin_problems(
@@ -195,6 +198,24 @@ def _training_problems(spec: Spec) -> Iterator[Item]:
             look(spec.algorithm.config)
     except UserError as exc:
         yield ("algorithm",), str(exc)
+
+
+def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterator[Item]:
+    """Refuse trainers that learn from other data than those of their section."""
+    sections: list[tuple[tuple[str, ...], Component, tuple[TrainingData, ...]]] = []
+    if training:
+        sections.append((("trainer",), spec.trainer, (TrainingData.TRAJECTORIES,)))
+    if imitation and spec.imitation is not None:
+        recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
+        sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
+    for path, trainer, data in sections:
+        trains_on = load("trainer", trainer.type, spec.plugins).trains_on
+        if trains_on is None:
+            text = f"trainer {trainer.type!r} does not say what it learns from; its plugin lacks `trains_on`"
+            yield (*path, "type"), text
+        elif trains_on not in data:
+            text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
+            yield (*path, "type"), text
 
 
 def _algorithm_problems(spec: Spec) -> list[Item]:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import ImitationStep, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
-from vla_rl.runtime.messages.learning import ImitationStep, SampleRefs, SampleScores, ScoreRequest
+from vla_rl.runtime.messages.learning import SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, RecordingKey, StepRequest
@@ -81,8 +82,8 @@ class HostInterface(ABC):
 
     @remote(track="none")
     @abstractmethod
-    def open_data(self, info: EnvInfo) -> int:
-        """Open the demonstrations of the spec's `imitation:`. Return the number of samples."""
+    def open_data(self, info: EnvInfo) -> list[int]:
+        """Open the demonstrations of the spec's `imitation:`. Return the number of samples of each data set."""
 
     @remote(track="none")
     @abstractmethod
@@ -101,8 +102,10 @@ class HostInterface(ABC):
 
     @remote(track="last")
     @abstractmethod
-    def start_model(self, info: EnvInfo, scaling: Any) -> None:
-        """Build the model once, for the policy and the learner of this worker."""
+    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool) -> None:
+        """Build the model once, for the policy and the learner of this worker. `imitation`: the learner trains on
+        demonstrations alone (`vla-rl sft`).
+        """
 
     @remote(phase="act", track="none")
     @abstractmethod
@@ -145,10 +148,8 @@ class HostInterface(ABC):
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
-    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> dict[str, Any]:
-        """Train this rank on samples that it holds. Return "sums", "maxima" and "statistics" of the algorithm's
-        metrics, and "seconds".
-        """
+    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> UpdateMetrics:
+        """Train this rank on samples that it holds. Return the trainer's metrics."""
 
     @remote(phase="learn", main=True, track="last")
     @abstractmethod
@@ -368,9 +369,9 @@ class LearnerInterface(ABC):
 
     @remote(phase="learn", main=True)
     @abstractmethod
-    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
-        """Make optimiser steps of behaviour cloning, in micro-batches. Return the sum of the losses of this rank's
-        samples.
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
+        """Make optimiser steps on demonstrations, in micro-batches. Return the trainer's metrics: "loss/imitation" sums
+        the losses of this rank's samples.
         """
 
     @remote()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.errors import UserError
-from vla_rl.core.randomness import generator
-from vla_rl.core.spec.sections import ExpertSpec
+from vla_rl.core.spec.sections import ExpertSpec, ImitationSpec
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Array
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
-from vla_rl.runtime.messages.learning import ImitationStep
+from vla_rl.runtime.driver.sample_order import Epochs, Mixture, SampleOrder
 
 OnProgress = Callable[[str, int, int], None]
 STEPS_PER_CALL = 10
@@ -24,40 +26,44 @@ class ImitationTrainer:
     """Behaviour cloning of demonstrations that the learners hold; deterministic in seed and step."""
 
     def __init__(
-        self, fleet: Fleet, seed: int, purpose: str, batch: int, samples: Sequence[Array], metrics: dict[str, float]
+        self,
+        fleet: Fleet,
+        orders: Sequence[SampleOrder],
+        metrics: dict[str, float],
+        augment: AugmentSpec | None = None,
+        seed: int = 0,
     ):
         """Describe the demonstrations.
 
         Args:
-            seed, purpose: key of the order of samples.
-            batch: samples of an optimiser step, over all ranks.
-            samples: int64 [n] for each rank: indices of its samples.
+            orders: order of the samples of each rank.
             metrics: metrics of the demonstrations.
+            augment: random changes of the pictures, by numbers of `seed`; None: none.
         """
         self.metrics = metrics
         self._fleet = fleet
+        self._orders = orders
+        self._augment = augment
         self._seed = seed
-        self._purpose = purpose
-        self._samples = samples
-        self._rank_batch = max(1, batch // len(samples))
-        self.steps_per_epoch = max(-(-len(rank_samples) // self._rank_batch) for rank_samples in samples)
-        """Optimiser steps of one pass over the demonstrations."""
+        self.steps_per_epoch = orders[0].steps_per_epoch
+        """Optimiser steps of one pass over the demonstrations; with several data sets, over the first."""
 
     def batch_size(self, step: int) -> int:
-        """Return the samples of an optimiser step (from 1), over all ranks. The last step of an epoch has what is
-        left.
-        """
-        start = (step - 1) % self.steps_per_epoch * self._rank_batch
-        return sum(min(max(len(rank_samples) - start, 0), self._rank_batch) for rank_samples in self._samples)
+        """Return the samples of an optimiser step (from 1), over all ranks."""
+        return sum(order.size(step) for order in self._orders)
 
-    def train(self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]) -> float:
-        """Make optimiser steps `first` to `last` (from 1, inclusive). Return the mean loss of a sample.
+    def train(
+        self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
+    ) -> dict[str, float]:
+        """Make optimiser steps `first` to `last` (from 1, inclusive). Return the trainer's metrics: means over samples
+        of its sums, such as "loss/imitation", and its maxima.
 
         Args:
             lr: optimiser step -> its learning rate.
             on_step: called with the next optimiser step.
         """
-        total_loss = 0.0
+        totals: dict[str, float] = {}
+        maxima: dict[str, float] = {}
         for start in range(first, last + 1, STEPS_PER_CALL):
             on_step(start)
             end = min(start + STEPS_PER_CALL, last + 1)
@@ -66,33 +72,45 @@ class ImitationTrainer:
                 learner.call(LearnerInterface.behaviour_cloning_update, [shards[rank] for shards in steps])
                 for rank, learner in enumerate(self._fleet.learners)
             ]
-            total_loss += sum(self._fleet.get_all(pending))
-        return total_loss / sum(map(self.batch_size, range(first, last + 1)))
+            results = self._fleet.get_all(pending)
+            for name in results[0].sums:
+                totals[name] = totals.get(name, 0.0) + sum(result.sums[name] for result in results)
+            for name in results[0].maxima:
+                maxima[name] = max(maxima.get(name, -math.inf), *(result.maxima[name] for result in results))
+        samples = sum(map(self.batch_size, range(first, last + 1)))
+        return {name: total / samples for name, total in totals.items()} | maxima
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:
         """Return the shard of each rank in an optimiser step (from 1)."""
-        epoch, position = divmod(step - 1, self.steps_per_epoch)
-        shards = []
-        for rank, rank_samples in enumerate(self._samples):
-            order = generator(self._seed, self._purpose, rank, epoch).permutation(len(rank_samples))
-            shards.append(rank_samples[order[position * self._rank_batch : (position + 1) * self._rank_batch]])
-        total = self.batch_size(step)
-        largest_shard = max(map(len, shards))
-        return [ImitationStep(indices=shard, total=total, most=largest_shard, lr=lr) for shard in shards]
+        shards = [order.batch(step) for order in self._orders]
+        sizes = [len(shard) for shard in shards]
+        return [
+            ImitationStep(
+                number=step,
+                first=sum(sizes[:rank]),
+                indices=shard,
+                total=sum(sizes),
+                most=max(sizes),
+                lr=lr,
+                augment=self._augment,
+                seed=self._seed,
+            )
+            for rank, shard in enumerate(shards)
+        ]
 
 
 def start_behaviour_cloning(
-    fleet: Fleet, spec: Spec, recorded_samples: int, on_progress: OnProgress
+    fleet: Fleet, spec: Spec, recorded_samples: Sequence[int], on_progress: OnProgress
 ) -> ImitationTrainer:
-    """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of the data
-    that the learners opened.
+    """Return the demonstrations of the spec's `imitation:`, ready to train on. `recorded_samples`: samples of each
+    data set that the learners opened.
     """
     section = spec.imitation
     assert section is not None
     if section.expert is None:
-        return _clone_data(fleet, spec, recorded_samples, "imitation", section.batch)
+        return _clone_data(fleet, spec, section, recorded_samples)
     on_progress("demonstrations", 0, section.expert.episodes)
-    return _clone_expert(fleet, spec, section.expert, "imitation", section.batch)
+    return _clone_expert(fleet, spec, section.expert, "imitation", section.batch, section.augment)
 
 
 def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, float]:
@@ -104,9 +122,9 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     on_progress("demonstrations", 0, section.episodes)
     cloning = _clone_expert(fleet, spec, section, "warm-up", section.batch)
     steps_per_epoch = cloning.steps_per_epoch
-    loss = 0.0
+    metrics: dict[str, float] = {}
     for epoch in range(section.epochs):
-        loss = cloning.train(
+        metrics = cloning.train(
             epoch * steps_per_epoch + 1,
             (epoch + 1) * steps_per_epoch,
             lambda step: section.lr,
@@ -116,11 +134,13 @@ def bc_warmup(fleet: Fleet, spec: Spec, on_progress: OnProgress) -> dict[str, fl
     return {
         "bc_warmup/samples": cloning.metrics["imitation/samples"],
         "bc_warmup/expert_success": cloning.metrics["imitation/expert_success"],
-        "bc_warmup/loss": loss,
+        "bc_warmup/loss": metrics["loss/imitation"],
     }
 
 
-def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int) -> ImitationTrainer:
+def _clone_expert(
+    fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int, augment: AugmentSpec | None = None
+) -> ImitationTrainer:
     """Let the simulators' scripted expert act on all lanes. Its samples stay with the learner of the same worker, if
     there is one.
 
@@ -148,11 +168,39 @@ def _clone_expert(fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, ba
     )
     sizes = [sum(counts[lane][0] for lane in lanes) for lanes in lanes_of_ranks]
     metrics = {"imitation/samples": float(samples), "imitation/expert_success": successes / tries}
-    return ImitationTrainer(fleet, spec.seed, purpose, batch, [np.arange(size) for size in sizes], metrics)
+    orders = _epochs(spec.seed, purpose, [np.arange(size) for size in sizes], batch)
+    return ImitationTrainer(fleet, orders, metrics, augment, spec.seed)
 
 
-def _clone_data(fleet: Fleet, spec: Spec, count: int, purpose: str, batch: int) -> ImitationTrainer:
-    """Use `count` samples of recorded demonstrations, which every learner has opened; each rank takes its share."""
+def _clone_data(fleet: Fleet, spec: Spec, section: ImitationSpec, counts: Sequence[int]) -> ImitationTrainer:
+    """Use data sets with `counts` samples, which every learner has opened; each rank takes its share of each."""
     world = len(fleet.learners)
-    samples = [np.arange(rank, count, world) for rank in range(world)]
-    return ImitationTrainer(fleet, spec.seed, purpose, batch, samples, {"imitation/samples": float(count)})
+    metrics = {"imitation/samples": float(sum(counts))}
+    samples = [[np.arange(rank, count, world) for rank in range(world)] for count in counts]
+    if len(counts) == 1:
+        epochs = _epochs(spec.seed, "imitation", samples[0], section.batch)
+        return ImitationTrainer(fleet, epochs, metrics, section.augment, spec.seed)
+    if min(counts) < world:
+        raise UserError(
+            f"imitation.co_training: the data sets have {', '.join(map(str, counts))} samples, and each needs one for "
+            f"every one of {world} learners; leave the smallest out"
+        )
+    further = [part.weight for part in section.co_training]
+    weights = [1 - sum(further), *further]
+    starts = np.cumsum([0, *counts])
+    orders = []
+    for rank in range(world):
+        rank_samples = [start + of_set[rank] for start, of_set in zip(starts, samples, strict=False)]
+        batch = max(1, section.batch // world)
+        orders.append(Mixture(spec.seed, "imitation", rank, rank_samples, weights, batch))
+    return ImitationTrainer(fleet, orders, metrics, section.augment, spec.seed)
+
+
+def _epochs(seed: int, purpose: str, samples: Sequence[Array], batch: int) -> list[Epochs]:
+    """Return the order of each rank. `samples`: int64 [n] for each rank; `batch`: over all ranks."""
+    rank_batch = max(1, batch // len(samples))
+    steps_per_epoch = max(-(-len(rank_samples) // rank_batch) for rank_samples in samples)
+    return [
+        Epochs(seed, purpose, rank, rank_samples, rank_batch, steps_per_epoch)
+        for rank, rank_samples in enumerate(samples)
+    ]

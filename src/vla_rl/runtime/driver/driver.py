@@ -41,7 +41,7 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.startup import start_workers
 from vla_rl.runtime.driver.streaming_update import StreamingUpdate
 from vla_rl.runtime.driver.trace import Trace, traced
-from vla_rl.runtime.driver.trainer import Trainer
+from vla_rl.runtime.driver.training_step import TrainingStep
 from vla_rl.runtime.driver.update import StepUpdate, UpdateStrategy
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.placement.components import build_algorithm
@@ -59,7 +59,7 @@ class Driver:
     """Implementation of `core.run.runtime.Runtime` by workers on a backend.
 
     It starts and ends the workers, publishes weights, and writes checkpoints and the trace. What happens in a step is
-    the work of its parts: `rollouts` collect, `trainer` updates, `imagination` uses the world model, `evaluator`
+    the work of its parts: `rollouts` collect, `training_step` updates, `imagination` uses the world model, `evaluator`
     evaluates.
     """
 
@@ -164,7 +164,7 @@ class Driver:
         self.strategy: UpdateStrategy = StepUpdate(spec, self.collector, router)
         if self.shape.streaming:
             self.strategy = StreamingUpdate(spec, self.algorithm, self.collector, router, self.trace)
-        self.trainer = Trainer(self.collector, router, self.strategy, self.imagination)
+        self.training_step = TrainingStep(self.collector, router, self.strategy, self.imagination)
         self.evaluator = Evaluator(restarts, spec, self.info, started.eval_states, self.fault_log)
 
     def close(self) -> None:
@@ -207,12 +207,12 @@ class Driver:
         """Prepare what is trained on, and return it: replayed groups first, then the columns (indices) of the last
         rollout that `selected` consists of.
         """
-        return self.trainer.prepare(self.version, self.rollouts.batch, selected, columns)
+        return self.training_step.prepare(self.version, self.rollouts.batch, selected, columns)
 
     @traced
     def update(self, prepared: Rollout, advantages: Advantages) -> dict[str, float]:
         """Train on what was prepared. Return metrics."""
-        return self.trainer.update(prepared, advantages)
+        return self.training_step.update(prepared, advantages)
 
     def finish(self, trained: bool) -> dict[str, float]:
         """Drop the samples of the last rollout, and publish the weights, or count a version with unchanged weights.
@@ -222,7 +222,7 @@ class Driver:
         batch = self.rollouts.batch
         self.strategy.finish(trained)
         self.rollouts.finish()
-        metrics = self.trainer.finish(batch, trained)
+        metrics = self.training_step.finish(batch, trained)
         self.version += 1
         if trained:
             self.publish()

@@ -17,7 +17,7 @@ from vla_rl.core.manager import broadcast
 from vla_rl.core.paths import why
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summary
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, checkpoint_record
 from vla_rl.core.types import Context
 
 Progress = Callable[[str, int, int], None]
@@ -82,6 +82,7 @@ def _evaluate(
             **summary(evaluation),
             "faults": runtime.faults,
             "notes": list(runtime.info.notes),
+            "checkpoint": checkpoint_record(spec),
             "episodes": [attrs.asdict(episode) for episode in evaluation.episodes],
         }
         try:

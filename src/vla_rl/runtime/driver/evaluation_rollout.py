@@ -87,12 +87,19 @@ class Evaluator:
         trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
-        tasks = list(dict.fromkeys(episode.task for episode in episodes))
+        by_task: dict[str, list[Episode]] = {}
+        by_category: dict[str, list[Episode]] = {}
+        categories_of = {task.name: task.categories for task in self.info.tasks}
+        for episode in episodes:
+            by_task.setdefault(episode.task, []).append(episode)
+            for category in categories_of[episode.task]:
+                by_category.setdefault(category, []).append(episode)
         recorded = [(request.number, request.episode) for request in requests if request.recorded]
         return Evaluation(
             step=step,
             success=_rate(episodes),
-            tasks={task: _rate([e for e in episodes if e.task == task]) for task in tasks},
+            tasks={task: _rate(of_task) for task, of_task in by_task.items()},
+            categories={category: _rate(by_category[category]) for category in sorted(by_category)},
             repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)),
             episodes=tuple(episodes),
             seconds=perf_counter() - start,

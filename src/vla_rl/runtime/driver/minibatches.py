@@ -6,8 +6,8 @@ import numpy as np
 from attrs import field, frozen
 
 from vla_rl.core.randomness import generator
+from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Array
-from vla_rl.runtime.messages.learning import OptimizerStep
 
 
 @frozen(kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from vla_rl.core.events import robot_metrics
 from vla_rl.core.types import Episode, Rollout
 from vla_rl.runtime.messages.reports import RolloutReport
 
@@ -19,7 +20,11 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "env/return": sum(e.total_reward for e in episodes),
         "env/episode_length": sum(e.steps for e in episodes),
     }
-    return {**{name: total / count for name, total in totals.items() if count}, "rollout/episodes": float(count)}
+    return {
+        **{name: total / count for name, total in totals.items() if count},
+        **robot_metrics("env", episodes),
+        "rollout/episodes": float(count),
+    }
 
 
 def work_metrics(work: RolloutReport) -> dict[str, float]:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 from attrs import frozen
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
+from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.yaml import dotted
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
 from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
@@ -28,8 +31,8 @@ class StartedRun:
     info: EnvInfo
     train_states: Sequence[ResetState]
     eval_states: Sequence[ResetState]
-    recorded_samples: int
-    """Samples of the demonstrations that the learners opened; 0: none."""
+    recorded_samples: Sequence[int]
+    """Samples of each data set that the learners opened; empty: none."""
     scaling: Scaling
     """Normalisation statistics of the model; None: its own."""
 
@@ -54,14 +57,14 @@ def start_workers(
         gpu_memory: bytes of a GPU; None: unknown. Raises UserError where models would not fit.
     """
     info = fleet.start_simulators(recording_folder)
-    recorded_samples = 0
+    recorded_samples: list[int] = []
     if imitation and spec.imitation is not None and spec.imitation.data is not None:
-        recorded_samples = _open_data(fleet, info)
+        recorded_samples = _open_data(fleet, spec.imitation, info)
         if spec.imitation.statistics == "data" and scaling is None:
             scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-    fleet.get_all([worker.call(HostInterface.start_model, info, scaling) for worker in hosts])
+    fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation) for worker in hosts])
     fleet.connect_policies([sim.worker for sim in fleet.sims])
     if len(fleet.learners) > 1:
         _join_learners(fleet)
@@ -77,10 +80,18 @@ def start_workers(
     )
 
 
-def _open_data(fleet: Fleet, info: EnvInfo) -> int:
-    """Let all learners open the demonstrations. Return the number of samples that all of them have."""
+def _open_data(fleet: Fleet, section: ImitationSpec, info: EnvInfo) -> list[int]:
+    """Let all learners open the demonstrations. Return the number of samples of each data set that all of them have."""
     workers = [fleet.worker_of(learner) for learner in fleet.learners]
-    return min(fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers]))
+    counts = fleet.get_all([worker.call(HostInterface.open_data, info) for worker in workers])
+    data_sets = [dotted(path) for path, _ in section.data_sets()]
+    for part, of_set in zip(data_sets, zip(*counts, strict=True), strict=True):
+        if len(data_sets) > 1 and len(set(of_set)) > 1:
+            raise UserError(
+                f"the learners read {' and '.join(map(str, sorted(set(of_set))))} samples of the same data set "
+                f"({part}); give every node the same files"
+            )
+    return [min(of_set) for of_set in zip(*counts, strict=True)]
 
 
 def _connect_weights(fleet: Fleet, spec: Spec) -> None:

@@ -16,7 +16,9 @@ from attrs import evolve
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
+from vla_rl.core.run.takeovers import end_at_takeovers
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import OptimizerStep
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.backend import Ref
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -28,7 +30,6 @@ from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.scope_check import OTHER_SELECTION, check_parts, scope_error
 from vla_rl.runtime.driver.trace import Trace, traced
 from vla_rl.runtime.driver.update import UpdateStrategy, update_metrics
-from vla_rl.runtime.messages.learning import OptimizerStep
 
 
 class StreamingUpdate(UpdateStrategy):
@@ -67,8 +68,9 @@ class StreamingUpdate(UpdateStrategy):
         trajectories = [self.collector.trajectories[number] for number in tickets]
         batch = assemble(step, trajectories, self.spec.rollout.group_size)
         self._scored_tickets += batch.numbers.tolist()
-        rollout = self.algorithm.shape_rewards(batch.rollout)
-        columns = self.algorithm.select(rollout).nonzero().flatten().numpy()
+        rollout = self.algorithm.shape_rewards(end_at_takeovers(batch.rollout))
+        keep = self.algorithm.select(rollout) & rollout.samples.any(0)
+        columns = keep.nonzero().flatten().numpy()
         if not len(columns):
             return
         part = self._prepare_part(version, batch, take_columns(rollout, columns), columns)

@@ -5,12 +5,12 @@ each rank, and merges the ranks' metrics.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.driver.assembler import RolloutBatch, SampleIndex, batch_fields, find_samples
@@ -100,22 +100,22 @@ class StepUpdate(UpdateStrategy):
         )
 
 
-def update_metrics(samples: int, optimizer_steps: int, results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def update_metrics(samples: int, optimizer_steps: int, results: Sequence[UpdateMetrics]) -> dict[str, float]:
     """Return the metrics of an update. `results`: what `HostInterface.update` returned for each rank."""
     return {
         "update/samples": float(samples),
         "update/optimizer_steps": float(optimizer_steps),
         **_merged(results),
-        "time/learner": max(result["seconds"] for result in results),
+        "time/learner": max(result.seconds for result in results),
     }
 
 
-def _merged(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _merged(results: Sequence[UpdateMetrics]) -> dict[str, float]:
     """Merge the metrics of all ranks: sums are added, of maxima the largest counts, statistics are read."""
     metrics: dict[str, float] = {}
     for result in results:
-        for name, value in result["sums"].items():
+        for name, value in result.sums.items():
             metrics[name] = metrics.get(name, 0.0) + value
-        for name, value in result["maxima"].items():
+        for name, value in result.maxima.items():
             metrics[name] = max(metrics.get(name, value), value)
-    return metrics | read_all([result["statistics"] for result in results])
+    return metrics | read_all([result.statistics for result in results])

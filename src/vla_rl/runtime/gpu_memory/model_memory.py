@@ -1,4 +1,4 @@
-"""Device memory of a spec's model, acting and learning, counted without a device.
+"""Device memory and operators of a spec's model, acting and learning, counted without a device.
 
 The model is built on the meta device, acts there and makes a learner's pass, by the rules of CUDA
 (`toolkit/models/meta_device.py`), while `LiveMemory` counts the bytes that are alive. So activations, casts, masks,
@@ -8,10 +8,13 @@ caches and logits are those of the code that a run executes, at the sizes of the
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve, frozen
 
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Algorithm, VLAModel
@@ -24,11 +27,26 @@ from vla_rl.runtime.workers.models import Role, build_model
 from vla_rl.toolkit.models.adapters import adapted_layers
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics
+from vla_rl.toolkit.models.operation_counter import OperationCounter, OperationCounts
 
 ROWS = 8
 """Observations of the larger inference that is counted; memory is a line through it and the one of a single row."""
 MOMENTS = 2
 """Copies of the trained weights that AdamW keeps."""
+
+
+@frozen(kw_only=True)
+class ModelCosts:
+    """What a model costs on one device."""
+
+    memory: ModelMemory
+    acting: Mapping[int, OperationCounts]
+    """Rows -> operators of an inference; empty where they were not counted."""
+    learning: OperationCounts | None
+    """Operators of a pass of a micro-batch, forward and backward; None: not counted."""
+    parameters: int
+    adapted_layers: int
+    """Layers that have adapters."""
 
 
 def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMemory:
@@ -41,35 +59,81 @@ def measure_model(spec: Spec, info: EnvInfo, *, learns: bool = True) -> ModelMem
     Raises what building the model raises, and RuntimeError or NotImplementedError where it cannot run on the meta
     device.
     """
+    return measure_costs(spec, info, learns=learns, counts_operators=False).memory
+
+
+def measure_costs(
+    spec: Spec,
+    info: EnvInfo,
+    *,
+    learns: bool = True,
+    rows: Sequence[int] = (1, ROWS),
+    counts_operators: bool = True,
+) -> ModelCosts:
+    """Count the device memory of the spec's model, and its operators.
+
+    Args:
+        info: description of the simulator.
+        learns: count learning too.
+        rows: observations of the inferences that are counted, two numbers or more.
+        counts_operators: count operators too.
+
+    Raises as `measure_model`.
+    """
     from vla_rl.runtime.workers.learner.parallel.fsdp import collect_called_blocks
 
     algorithm = build_algorithm(spec)
-    with CudaSemantics(), LiveMemory() as memory:
+    counter = OperationCounter()
+    acting: dict[int, OperationCounts] = {}
+    needs: dict[int, float] = {}
+    with CudaSemantics(), LiveMemory() as memory, counter if counts_operators else nullcontext():
         role: Role = "both" if learns else "act"
         model = build_model(spec, info, META, None, algorithm, hook_modules(spec.plugins), role)
         gc.collect()
         base = memory.now
+        chunk: Chunk | None = None
         with collect_called_blocks(model) as blocks:
-            (one, chunk), (several, _) = (_acting(model, info, memory, rows) for rows in (1, ROWS))
+            for count in rows:
+                counter.restart()
+                needs[count], sampled = _acting(model, info, memory, count)
+                chunk = chunk or sampled
+                acting[count] = counter.counts
+        assert chunk is not None
         module = model.module
         trained_bytes = float(sum(p.nbytes for p in module.parameters() if p.requires_grad)) if learns else 0.0
+        counter.restart()
         saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm) if learns else (0.0, 0.0)
         in_blocks = [_bytes(block) for block in blocks]
         everything = _bytes(module)
-        adapted = sum(layer.get_base_layer().weight.nbytes for layer in adapted_layers(module))
-    return ModelMemory(
-        frozen_weights=everything - trained_bytes,
-        trained_weights=trained_bytes,
-        other=max(0.0, base - everything),
-        gradients=trained_bytes,
-        optimizer_state=MOMENTS * trained_bytes,
-        adapted_weights=float(adapted),
-        acting=Line.through((1, one), (ROWS, several)),
-        activations=saved,
-        learning=peak,
-        largest_block=max(in_blocks, default=0.0),
-        outside_blocks=everything - sum(in_blocks),
+        layers = list(adapted_layers(module))
+    (first, low), *_, (last, high) = sorted(needs.items())
+    return ModelCosts(
+        memory=ModelMemory(
+            frozen_weights=everything - trained_bytes,
+            trained_weights=trained_bytes,
+            other=max(0.0, base - everything),
+            gradients=trained_bytes,
+            optimizer_state=MOMENTS * trained_bytes,
+            adapted_weights=float(sum(layer.get_base_layer().weight.nbytes for layer in layers)),
+            acting=Line.through((first, low), (last, high)),
+            activations=saved,
+            learning=peak,
+            largest_block=max(in_blocks, default=0.0),
+            outside_blocks=everything - sum(in_blocks),
+        ),
+        acting=acting if counts_operators else {},
+        learning=counter.counts if counts_operators and learns else None,
+        parameters=sum(p.numel() for p in module.parameters()),
+        adapted_layers=len(layers),
     )
+
+
+def without_adapters(spec: Spec) -> Spec:
+    """Return the spec of the model whose adapters are merged: the same layers, and nothing beside them."""
+    config = evolve(spec.model.config, lora=None)
+    if getattr(config, "autocast", False) and getattr(config, "dtype", "float32") != "float32":
+        config = evolve(config, autocast=False)
+    return evolve(spec, model=evolve(spec.model, config=config))
 
 
 def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tuple[float, Chunk]:

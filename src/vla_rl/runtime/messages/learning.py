@@ -1,4 +1,4 @@
-"""Requests of the driver to the learners: optimiser steps on samples that they hold, and scores of such samples."""
+"""Requests of the driver to the learners for scores of samples that they hold."""
 
 from __future__ import annotations
 
@@ -7,44 +7,6 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from vla_rl.core.types import Array
-
-
-@frozen(kw_only=True)
-class OptimizerStep:
-    """One rank's share of one optimiser step. The divisors count all ranks, so the sum of the ranks' gradients is an
-    exact mean.
-    """
-
-    micro_batches: tuple[Array, ...]
-    """Indices into the rank's samples, int64 [B] for each micro-batch; empty where the rank only joins the
-    reduction.
-    """
-    passes: int
-    """Number of micro-batches of the rank that has the most."""
-    divisor: float
-    """Sum of the policy loss's counts over the whole optimiser step."""
-    value_divisor: float
-    accumulated: bool = False
-    """True where `forward_backward` already ran the passes, on samples that are not sent again (streaming update).
-    """
-
-
-UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
-"""Placeholder step for a part of a streaming update, whose divisors are known only when the last part is there."""
-
-
-@frozen(kw_only=True)
-class ImitationStep:
-    """One rank's share of one optimiser step of behaviour cloning."""
-
-    indices: Array
-    """Indices into the rank's samples, int64 [B]; empty where the rank only joins the reduction."""
-    total: int
-    """Number of samples of all ranks."""
-    most: int
-    """Number of samples of the rank that has the most."""
-    lr: float
-
 
 SampleRefs = tuple[Array, Array]
 """References to samples: the policy workers that made them, and the sample ids there, int64 [b] each."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv
 from vla_rl.core.manager import Named, wrap
+from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.yaml import dotted
 from vla_rl.core.types import Context, EnvInfo, ValueGranularity
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.algorithms.declarations import check_declarations
 from vla_rl.toolkit.algorithms.result_checks import guard
+from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.data.samples import check_sample
 from vla_rl.toolkit.data.validation import CheckedDemonstrations
 from vla_rl.toolkit.envs.settings import in_processes
@@ -53,11 +56,27 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:
     """Open the demonstrations of the spec's `imitation:`. Raises UserError where they do not fit the simulator."""
-    assert spec.imitation is not None and spec.imitation.data is not None
-    name, config = spec.imitation.data.type, spec.imitation.data.config
+    assert spec.imitation is not None
+    data_sets = spec.imitation.data_sets()
+    names = (
+        [f"{dotted(path)} ({part.type})" for path, part in data_sets]
+        if len(data_sets) > 1
+        else [f"data {part.type!r}" for _, part in data_sets]
+    )
+    opened = [
+        _open_data_set(spec, part, name, info, device, wrappers)
+        for (_, part), name in zip(data_sets, names, strict=True)
+    ]
+    return opened[0] if len(opened) == 1 else MixedDemonstrations(opened, names)
+
+
+def _open_data_set(
+    spec: Spec, part: Component, source: str, info: EnvInfo, device: str, wrappers: Named
+) -> Demonstrations:
+    """Open one data set. `source`: the data set in words, for messages."""
     context = Context(seed=spec.seed, device=device, chunk=spec.rollout.chunk, env=info)
-    opened: Demonstrations = build("data", name, config, context, spec.plugins)
-    data = wrap("data", opened, name, wrappers)
-    source, simulator = f"data {name!r}", f"env {spec.env.type!r}"
+    opened: Demonstrations = build("data", part.type, part.config, context, spec.plugins)
+    data = wrap("data", opened, part.type, wrappers)
+    simulator = f"env {spec.env.type!r}"
     check_sample(source, data, simulator, info, spec.rollout.chunk)
     return CheckedDemonstrations(data, source, simulator, info, spec.rollout.chunk)

@@ -50,6 +50,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them goes on"),
     "algorithm": (NUMBERS, "its coefficients"),
     "algorithm.type": (ANOTHER_RUN, "it is what is studied"),
+    "trainer": (ANOTHER_RUN, "checkpoints hold its networks and optimisers"),
     "placement": (NONE, "where roles run"),
     "runtime": (NONE, "where roles run and what they survive"),
     "train": (NUMBERS, "the optimiser"),
@@ -72,14 +73,20 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
     "imitation.data": (NUMBERS, "files may lie elsewhere"),
     "imitation.data.type": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.co_training": (ANOTHER_RUN, "the demonstrations that are learned"),
+    "imitation.augment": (NUMBERS, "the pictures that are learned"),
     "imitation.statistics": (ANOTHER_RUN, "they are saved with the model"),
+    "imitation.trainer": (ANOTHER_RUN, "checkpoints hold its networks and optimisers"),
     "imitation.eval_every": (NONE, "when success is measured"),
     "imitation.checkpoint_every": (NONE, "what is kept"),
     "imitation.report_every": (NONE, "what a line of metrics stands for"),
     "hooks": (NONE, "what is written and shown"),
 }
 """Key, or prefix of keys -> (effect, reason); the longest prefix that matches counts."""
-NOT_READ = {"training": ("imitation",), "imitation": ("algorithm", "bc_warmup", "world_model", "imagination")}
+NOT_READ = {
+    "training": ("imitation",),
+    "imitation": ("algorithm", "trainer", "bc_warmup", "world_model", "imagination"),
+}
 """Sections that do not matter, by `Run.mode`."""
 NOTHING_THERE = "(not there)"
 

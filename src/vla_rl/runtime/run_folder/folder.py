@@ -19,7 +19,7 @@ import attrs
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.paths import about, resolved
 from vla_rl.core.run.state import State
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, checkpoint_record
 from vla_rl.core.spec.yaml import dump
 from vla_rl.runtime.run_folder.changes import changes_of, describe, refuse
 from vla_rl.runtime.run_folder.environment import environment, versions
@@ -317,6 +317,12 @@ class RunFolder:
             "tasks_before": before.get("tasks", {}),
             "repeats": last.get("repeats", []),
             "repeats_std": last.get("repeats_std"),
+            **{
+                f"{name}{suffix}": evaluation[name]
+                for name in ("interventions", "late_actions")
+                for suffix, evaluation in (("", last), ("_before", before))
+                if name in evaluation
+            },
             "split": "eval",
             "seeds": {"run": spec.seed, "rule": "episode seeds are keyed by (run seed, ticket, episode)"},
             "max_steps": spec.rollout.max_steps or "the task's own limit",
@@ -329,6 +335,7 @@ class RunFolder:
             "faults": state.faults,
             "roles": roles,
             "notes": list(notes),
+            "checkpoint": checkpoint_record(spec),
             "versions": versions(),
             "wall_seconds": state.wall_seconds,
         }

@@ -39,7 +39,8 @@ from attrs import evolve
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, parse_spec
+from vla_rl.core.spec.spec import Spec, restored_spec
+from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.peers import RayPeers
@@ -48,7 +49,6 @@ from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.comm.tracing import Event, clock
 from vla_rl.runtime.messages.learning import SampleRefs
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
 from vla_rl.runtime.messages.requests import EpisodeRequest
 from vla_rl.runtime.placement.assignments import Assignment
@@ -65,6 +65,7 @@ from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
 from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
+from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
 from vla_rl.toolkit.waiting import works_now
 
@@ -76,7 +77,7 @@ class WorkerHost(HostInterface):
         self, spec: Spec | dict[str, Any], assignment: Assignment, on_heartbeat: Callable[[], None] = lambda: None
     ) -> None:
         """Create a host without roles. `on_heartbeat` is called at each heartbeat, in the thread that works."""
-        self.spec = parse_spec(spec) if isinstance(spec, dict) else spec
+        self.spec = restored_spec(spec) if isinstance(spec, dict) else spec
         self.assignment = assignment
         self.stop_requested: Callable[[], bool] = lambda: False
         self.roles: dict[str, Any] = {}
@@ -125,15 +126,17 @@ class WorkerHost(HostInterface):
         self.roles["sim"] = self._builder.env_worker(envs, recordings)
         return info
 
-    def open_data(self, info: EnvInfo) -> int:
+    def open_data(self, info: EnvInfo) -> list[int]:
         self._demonstrations = self._builder.demonstrations(info)
-        return self._demonstrations.num_samples()
+        if isinstance(self._demonstrations, MixedDemonstrations):
+            return self._demonstrations.sizes
+        return [self._demonstrations.num_samples()]
 
     def data_statistics(self) -> Any:
         assert self._demonstrations is not None
         return self._demonstrations.data_statistics()
 
-    def start_model(self, info: EnvInfo, scaling: Any) -> None:
+    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool) -> None:
         @cache
         def make_model() -> VLAModel:
             model = self._builder.model(info, scaling)
@@ -147,7 +150,7 @@ class WorkerHost(HostInterface):
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:
-            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations)
+            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations, imitation)
 
     def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
@@ -193,7 +196,7 @@ class WorkerHost(HostInterface):
             batches = [batch.numpy() for batch in batches]
         self.roles["learner"].buffer.add(self.assignment.index, batches)
 
-    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> dict[str, Any]:
+    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> UpdateMetrics:
         learner: Learner = self.roles["learner"]
         rows = learner.buffer.inputs(*refs)
         # Replayed groups are trained on more than once, so their samples stay in their batches.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from attrs import evolve
+
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
@@ -33,16 +35,7 @@ def build_model(
         scaling: as in `Context`.
         role: as in `Context`.
     """
-    context = Context(
-        seed=spec.seed,
-        device=device,
-        chunk=spec.rollout.chunk,
-        env=info,
-        temperature=spec.rollout.temperature,
-        role=role,
-        values=values_for(algorithm),
-        scaling=scaling,
-    )
+    context = evolve(_context(spec, info, device, role), values=values_for(algorithm), scaling=scaling)
     component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
     plugin = load("model", spec.model.type, spec.plugins)
     learns = plugin.no_rl is None or plugin.no_rl(spec.model.config) is None
@@ -66,18 +59,25 @@ def build_engine(
     """
     part = spec.rollout.engine
     own_policy = has_own_policy(spec)
-    context = Context(
+    context = evolve(
+        _context(spec, info, device, role),
+        model_config=None if own_policy else spec.model.config,
+        make_model=None if own_policy else make_model,
+    )
+    engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
+    return wrap("engine", engine, part.type, wrappers)
+
+
+def _context(spec: Spec, info: EnvInfo, device: str, role: Role) -> Context:
+    """Return what models and engines are both told."""
+    return Context(
         seed=spec.seed,
         device=device,
         chunk=spec.rollout.chunk,
         env=info,
         temperature=spec.rollout.temperature,
         role=role,
-        model_config=None if own_policy else spec.model.config,
-        make_model=None if own_policy else make_model,
     )
-    engine: PolicyEngine = build("engine", part.type, part.config, context, spec.plugins)
-    return wrap("engine", engine, part.type, wrappers)
 
 
 def policy_name(spec: Spec) -> str:

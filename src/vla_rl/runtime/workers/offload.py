@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vla_rl.core.hookspecs import SimEnv, VLAModel
+from vla_rl.core.trainers import Trainer
 from vla_rl.runtime.workers.env.closing import close_env
+from vla_rl.toolkit.trainers.trainer_state import owned_parts
 
 if TYPE_CHECKING:
     from vla_rl.runtime.placement.assignments import Assignment
@@ -111,6 +113,8 @@ class Offload:
             learner.trained.optimizer.zero_grad(set_to_none=True)
             for state, name, tensor in _moments(learner.trained.optimizer):
                 state[name] = copy(tensor)
+            for trainer in learner.trainers.all.values():
+                _move_owned(trainer, copy)
             sharded = learner.trained.strategy.lockstep
             model: VLAModel | None = learner.model
         else:
@@ -122,6 +126,16 @@ class Offload:
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() if self._device.startswith("cuda") else 0
+
+
+def _move_owned(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Copy the networks, targets and optimisers that a trainer owns beside the policy."""
+    for part in owned_parts(trainer).values():
+        if isinstance(part, torch.nn.Module):
+            part._apply(copy)  # noqa: SLF001 - as in `_move`
+        else:
+            for state, name, tensor in _moments(part):
+                state[name] = copy(tensor)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:

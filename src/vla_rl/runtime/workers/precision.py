@@ -52,6 +52,18 @@ class Autocast:
             loss = yield
         return loss.float()
 
+    @hookimpl(wraps="model")
+    def imitation_losses(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._narrow():
+            losses = yield
+        return losses.float()
+
+    @hookimpl(wraps="model")
+    def policy_features(self) -> Generator[None, torch.Tensor, torch.Tensor]:
+        with self._narrow():
+            features = yield
+        return features.float()
+
     def _narrow(self) -> AbstractContextManager[None]:
         return autocast(self.device)
 

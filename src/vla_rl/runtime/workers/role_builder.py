@@ -25,6 +25,7 @@ from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
+from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
@@ -140,11 +141,20 @@ class RoleBuilder:
             between_requests=between_requests,
         )
 
-    def learner(self, model: VLAModel, info: EnvInfo, demonstrations: Demonstrations | None) -> Learner:
+    def learner(
+        self, model: VLAModel, info: EnvInfo, demonstrations: Demonstrations | None, imitation: bool
+    ) -> Learner:
         slot = self.assignment.slot
         return Learner(
             model,
-            self.algorithm,
+            trainers_of(
+                self.spec,
+                self.algorithm,
+                self.wrappers,
+                self.heartbeat,
+                compare_acting=merge_mode(self.spec.model.config) != "off",
+                imitation=imitation,
+            ),
             self.spec.train,
             name=self.spec.model.type,
             device=slot.device,
@@ -153,7 +163,6 @@ class RoleBuilder:
             acting="policy" in slot.roles,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
-            compare_acting=merge_mode(self.spec.model.config) != "off",
         )
 
     @property

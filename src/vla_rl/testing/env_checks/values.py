@@ -8,7 +8,7 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 
 FLAGS = ("terminated", "truncated", "executed")
 
@@ -104,7 +104,32 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
     valid &= check_array(f, result.success, (n,), "bool", f"{where}: success")
     if result.succeeded is not None:
         valid &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
+    valid &= _check_takeovers(f, info, result, shape, where)
+    if info.control_hz is not None:
+        valid &= check_array(f, result.late, shape, "bool", f"{where}: late")
     return valid and _check_masks(f, result, active, stop, where)
+
+
+def _check_takeovers(f: Expects, info: EnvInfo, result: ChunkResult, shape: tuple[int, int], where: str) -> bool:
+    given = result.source is not None and result.executed_actions is not None
+    if not info.takeovers:
+        nothing = result.source is None and result.executed_actions is None
+        remedy = "set EnvInfo.takeovers where somebody may act instead of the policy"
+        return f.expect(nothing, f"{where}: source", "None, as executed_actions", "an array", remedy)
+    remedy = "say who chose each action, or leave EnvInfo.takeovers out"
+    if not f.expect(given, f"{where}: source", "arrays, as executed_actions", "None", remedy):
+        return False
+    valid = check_array(f, result.source, shape, "int8", f"{where}: source")
+    actions_shape = (*shape, info.action_dim)
+    valid &= check_array(f, result.executed_actions, actions_shape, "float32", f"{where}: executed_actions")
+    if not valid:
+        return False
+    source = to_numpy(result.source)
+    known = bool(np.isin(source, list(ActionSource)).all())
+    valid &= f.expect(known, f"{where}: source", "values of ActionSource", np.unique(source).tolist(), "use the enum")
+    others = (source != ActionSource.POLICY) & to_numpy(result.executed)
+    finite = bool(np.isfinite(to_numpy(result.executed_actions)[others]).all())
+    return f.expect(finite, f"{where}: executed_actions", "finite numbers", "NaN or inf", "find the cause") and valid
 
 
 def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, where: str) -> bool:

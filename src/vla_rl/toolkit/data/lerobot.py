@@ -298,6 +298,8 @@ def _numbers(recording: Recording) -> dict[str, Array]:
     features["action"] = recording.actions.astype(np.float32)
     if recording.executed is not None:
         features["action.executed"] = recording.executed.astype(np.int64)
+    if recording.interventions is not None:
+        features["is_intervention"] = recording.interventions
     last = np.arange(len(recording)) == len(recording) - 1
     if recording.rewards is not None:
         features["next.reward"] = recording.rewards.astype(np.float32)

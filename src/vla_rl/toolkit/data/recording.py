@@ -70,6 +70,9 @@ class Recording:
     """Rewards, float32 [n]; None: unknown."""
     executed: Array | None = None
     """Actions of each chunk that were executed before the episode ended, int64 [n]; None: rows are single actions."""
+    interventions: Array | None = None
+    """Whether a person or an expert chose the action instead of the policy, bool [n], or [n, C] for whole chunks; None:
+    nobody can take over."""
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, to_numpy
 
 
 class StepWindows:
@@ -34,6 +34,28 @@ class StepWindows:
         episodes = np.searchsorted(self._ends, indices, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return episodes, indices - starts[episodes]
+
+    def rewards(
+        self, indices: Array, rewards: Array, rows: Array, last: Array, stride: int, discount: float
+    ) -> RecordedRewards:
+        """Return what followed samples int64 [B].
+
+        Args:
+            rewards: reward of every row of all episodes, float32 [rows].
+            rows, last: rows of the samples, and the last ones of their episodes, int64 [B].
+            stride: rows from a sample to the one that follows it.
+        """
+        last_samples = self._ends[np.searchsorted(self._ends, indices, side="right")] - 1
+        follows = indices + stride <= last_samples
+        ends = np.where(follows, rows + stride - 1, last)
+        longest = int((ends - rows).max(initial=0)) + 1
+        sums = np.zeros(len(rows), np.float64)
+        for offset in range(longest):
+            within = rows + offset <= ends
+            sums[within] += discount**offset * rewards[rows[within] + offset]
+        return RecordedRewards(
+            rewards=sums.astype(np.float32), following=np.where(follows, indices + stride, -1).astype(np.int64)
+        )
 
 
 def statistics(features: Mapping[str, Array]) -> dict[str, dict[str, tuple[float, ...]]]:

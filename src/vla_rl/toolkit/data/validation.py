@@ -12,7 +12,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, EnvInfo, Observation, contiguous, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, contiguous, to_numpy
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Image sizes by camera, (height, width)."""
@@ -211,6 +211,14 @@ class CheckedDemonstrations(Demonstrations):
         obs, actions = self._read(np.asarray(to_numpy(indices)))
         self._warn(dict(zip(to_numpy(indices).tolist(), obs.instructions, strict=True)))
         return obs, actions
+
+    def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
+        recorded = self._data.read_rewards(indices, discount)
+        wrong = np.flatnonzero(~np.isfinite(recorded.rewards))
+        if len(wrong):
+            index = int(to_numpy(indices)[wrong[0]])
+            raise UserError(f"{self._source}: the rewards after sample {index} are not finite; repair that episode")
+        return recorded
 
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         statistics = self._data.data_statistics()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -22,7 +22,7 @@ from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, PluginError, UserError
-from vla_rl.core.types import Array
+from vla_rl.core.types import ActionSource, Array
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
@@ -35,6 +35,19 @@ logger = logging.getLogger(__name__)
 
 Answer = tuple[str, Any]
 """Reply for one env: ("answer", result) or ("broken" | "user error" | "not offered", text)."""
+
+
+class ChunkAnswer(NamedTuple):
+    """Result of a chunk in one env."""
+
+    rewards: Array
+    """Rewards, float32 [C]."""
+    flags: Array
+    """Success, terminated, truncated, executed, late; bool [5, C]."""
+    view: View
+    """Observation after the chunk."""
+    takeover: tuple[Array, Array] | None
+    """(`ActionSource` of each action, int8 [C]; executed actions, float32 [C, A]); None: all were the policy's."""
 
 
 class _Served(gymnasium.Env[Any, Any]):
@@ -71,18 +84,24 @@ class _Served(gymnasium.Env[Any, Any]):
         env.reset(state_id, seed)
         return _checked_view(env)
 
-    def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> tuple[Array, Array, View]:
-        """Execute a chunk. Return (rewards float32 [C]; success, terminated, truncated, executed as bool [4, C]; the
-        observation after it)."""
-        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
+    def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
+        """Execute a chunk."""
+        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((5, len(actions)), bool)
+        source = np.full(len(actions), ActionSource.POLICY, np.int8)
+        executed_actions = actions.copy()
         for i, action in enumerate(actions):
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
-            rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:], True
+            rewards[i], flags[:3, i] = outcome.reward, outcome[1:4]
+            flags[3:, i] = True, outcome.late
+            if outcome.source != ActionSource.POLICY:
+                source[i] = outcome.source
+                executed_actions[i] = outcome.executed_action
             if stop_at_end and (outcome.terminated or outcome.truncated):
                 break
-        return rewards, flags, _checked_view(env)
+        takeover = (source, executed_actions) if source.any() else None
+        return ChunkAnswer(rewards, flags, _checked_view(env), takeover)
 
     def _expert_chunk(self, env: SingleEnv) -> Array:
         return np.asarray(env.expert_chunk(self._chunk), np.float32)

@@ -13,13 +13,22 @@ from vla_rl.core.errors import UserError
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 PROBE_SECONDS = 90.0
+GL_PACKAGES = "libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2"
 FIXES = {
-    "egl": "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libgl1 libgles2",
+    "egl": f"vla-rl install-gl   (or: apt-get install -y {GL_PACKAGES})",
     "osmesa": "apt-get install -y libosmesa6",
-    "vulkan": f"sh {Path(__file__).with_name('install_vulkan.sh')}   (or: apt-get install -y libvulkan1 "
-    "mesa-vulkan-drivers, from Mesa 24.3 on)",
+    "vulkan": "vla-rl install-gl vulkan   (or: apt-get install -y libvulkan1 mesa-vulkan-drivers, from Mesa 24.3 on)",
 }
 """Rendering interface -> the command that installs it."""
+INSTALLERS = {"egl": "install_gl.sh", "vulkan": "install_vulkan.sh"}
+"""Rendering interface -> script of this folder that installs it."""
+
+
+def install(name: str) -> int:
+    """Run the script that installs a rendering interface. Return its exit status. Raises UserError for another name."""
+    if name not in INSTALLERS:
+        raise UserError(f"{name!r} cannot be installed; there are: {', '.join(INSTALLERS)}")
+    return subprocess.run(["sh", str(Path(__file__).with_name(INSTALLERS[name]))], check=False).returncode
 
 
 def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:

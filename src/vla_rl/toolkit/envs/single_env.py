@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import Array
+from vla_rl.core.types import ActionSource, Array
 
 
 class Outcome(NamedTuple):
@@ -19,6 +19,12 @@ class Outcome(NamedTuple):
     success: bool
     terminated: bool
     truncated: bool = False
+    source: ActionSource = ActionSource.POLICY
+    """Who chose the action that was executed; another source than the policy needs `EnvInfo.takeovers`."""
+    executed_action: Array | None = None
+    """The action that was executed instead of the policy's, float32 [A]; given with another source."""
+    late: bool = False
+    """The action began later than it was due (`EnvInfo.control_hz`)."""
 
 
 class View(NamedTuple):

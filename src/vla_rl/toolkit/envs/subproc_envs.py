@@ -17,8 +17,18 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
-from vla_rl.toolkit.envs.env_process import EnvProcess, Inline, SeparateProcess, start_all
+from vla_rl.core.types import (
+    ActionSource,
+    Array,
+    ChunkResult,
+    Context,
+    EnvInfo,
+    Observation,
+    ResetState,
+    at_last_action,
+    to_numpy,
+)
+from vla_rl.toolkit.envs.env_process import ChunkAnswer, EnvProcess, Inline, SeparateProcess, start_all
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import MakeEnv, SingleEnv, View
 from vla_rl.toolkit.waiting import waiting
@@ -54,6 +64,11 @@ class SubprocEnvs(SimEnv):
             state.id: instructions[state.task] for split in self._states.values() for state in split
         }
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
+        if info.control_hz is not None and context.num_envs > 1 and not (apart and processes.envs_per_process == 1):
+            raise UserError(
+                "control_hz is real time, which envs that take turns in a process cannot keep; give every env a "
+                "process of its own (processes.envs_per_process: 1, and no processes.apart: false), or num_envs: 1"
+            )
         process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
@@ -101,14 +116,19 @@ class SubprocEnvs(SimEnv):
         actions = np.asarray(to_numpy(actions), np.float32)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
-        flags = np.zeros((4, *shape), bool)
+        flags = np.zeros((5, *shape), bool)
+        takeovers = self.info.takeovers
+        source = np.full(shape, ActionSource.POLICY, np.int8) if takeovers else None
+        executed_actions = actions.copy() if takeovers else None
         requests = {int(env_id): (actions[env_id], bool(stop_at_end)) for env_id in np.flatnonzero(to_numpy(active))}
         for env_id in [env_id for env_id in requests if env_id not in self._process_of[env_id].ready]:
             del requests[env_id]
             self._faults.setdefault(env_id, [])  # the fault was reported when it happened
         for env_id, result in self._call_envs("step_chunk", requests, self._result_flaw).items():
-            rewards[env_id], flags[:, env_id], self._views[env_id] = result
-        succeeded, terminated, truncated, executed = flags
+            rewards[env_id], flags[:, env_id], self._views[env_id], takeover = result
+            if takeover is not None and source is not None and executed_actions is not None:
+                source[env_id], executed_actions[env_id] = takeover
+        succeeded, terminated, truncated, executed, late = flags
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
@@ -117,6 +137,9 @@ class SubprocEnvs(SimEnv):
             executed=executed,
             success=at_last_action(succeeded, executed),
             succeeded=succeeded,
+            source=source,
+            executed_actions=executed_actions,
+            late=None if self.info.control_hz is None else late,
         )
 
     def expert_chunk(self) -> Array:
@@ -257,9 +280,11 @@ class SubprocEnvs(SimEnv):
         )
 
     def _mismatch(self, answer: Any) -> str:
-        """Describe an observation's type or shape that differs from the simulator's `EnvInfo`; empty if there is none.
-        Recreating the env would not help."""
-        view = answer if isinstance(answer, View) else answer[2]
+        """Describe what of an answer differs from the simulator's `EnvInfo`: an observation's type or shape, or a
+        takeover; empty if nothing does. Recreating the env would not help."""
+        if isinstance(answer, ChunkAnswer) and answer.takeover is not None and not self.info.takeovers:
+            return "it reports a takeover, and `EnvInfo.takeovers` is false"
+        view = answer if isinstance(answer, View) else answer.view
         for name, (height, width) in self.info.cameras.items():
             image = view.images.get(name)
             actual = "nothing" if image is None else f"{image.dtype} {list(image.shape)}"
@@ -277,8 +302,9 @@ class SubprocEnvs(SimEnv):
             return ""
         return f"its state is not finite: {view.state.tolist()}"
 
-    def _result_flaw(self, result: tuple[Array, Array, View]) -> str:
-        rewards, _, view = result
-        if not np.isfinite(rewards).all():
-            return f"its rewards are not finite: {rewards.tolist()}"
-        return self._view_flaw(view)
+    def _result_flaw(self, result: ChunkAnswer) -> str:
+        if not np.isfinite(result.rewards).all():
+            return f"its rewards are not finite: {result.rewards.tolist()}"
+        if result.takeover is not None and not np.isfinite(result.takeover[1]).all():
+            return f"the actions of its takeover are not finite: {result.takeover[1].tolist()}"
+        return self._view_flaw(result.view)

@@ -1,4 +1,4 @@
-"""Vulkan for SAPIEN on machines without a GPU: the software driver that tools/install_vulkan.sh unpacked."""
+"""Vulkan for SAPIEN on machines without a GPU: the software driver that `vla-rl install-gl vulkan` unpacked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NVIDIA = tuple(Path(folder, "vulkan/icd.d/nvidia_icd.json") for folder in ("/etc
 
 
 def unpacked_driver() -> Path:
-    """Return the path at which tools/install_vulkan.sh puts the driver's description."""
+    """Return the path at which install_vulkan.sh puts the driver's description."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "vla-rl/mesa/lvp_icd.json")
 
 

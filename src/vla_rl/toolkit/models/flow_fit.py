@@ -97,6 +97,7 @@ def fit_checkpoint(
     quantiles: bool = False,
     gripper: str | None = None,
     converts: bool = False,
+    relative: int = 0,
 ) -> FlowIOAdapter:
     """Match checkpoint, spec and simulator. Raise MismatchError if they are incompatible.
 
@@ -105,6 +106,7 @@ def fit_checkpoint(
         blind: what a spec says for a model that shall see no state.
         quantiles: scale by quantiles where the run measures the demonstrations; else by z-scores.
         gripper, converts: as in `check_action_range`.
+        relative: first numbers of an action whose statistics are relative to the state; their range is not compared.
     """
     demonstrated = measured(context, quantiles)
     if demonstrated is not None:  # lerobot's files hold the checkpoint's statistics: rewrite them
@@ -114,7 +116,9 @@ def fit_checkpoint(
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
     source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
-    check_action_range(source, scales.action.ranges(), env, gripper=gripper, converts=converts)
+    bounds = zip(env.action_low, env.action_high, strict=True)
+    ranges = [*list(bounds)[:relative], *scales.action.ranges()[relative:]]
+    check_action_range(source, ranges, env, gripper=gripper, converts=converts)
     check_horizon(checkpoint.folder, shape.horizon, context.chunk)
     for part, scale, width in (("actions", scales.action, shape.action_dim), ("state", scales.state, shape.state_dim)):
         if scale is not None and scale.dim > width:

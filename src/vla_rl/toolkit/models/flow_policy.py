@@ -46,6 +46,8 @@ class FlowPolicy(VLAModel):
     """Name of the model, in messages and in the keys of random numbers."""
     exact_time = False
     """The network receives exact times (lerobot), instead of float32 times by repeated addition (openpi)."""
+    delta_actions = 0
+    """First numbers of an action that the network predicts relative to those of the state; 0: none."""
     tokens_per_action = 1
 
     def __init__(
@@ -106,6 +108,9 @@ class FlowPolicy(VLAModel):
             inputs["step"] = as_tensor(noise.uniforms(), self._device)
             draws = self._schedule.steps if self._every_step else 1
             inputs["draws"] = as_tensor(noise.normals(draws, *self._shape), self._device)
+        offset = self._offset(obs)
+        if offset is not None:
+            inputs["offset"] = offset
         decided = self.decide(inputs)
         return Chunk(
             actions=decided["actions"],
@@ -127,7 +132,7 @@ class FlowPolicy(VLAModel):
             index = self._schedule.indices[i].expand(rows)
             x, log_probs = self._denoise(prefix, state, x, index, step, draw, log_probs)
             chain.append(x)
-        actions, states = self._finish(chain)
+        actions, states = self._finish(chain, inputs.get("offset"))
         decided = {"actions": actions, "log_probs": log_probs, "chain": states, "step": step}
         values = self.module.criticise(prefix, state)
         return decided if values is None else {**decided, "values": values}
@@ -157,10 +162,14 @@ class FlowPolicy(VLAModel):
         observation, so the first `delay` of them are those executed meanwhile."""
         horizon, width = self._shape
         prefix, state = self._see(obs)
+        offset = self._offset(obs)
         last, weights = torch.zeros(len(obs), horizon, width), torch.zeros(len(obs), horizon, width)
         for row, unexecuted in enumerate(previous):
             left = len(unexecuted.actions)
-            last[row, :left] = self._actions.normalise(as_tensor(unexecuted.actions, self._device), width).cpu()
+            relative = self._relative(
+                as_tensor(unexecuted.actions, self._device), None if offset is None else offset[row : row + 1]
+            )
+            last[row, :left] = self._actions.normalise(relative, width).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
         x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
@@ -171,7 +180,7 @@ class FlowPolicy(VLAModel):
                 return self.module.velocity(self.module.denoise(prefix, state, x, time))
 
             x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
-        return self._actions.restore(x[:, : self._chunk]).clamp(self._low, self._high)
+        return self._restored(x, offset)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -197,7 +206,8 @@ class FlowPolicy(VLAModel):
         after a resume.
         """
         horizon, width = self._shape
-        wanted = self._actions.normalise(as_tensor(actions, self._device), width)
+        relative = self._relative(as_tensor(actions, self._device), self._offset(obs, chunked=True))
+        wanted = self._actions.normalise(relative, width)
         target = torch.cat([wanted, wanted[:, -1:].expand(-1, horizon - wanted.shape[1], -1)], dim=1)
         trained = [p for p in self.module.network.parameters() if p.requires_grad]
         keys = (crc32(to_numpy(t).tobytes()) for t in (actions, trained[-1]))
@@ -257,9 +267,9 @@ class FlowPolicy(VLAModel):
         log_probs = log_probs + self._sum(log_density(following, mean, std))
         return log_probs, spread + self._sum(entropy(std).expand_as(mean))
 
-    def _finish(self, chain: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _finish(self, chain: Sequence[Tensor], offset: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the actions in the simulator's units, and all states of the chain, [B, K + 1, H, A]."""
-        actions = self._actions.restore(chain[-1][:, : self._chunk]).clamp(self._low, self._high)
+        actions = self._restored(chain[-1], offset)
         return actions, torch.stack(list(chain), dim=1)
 
     def _transition(self, hidden: Tensor, x: Tensor, index: Tensor, noisy: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,6 +318,32 @@ class FlowPolicy(VLAModel):
         if recorded is None or self._state_scaler is None:
             return pixels, torch.zeros(len(pixels), width, device=self._device)
         return pixels, self._state_scaler.normalise(recorded, width)
+
+    def _offset(self, obs: Observation, chunked: bool = False) -> Tensor | None:
+        """Return the first numbers of the state that the network's actions are relative to, [B, N], or with `chunked`
+        [B, 1, N]; None where actions are not relative."""
+        if not self.delta_actions:
+            return None
+        if obs.state is None:
+            raise ValueError(f"{self.name} predicts actions relative to the state, and the observation has none")
+        offset = as_tensor(obs.state, self._device)[:, : self.delta_actions]
+        return offset[:, None] if chunked else offset
+
+    def _restored(self, x: Tensor, offset: Tensor | None) -> Tensor:
+        """Return the actions [B, C, A] of denoised chunks in the simulator's units and range. `offset`: as `_offset`
+        returns it."""
+        actions = self._actions.restore(x[:, : self._chunk])
+        if offset is not None:
+            count = self.delta_actions
+            actions = torch.cat([actions[..., :count] + offset[:, None], actions[..., count:]], dim=-1)
+        return actions.clamp(self._low, self._high)
+
+    def _relative(self, actions: Tensor, offset: Tensor | None) -> Tensor:
+        """Return actions [..., A] in the simulator's units as the network predicts them. `offset`: [..., N] or None."""
+        if offset is None:
+            return actions
+        count = self.delta_actions
+        return torch.cat([actions[..., :count] - offset, actions[..., count:]], dim=-1)
 
     def _set_dropout(self, on: bool) -> None:
         for part in self._dropouts:

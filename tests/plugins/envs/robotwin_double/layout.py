@@ -140,6 +140,7 @@ def lay_out(kind: Kind, root: Path) -> Path:
     copy("create_actor.py", envs / "utils" / "create_actor.py")
     copy("scene.py", envs / "scene.py")
     copy("planner.py", envs / "robot" / "planner.py")
+    copy("camera.py", envs / "camera" / "camera.py")
     copy("base_task.py", envs / ("_main_base_task.py" if rlinf else "_base_task.py"))
     if rlinf:
         copy("rlinf_base_task.py", envs / "_base_task.py")
@@ -174,6 +175,7 @@ def lay_out(kind: Kind, root: Path) -> Path:
         _write(descriptions / "objects_description" / f"{thing}.json", json.dumps(names))
     for folder in {
         envs,
+        envs / "camera",
         envs / "robot",
         envs / "utils",
         *((home, home / "configs", settings, descriptions) if wheel else ()),

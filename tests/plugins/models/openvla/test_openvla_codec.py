@@ -52,6 +52,17 @@ def test_gripper_of_rlds_data_sets() -> None:
     torch.testing.assert_close(codec.decode(tokens), actions, rtol=0, atol=1 / 255)
 
 
+def test_gripper_of_the_widowx() -> None:
+    """The same data; -1 closed, +1 open in the simulator."""
+    codec = ActionCodec(
+        ActionScale(q01=(0.0, 0.0), q99=(1.0, 1.0), mask=(True, False)), 32000, 256, CPU, gripper="widowx"
+    )
+    output = torch.tensor([[0.0, -0.4], [0.0, 0.5], [0.0, 0.9]], dtype=torch.float64)
+    assert codec.restore(output).tolist() == [[0.5, -1.0], [0.5, -1.0], [0.5, 1.0]]
+    actions = torch.tensor([[0.25, 1.0], [0.25, -1.0]])
+    torch.testing.assert_close(codec.decode(codec.encode(actions)), actions, rtol=0, atol=1 / 255)
+
+
 def test_plain_openvla_restores_without_the_1e_8() -> None:
     unit = torch.tensor([[1.0]], dtype=torch.float64)
     scale = ActionScale.between([0.0], [1e-7])

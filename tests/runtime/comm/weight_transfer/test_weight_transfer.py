@@ -15,12 +15,12 @@ from transfer_ends import CPU, layout_of, pass_on, stored
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Chunk
 from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.weight_transfer.connect import open_receiver, open_sender
-from vla_rl.runtime.messages.learning import ImitationStep
 from vla_rl.runtime.messages.requests import PolicyMode
 from vla_rl.runtime.messages.weights import verify
 from vla_rl.runtime.start import start
@@ -152,7 +152,7 @@ def test_nothing_acts_with_half_a_version(slow):
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)
     learn(slow, LearnerInterface.set_demonstrations, (obs, actions))
-    step = ImitationStep(indices=np.arange(4), total=8, most=4, lr=0.3)
+    step = ImitationStep(number=1, first=0, indices=np.arange(4), total=8, most=4, lr=0.3)
     weights = {0: weights_of(slow)}
     played = {}
     playing = threading.Thread(target=lambda: played.update(zip("rm", play(slow, 1), strict=True)))

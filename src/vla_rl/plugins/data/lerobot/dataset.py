@@ -18,7 +18,7 @@ from pyarrow.dataset import dataset as open_rows
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, Observation
+from vla_rl.core.types import Array, Context, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of, read_meta
@@ -28,6 +28,7 @@ from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
+INTERVENTION = "is_intervention"
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 """Arrow type of an image that is stored in a Parquet file."""
 INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
@@ -45,6 +46,10 @@ class LeRobotData(Demonstrations):
         meta = read_meta(folder)
         uses_state = context.env is not None and context.env.state_dim > 0
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
+        rewarded = config.reward in meta.features
+        columns = sizes | ({config.reward: _length(meta, where, config.reward)} if rewarded else {})
+        helped = config.only == "interventions"
+        columns |= {INTERVENTION: _length(meta, where, INTERVENTION)} if helped else {}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -56,18 +61,20 @@ class LeRobotData(Demonstrations):
         episodes = meta.episodes[: config.episodes]
         check_files(folder, episodes, self._filmed)
         files = list(dict.fromkeys(e.data for e in episodes))
-        table = _numbers(where, files, sizes)
+        table = _numbers(where, files, columns)
         order = np.lexsort((table["frame_index"], table["episode_index"]))
         order = order[np.isin(table["episode_index"][order], [e.index for e in episodes])]
         table = {name: column[order] for name, column in table.items()}
         _check_rows(where, table, episodes)
-        for name in sizes:
+        for name in columns:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
         unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
         if unknown:
             raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
         self._actions = table[config.action]
         self._state = table[config.state] if uses_state else None
+        self._rewards = table[config.reward][:, 0] if rewarded else None
+        self._reward = config.reward
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
         indices, first = np.unique(table["episode_index"], return_index=True)
@@ -77,6 +84,8 @@ class LeRobotData(Demonstrations):
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
         self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
         self._last = self._first + lengths - 1
+        self._chosen = self._interventions(table[INTERVENTION][:, 0] > 0, where) if helped else None
+        """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
         self._where = where
         self._order = order
@@ -85,10 +94,11 @@ class LeRobotData(Demonstrations):
         self._stored = _open_stored(where, files, stored) if stored else None
 
     def num_samples(self) -> int:
-        return len(self._windows)
+        return len(self._windows) if self._chosen is None else len(self._chosen)
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        episodes, steps = self._windows.find(np.asarray(indices))
+        samples = np.asarray(indices) if self._chosen is None else self._chosen[np.asarray(indices)]
+        episodes, steps = self._windows.find(samples)
         rows = self._first[episodes] + steps
         stored = {} if self._stored is None else self._stored[self._order[rows].tolist()]
         images = {}
@@ -109,6 +119,35 @@ class LeRobotData(Demonstrations):
             return observation, self._actions[rows].reshape(len(rows), self._chunk, self._action_dim)
         following = rows[:, None] + np.arange(self._chunk)
         return observation, self._actions[np.minimum(following, self._last[episodes][:, None])]
+
+    def read_rewards(self, indices: Any, discount: float) -> RecordedRewards:
+        if self._rewards is None:
+            raise UserError(
+                f"{self._where} has no feature {self._reward!r} with rewards; record with the hook lerobot, or "
+                f"give imitation.data.reward"
+            )
+        if self._chosen is not None:
+            raise UserError(
+                f"{self._where}: `only: interventions` reads samples without those that follow them, and a "
+                "trainer of rewards needs both; leave it out"
+            )
+        episodes, steps = self._windows.find(np.asarray(indices))
+        rows = self._first[episodes] + steps
+        return self._windows.rewards(
+            np.asarray(indices), self._rewards, rows, self._last[episodes], 1 if self._whole else self._chunk, discount
+        )
+
+    def _interventions(self, flags: Array, where: str) -> Array:
+        """Return the samples whose first row is flagged (bool [rows]). Raise UserError where there are none."""
+        samples = np.arange(len(self._windows))
+        episodes, steps = self._windows.find(samples)
+        chosen: Array = samples[flags[self._first[episodes] + steps]]
+        if not len(chosen):
+            raise UserError(
+                f"{where} has no sample that begins with an intervention ({INTERVENTION}), which is all that `only: "
+                "interventions` reads"
+            )
+        return chosen
 
     def data_statistics(self) -> Any:
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (

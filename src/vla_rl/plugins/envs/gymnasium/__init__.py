@@ -8,9 +8,11 @@ from typing import Any
 from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
+from vla_rl.plugins.envs.gymnasium.hil_settings import plugin as gym_hil
 from vla_rl.plugins.envs.gymnasium.settings import (
     STATES,
     CameraSettings,
+    InterventionSettings,
     Wrapper,
     bounds,
     check,
@@ -18,6 +20,7 @@ from vla_rl.plugins.envs.gymnasium.settings import (
     no_duplicates,
     no_limit,
     preflight,
+    rate,
     words,
 )
 from vla_rl.toolkit.envs.settings import Processes
@@ -45,6 +48,9 @@ class GymnasiumConfig:
     success: str = field(validator=words)
     """Criterion of success: the path of an entry of the environment's info, or `terminated` for an environment that
     terminates only when solved."""
+    interventions: InterventionSettings | None = None
+    """Info entries that tell when somebody takes over from the policy, of environments or wrappers with a takeover
+    device; `{}` for those of gym-hil; null: nobody can take over."""
     wrappers: tuple[Wrapper, ...] = ()
     """Gymnasium wrappers, innermost first."""
     max_steps: int | None = field(
@@ -59,16 +65,22 @@ class GymnasiumConfig:
     """Number of initial states (seeds) in the train split, 1 to 1,000,000."""
     eval_states: int = field(default=50, validator=[validators.ge(1), validators.le(STATES)])
     """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
+    control_hz: float | None = field(default=None, validator=rate)
+    """Actions a second in real time, above 0 and at most 1000, for robots and people; late ones are counted. null: as
+    fast as the environment goes."""
     deterministic: bool = True
     """Whether the same actions from the same seed give the same episode (`EnvInfo.deterministic`)."""
     processes: Processes = field(factory=Processes)
     """Processes of the env instances."""
 
 
-def build(config: GymnasiumConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.gymnasium.single_env import make_env
+__all__ = ["GymnasiumConfig", "gym_hil", "plugin"]
 
-    return make_env(config, context)
+
+def build(config: GymnasiumConfig, context: Context) -> Any:
+    from vla_rl.plugins.envs.gymnasium.single_env import make_envs
+
+    return make_envs(config, context)
 
 
 plugin = Plugin(

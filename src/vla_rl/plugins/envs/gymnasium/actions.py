@@ -40,6 +40,25 @@ class ActionLayout:
             target[keys[-1]] = part
         return action
 
+    def numbers(self, action: Any) -> Array:
+        """Return an action of the environment as the policy's numbers, float32 [A]: the inverse of `action`, not
+        clipped. Raise UserError for one that does not fit the space.
+        """
+        parts = []
+        for keys, box in self.parts:
+            part = action
+            try:
+                for key in keys:
+                    part = part[key]
+                parts.append(np.asarray(part, np.float32).reshape(box.shape).reshape(-1))
+            except (KeyError, IndexError, TypeError, ValueError) as exc:
+                place = "" if not keys else f" at {'.'.join(map(str, keys))}"
+                raise UserError(
+                    f"an action of a takeover does not fit the action space{place}: {action!r:.200} is not {box} "
+                    f"({type(exc).__name__}: {exc})"
+                ) from None
+        return np.concatenate(parts)
+
 
 def action_layout(space: Any, config: GymnasiumConfig) -> ActionLayout:
     """Return the layout of an action space. Raise UserError for actions that are not vectors of continuous numbers, and

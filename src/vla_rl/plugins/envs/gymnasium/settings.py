@@ -66,6 +66,23 @@ class Wrapper:
     """Keyword arguments of the wrapper."""
 
 
+@frozen(kw_only=True)
+class InterventionSettings:
+    """Entries of the info of every step that tell who acted."""
+
+    flag: str = "is_intervention"
+    """Path of the entry that is true where a person or an expert acted instead of the policy."""
+    action: str = "teleop_action"
+    """Path of the entry with the action that was executed, in the environment's units."""
+    source: Literal["person", "expert"] = "person"
+    """Who takes over: a person, or a scripted expert."""
+
+
+def rate(instance: Any, attribute: Any, control_hz: float | None) -> None:
+    if control_hz is not None and not 0 < control_hz <= 1000:
+        raise ValueError(f"{control_hz} actions a second; give a number above 0 and at most 1000")
+
+
 def words(instance: Any, attribute: Any, text: str) -> None:
     if not text.strip():
         raise ValueError("is empty; say in words what the policy shall do, or name what is meant")

@@ -12,23 +12,28 @@ from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
+from vla_rl.core.types import ActionSource, Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
+from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.rendering import FIXES, require
-from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
 """First seed of the train split; seeds of the eval split lie below."""
 
 
-def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
-    """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used."""
+def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | None = None) -> SubprocEnvs:
+    """Return the env instances of a spec. Raise UserError for an environment that does not exist or cannot be used.
+
+    Args:
+        make_env: factory of the instances; None: `GymnasiumEnv` with these settings.
+    """
     env = make(config)
     try:
         layout = action_layout(env.action_space, config)
@@ -52,15 +57,17 @@ def make_env(config: GymnasiumConfig, context: Context) -> SubprocEnvs:
         tasks=(task,),
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
+        takeovers=config.interventions is not None,
+        control_hz=config.control_hz,
     )
-    return SubprocEnvs(info, states, MakeGymnasiumEnv(config), context, config.processes)
+    return SubprocEnvs(info, states, make_env or MakeGymnasiumEnv(config), context, config.processes)
 
 
 def try_out(config: GymnasiumConfig) -> None:
     """Execute one action in a separate process. Raise UserError for what is wrong with the environment on this
     machine."""
     try:
-        env = make_env(evolve(config, processes=evolve(config.processes, apart=True)), Context())
+        env = make_envs(evolve(config, processes=evolve(config.processes, apart=True)), Context())
         try:
             one = np.zeros(1, np.int64)
             env.reset(one, one, one)
@@ -94,6 +101,7 @@ class GymnasiumEnv(SingleEnv):
         self._config = config
         self._env: Environment | None = None
         self._end: Outcome | None = None
+        self._real_time = RealTime(config.control_hz)
 
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines the initial state; both together determine all later random
@@ -112,16 +120,19 @@ class GymnasiumEnv(SingleEnv):
         self._env.unwrapped.np_random = generator(seed, purpose, state_id)
         self._generators = Generators(derived_seed(seed, purpose, state_id))
         self._end = None
+        self._real_time.restart()
 
     def step(self, action: Array) -> Outcome:
         if self._end is not None:
-            return self._end._replace(reward=0.0)
+            return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None, late=False)
         assert self._env is not None
+        late = self._real_time.wait()
         with self._generators.in_use():
             observation, reward, terminated, truncated, info = self._env.step(self._actions.action(action))
             self._observation = observation
         success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
-        outcome = Outcome(float(reward), success, bool(terminated), bool(truncated))
+        source, executed = self._takeover(info)
+        outcome = Outcome(float(reward), success, bool(terminated), bool(truncated), source, executed, late)
         if outcome.terminated or outcome.truncated:
             self._end = outcome
         return outcome
@@ -143,6 +154,17 @@ class GymnasiumEnv(SingleEnv):
                 return self._env.render()
         except gymnasium.error.DependencyNotInstalled as exc:
             raise UserError(f"{self._config.id} needs a package for pictures that is not installed: {exc}") from exc
+
+    def _takeover(self, info: dict[str, Any]) -> tuple[ActionSource, Array | None]:
+        """Return who chose the last action, and the action where it was not the policy."""
+        settings = self._config.interventions
+        try:
+            if settings is None or not entry(info, settings.flag):
+                return ActionSource.POLICY, None
+            executed = self._actions.numbers(entry(info, settings.action))
+        except NoEntry as exc:
+            raise UserError(f"interventions: the info of {self._config.id} has {exc}") from None
+        return ActionSource[settings.source.upper()], executed
 
     def _reported(self, info: dict[str, Any]) -> bool:
         try:

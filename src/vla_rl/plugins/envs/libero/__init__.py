@@ -8,6 +8,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.libero.checks import check, known_cameras, one_choice_of_tasks, preflight, state_count
+from vla_rl.plugins.envs.libero.plus import PlusConfig
 from vla_rl.toolkit.envs.settings import SharedProcesses
 
 
@@ -22,6 +23,8 @@ class LiberoConfig:
     """Tasks of `suite`, by official number or by name; null: all."""
     suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
     """Several suites, each with its tasks (null: all), instead of `suite` and `tasks`."""
+    plus: PlusConfig | None = None
+    """Variants of LIBERO-Plus, instead of `suite` or `suites`."""
     cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
     step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"

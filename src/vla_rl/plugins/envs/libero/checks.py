@@ -30,8 +30,13 @@ def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> 
 
 
 def one_choice_of_tasks(instance: Any, attribute: Any, suites: Mapping[str, Any] | None) -> None:
-    if (instance.suite is None) == (suites is None):
-        raise ValueError("give either suite (and tasks), or suites, such as {libero_spatial: [0, 3], libero_10: null}")
+    if [instance.suite, suites, instance.plus].count(None) != 2:
+        raise ValueError(
+            "give one of suite (and tasks), suites, such as {libero_spatial: [0, 3], libero_10: null}, and plus "
+            "(LIBERO-Plus), such as {dimensions: [camera], sample: 100}"
+        )
+    if instance.plus is not None and instance.tasks is not None:
+        raise ValueError("tasks belong to suite; plus selects by suites, dimensions and levels")
     if suites is not None and (instance.tasks is not None or not suites):
         raise ValueError("names the tasks of each suite itself; leave tasks out, and name at least one suite")
 
@@ -45,6 +50,16 @@ def check(config: Any, context: Context) -> None:
     """Raise UserError for suites and tasks that the installed package does not have."""
     from vla_rl.plugins.envs.libero.suites import Suite
 
+    if config.plus is not None:
+        from vla_rl.plugins.envs.libero.plus import SUITES
+        from vla_rl.plugins.envs.libero.plus.variants import selected
+        from vla_rl.plugins.envs.libero.plus_files import require_files
+
+        with at("plus"):
+            require_files(selected(config.plus))
+            for name in config.plus.suites or SUITES:
+                Suite(name)
+        return
     with at("suite" if config.suites is None else "suites"):
         suites = {name: Suite(name) for name in config.suites or (config.suite,)}
     for name, suite in suites.items():

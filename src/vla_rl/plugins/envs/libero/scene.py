@@ -21,6 +21,7 @@ import numpy as np
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.checks import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
+from vla_rl.plugins.envs.libero.start_changes import UNCHANGED, StartChanges
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 from vla_rl.toolkit.envs.rendering import mujoco_error
 
@@ -50,10 +51,13 @@ try:
 
         from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
         from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
+        from vla_rl.plugins.envs.libero.plus.camera import camera_pose
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
 
+MOVED_CAMERA = CAMERAS["agentview"]
+"""Camera that LIBERO-Plus moves."""
 XYZW = [1, 2, 3, 0]
 """Index that reorders quaternions from MuJoCo's order (w first) to robosuite's (w last)."""
 NO_MOTION = np.array([0.0] * 6 + [-1.0])
@@ -139,6 +143,10 @@ class LiberoScene:
         self._data = self._env.sim.data._data
         if fast_render:
             self._model.mat_reflectance[:] = 0
+        self._joints = np.array(self._robot.init_qpos)
+        self._camera_pose = self._loaded_camera()
+        number = self._camera_pose[0]
+        self._own_view = self._model.cam_pos[number].copy(), self._model.cam_quat[number].copy()
         self._fixtures = [self._loaded_pose(fixture.root_body) for fixture in self._env.fixtures_dict.values()]
         self._site_colours = self._model.site_rgba.copy()
         self._env.sim.reset = self._reset_simulator
@@ -169,6 +177,20 @@ class LiberoScene:
         position = np.array((element.get("pos") or "0 0 0").split(), np.float64)
         orientation = np.array((element.get("quat") or "1 0 0 0").split(), np.float64)
         return self._env.sim.model.body_name2id(body), position, orientation
+
+    def _loaded_camera(self) -> tuple[int, Array, Array]:
+        """Return number, position and orientation of the moved camera as its model file gives them, before MuJoCo
+        normalises the orientation."""
+        element = self._env.model.root.find(f".//camera[@name='{MOVED_CAMERA}']")
+        position, orientation = (np.array(element.get(key).split(), np.float64) for key in ("pos", "quat"))
+        return self._model.camera(MOVED_CAMERA).id, position, orientation
+
+    def _look_from(self, view: tuple[int, ...] | None) -> None:
+        """Move the camera as LIBERO-Plus's variant says, or put it back (None)."""
+        number, position, orientation = self._camera_pose
+        pose = self._own_view if view is None else camera_pose(position, orientation, view)
+        self._model.cam_pos[number] = pose[0]
+        self._model.cam_quat[number] = pose[1]
 
     def _reset_simulator(self) -> None:
         """Reset model and data to exactly what loading the model again would give.
@@ -217,18 +239,20 @@ class LiberoScene:
         bodies = [self._env.obj_body_id[name] for name in self._env.objects_dict]
         return np.array(self._data.xpos[bodies, :2])
 
-    def place(self, seed: int, state: Array | None, settle_steps: int) -> None:
-        """Start an episode: placements drawn with `seed`; then, if given, the movable objects as in `state` (float64,
-        flattened simulator state); then settling steps. A repeated start comes from a cache and costs next to
-        nothing."""
-        self._loop.load(
-            self._start(seed, None if state is None else np.asarray(state, np.float64).tobytes(), settle_steps)
-        )
+    def place(self, seed: int, state: Array | None, settle_steps: int, changes: StartChanges = UNCHANGED) -> None:
+        """Start an episode: placements drawn with `seed`; then, if given, the robot and the movable objects as in
+        `state` (float64, flattened simulator state); then settling steps. A repeated start comes from a cache and costs
+        next to nothing."""
+        flat = None if state is None else np.asarray(state, np.float64).tobytes()
+        self._loop.load(self._start(seed, flat, settle_steps, changes))
 
-    def _started(self, seed: int, state: bytes | None, settle_steps: int) -> SavedStep:
-        self._loop.load(self._draw(seed))
+    def _started(self, seed: int, state: bytes | None, settle_steps: int, changes: StartChanges) -> SavedStep:
+        self._loop.load(self._draw(seed, changes.joints))
+        self._look_from(changes.view)
         if state is not None:
             self._env.sim.set_state_from_flattened(np.frombuffer(state))
+        if changes.keep_joints:
+            self._data.qpos[self._robot._ref_joint_pos_indexes] = changes.joints
         self._env.sim.forward()
         self._env._check_success()
         self._env._post_process()
@@ -237,8 +261,9 @@ class LiberoScene:
             self.step(NO_MOTION)
         return self._loop.save()
 
-    def _drawn(self, seed: int) -> SavedStep:
-        """Run robosuite's own reset, which places what the task does not fix."""
+    def _drawn(self, seed: int, joints: tuple[float, ...] | None) -> SavedStep:
+        """Run robosuite's own reset, which places the arm, and what the task does not fix."""
+        self._robot.init_qpos = self._joints if joints is None else np.array(joints)
         with seeded(seed):
             while True:
                 try:

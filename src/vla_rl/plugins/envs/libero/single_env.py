@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
+from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
+from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, remarks, selected, variant_of
+from vla_rl.plugins.envs.libero.plus_files import has_own_scene, initial_state, instruction, joint_angles, task_file
 from vla_rl.plugins.envs.libero.scenes import SceneCache
+from vla_rl.plugins.envs.libero.start_changes import StartChanges
 from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -27,30 +32,38 @@ IDS_PER_SUITE, IDS_PER_TASK, FIRST_TRAIN = 1_000_000, 1000, 500
 to 999 for drawn ones."""
 TRIES = 10
 """Number of draws from which a train state is chosen."""
+NOISY_CAMERA = "agentview"
+"""Camera to which LIBERO-Plus adds sensor noise."""
 DIFFERENT = 1e-3
 """Least distance of a train state from every official state: metres, summed over all objects."""
 
 
+def tasks_of_suites(config: LiberoConfig) -> Mapping[str, Sequence[int | str] | None]:
+    """Return suite -> numbers or names of its tasks in this run, None for all."""
+    if config.plus is not None:
+        return dict.fromkeys(config.plus.suites or PLUS_SUITES)
+    return config.suites or {config.suite or "": config.tasks}
+
+
 def suite_numbers(config: LiberoConfig) -> dict[str, int]:
     """Return name -> number of the suites of a run; official suites always have the same number."""
-    names = [config.suite] if config.suites is None else list(config.suites)
-    others = sorted(name for name in names if name is not None and name not in OFFICIAL_SUITES)
+    names = list(tasks_of_suites(config))
+    others = sorted(name for name in names if name not in OFFICIAL_SUITES)
     return {
         name: OFFICIAL_SUITES.index(name) if name in OFFICIAL_SUITES else len(OFFICIAL_SUITES) + others.index(name)
         for name in names
-        if name is not None
     }
 
 
 def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
     """Return the env instances of a spec. Raise UserError for a suite or a task that does not exist."""
     os.environ.setdefault("MUJOCO_GL", "egl")
-    tasks_of_suite = config.suites or {config.suite or "": config.tasks}
     numbers = suite_numbers(config)
     tasks: list[TaskInfo] = []
     states: dict[str, list[ResetState]] = {"train": [], "eval": []}
-    for name, chosen in tasks_of_suite.items():
-        suite = Suite(name)
+    suites = {name: Suite(name) for name in numbers}
+    for name, chosen in tasks_of_suites(config).items():
+        suite = suites[name]
         for task in suite.select(chosen):
             limit = suite.max_steps(config.step_limits)
             tasks.append(TaskInfo(name=task.name, instruction=task.instruction, max_steps=limit))
@@ -61,6 +74,12 @@ def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
                 drawn = range(first + FIRST_TRAIN, first + FIRST_TRAIN + config.train_states)
             states["eval"] += [ResetState(id=i, task=task.name) for i in official]
             states["train"] += [ResetState(id=i, task=task.name) for i in drawn]
+    plus_notes: tuple[str, ...] = ()
+    if config.plus is not None:
+        variants = selected(config.plus)
+        plus_notes = remarks(config.plus)
+        states["eval"] = [ResetState(id=variant.state_id, task=variant.task_name) for variant in variants]
+        tasks += [variant_task(variant, suites[variant.suite], config) for variant in variants]
     notes = {
         "train_states: official: training starts from the evaluation states": config.train_states == "official",
         "fast_render: no reflections, simpler meshes: other pixels than the official simulator's": config.fast_render,
@@ -72,10 +91,22 @@ def make_env(config: LiberoConfig, context: Context) -> SubprocEnvs:
         action_low=(-1.0,) * ACTION_DIM,
         action_high=(1.0,) * ACTION_DIM,
         tasks=tuple(tasks),
-        notes=tuple(note for note, holds in notes.items() if holds),
+        notes=tuple(note for note, holds in notes.items() if holds) + plus_notes,
     )
     return SubprocEnvs(
         info, states, MakeLiberoEnv(SceneCache(config, context.device), config), context, config.processes
+    )
+
+
+def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskInfo:
+    """Return the task of a LIBERO-Plus variant."""
+    assert config.plus is not None
+    (base,) = suite.select([variant.base])
+    return TaskInfo(
+        name=variant.task_name,
+        instruction=instruction(variant, base.instruction, config.plus.instructions == "official"),
+        max_steps=suite.max_steps(config.step_limits),
+        categories=variant.categories,
     )
 
 
@@ -98,7 +129,9 @@ class LiberoEnv(SingleEnv):
         self._number = number
         self._scenes = scenes
         self._config = config
+        self._keep_joints = config.plus is not None and config.plus.robot_states == "perturbed"
         self._expert: Expert | None = None
+        self._variant: Variant | None = None
 
     @property
     def _scene(self) -> Any:
@@ -111,6 +144,12 @@ class LiberoEnv(SingleEnv):
 
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines everything; `seed` has no effect."""
+        self._state_id = state_id
+        self._steps = 0
+        self._variant = None
+        if state_id >= FIRST_VARIANT:
+            self._reset_variant(state_id)
+            return
         number, within = divmod(state_id, IDS_PER_SUITE)
         index, state = divmod(within, IDS_PER_TASK)
         self._suite = self._suites[number]
@@ -121,8 +160,23 @@ class LiberoEnv(SingleEnv):
         else:
             scene.place(self._drawn(state_id), None, self._config.settle_steps)
 
+    def _reset_variant(self, state_id: int) -> None:
+        self._variant = variant = variant_of(state_id)
+        self._suite = self._suites[OFFICIAL_SUITES.index(variant.suite)]
+        self._expert = None
+        (base,) = self._suite.select([variant.base])
+        task = evolve(base, bddl_file=str(task_file(variant))) if has_own_scene(variant) else base
+        changes = StartChanges(
+            view=variant.view,
+            joints=joint_angles(variant.robot) if variant.robot else None,
+            keep_joints=variant.robot > 0 and self._keep_joints,
+        )
+        state = initial_state(variant, self._suite, base.index)
+        self._scenes.begin(self._number, task).place(0, state, self._config.settle_steps, changes)
+
     def step(self, action: Array) -> Outcome:
         scene = self._scene
+        self._steps += 1
         if self._expert is not None:
             self._expert.act(scene.observation)  # the expert tracks the executed actions
         reward, success = scene.step(np.asarray(action, np.float64))
@@ -130,7 +184,18 @@ class LiberoEnv(SingleEnv):
 
     def render(self) -> View:
         scene = self._scene
-        return View(scene.images(), scene.state())
+        images = scene.images()
+        if self._variant is not None and self._variant.noise and NOISY_CAMERA in images:
+            images[NOISY_CAMERA] = self._noisy(images[NOISY_CAMERA], self._variant.noise)
+        return View(images, scene.state())
+
+    def _noisy(self, image: Array, noise: int) -> Array:
+        """Return an image with sensor noise, which the official code adds before the image is turned upright. Its
+        random numbers belong to the state and the step."""
+        from vla_rl.plugins.envs.libero.plus.noise import noisy
+
+        seed = derived_seed(0, "libero_plus/noise", self._state_id, self._steps) % 2**32
+        return noisy(image[::-1, ::-1], noise, np.random.RandomState(seed))[::-1, ::-1]
 
     def expert_chunk(self, length: int) -> Array:
         """Return the actions that the closed-loop expert takes in the next steps if nothing disturbs it."""

@@ -21,8 +21,8 @@ from vla_rl.core.types import Array
 
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 """State components that the future depends on, the solver's warm start included."""
-CHANGING = ("body_pos", "body_quat", "site_rgba")
-"""Model arrays that resets and steps change: fixtures are placed, burners light up."""
+CHANGING = ("body_pos", "body_quat", "site_rgba", "cam_pos", "cam_quat")
+"""Model arrays that resets and steps change: fixtures are placed, burners light up, LIBERO-Plus moves a camera."""
 LASTING = ("sim", "update")
 """Attributes of a controller that refer to its simulator and are not saved."""
 ALL_BUT_SOLVER = mujoco.mjtStage.mjSTAGE_VEL

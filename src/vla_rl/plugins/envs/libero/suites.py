@@ -94,7 +94,7 @@ class Suite:
         """Return a task. Its instruction is the name of its file, as models are trained and evaluated on it; in
         LIBERO-PRO's reworded suites it is the file's `:language`, as in LIBERO-PRO's own evaluation."""
         reworded = self.name.endswith(REWORDED)
-        instruction = _language(file) if reworded else task.language
+        instruction = language(file) if reworded else task.language
         return LiberoTask(index=index, name=task.name, instruction=instruction, bddl_file=str(file))
 
     def select(self, requested: Sequence[int | str] | None) -> tuple[LiberoTask, ...]:
@@ -126,15 +126,8 @@ class Suite:
         try:
             return np.asarray(self._benchmark.get_task_init_states(index))
         except pickle.UnpicklingError:  # the original package's torch.load refuses its own files since torch 2.6
-            import torch
-
             task = self._tasks[index]
-            file = self._init_states / task.problem_folder / task.init_states_file
-            rebuild = np.zeros(0).__reduce__()[0]
-            names: list[Any] = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
-            kinds: list[Any] = [np.ndarray, np.dtype, type(np.dtype("f8")), type(np.dtype("f4")), codecs.encode]
-            with torch.serialization.safe_globals([*names, *kinds]):
-                return np.asarray(torch.load(file, weights_only=True))
+            return load_states(self._init_states / task.problem_folder / task.init_states_file)
 
     def max_steps(self, limits: str) -> int:
         """Return the step limit of "openvla-oft" or "simplevla". Variants of a suite (`libero_goal_...`) have the
@@ -145,9 +138,20 @@ class Suite:
         return matching[0] if matching else max(STEP_LIMITS.values())
 
 
-def _language(file: Path) -> str:
+def load_states(file: Path) -> Array:
+    """Return the simulator states in a file of the original packages, float64, without executing what it contains."""
+    import torch
+
+    rebuild = np.zeros(0).__reduce__()[0]
+    names: list[Any] = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    kinds: list[Any] = [np.ndarray, np.dtype, type(np.dtype("f8")), type(np.dtype("f4")), codecs.encode]
+    with torch.serialization.safe_globals([*names, *kinds]):
+        return np.asarray(torch.load(file, weights_only=True))
+
+
+def language(file: Path) -> str:
     """Return the instruction in a task's file (`:language`), in lower case, as LIBERO reads it."""
     match = re.search(r"\(:language\s+([^)]*)\)", file.read_text(encoding="utf-8").lower()) if file.is_file() else None
     if match is None:
-        raise UserError(f"no (:language ...) in {file}, which is to hold the instruction of a LIBERO-PRO task")
+        raise UserError(f"no (:language ...) in {file}, which is to hold the task's instruction")
     return " ".join(match[1].split())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import converters, field, frozen
+from attrs import validators as v
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.envs.robotwin import checks
@@ -32,9 +33,17 @@ class RobotwinConfig:
     """RoboTwin's task settings: a name (demo_clean, demo_randomized), a .yml file, or the settings themselves."""
     cameras: tuple[str, ...] = field(default=("head", "left_wrist", "right_wrist"), validator=checks.known_cameras)
     """Cameras, in the order in which a model sees them. `task_config` sets their size: 240 x 320 with its D435."""
+    image_height: int | None = field(default=None, validator=v.optional([v.ge(16), v.le(1080)]))
+    """Height of images in pixels, 16 to 1080, with the camera's aspect and angle of view; null: the camera's own. Small
+    images save a CPU most of a step."""
     render: Literal["ray", "raster"] = "ray"
     """Renderer. `ray`: RoboTwin's ray tracing, which needs an NVIDIA GPU; `raster`: SAPIEN's rasteriser, which also
     runs on a CPU. Images differ, so a policy needs the one that it was trained with."""
+    shadows: bool = True
+    """Draw shadows. Without them a CPU takes a quarter of the time for an image, and pixels differ."""
+    control: Literal["joints", "end_effector"] = "joints"
+    """Action. `joints`: 14 joint targets; `end_effector`: 16 numbers, for each arm position [m] and quaternion
+    (w, x, y, z) of the hand in the world, and the gripper; a motion is planned to each."""
     seeds: Seeds = field(factory=Seeds)
     """Scenes of training and evaluation, and the treatment of seeds that do not work."""
     instruction_type: Literal["seen", "unseen"] = "seen"
@@ -64,5 +73,5 @@ plugin = Plugin(
     preflight=checks.preflight,
     check=checks.check,
     lacks=checks.lacks,
-    action_dim=lambda config: checks.ACTION_DIM,
+    action_dim=lambda config: checks.ACTION_DIMS[config.control],
 )

@@ -13,8 +13,9 @@ from vla_rl.plugins.envs.robotwin.seeds import SeedBook, absolute
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.toolkit.envs.settings import Processes
 
-ACTION_DIM = STATE_DIM = 14
-"""Number of action and state dimensions: left arm 6, left gripper, right arm 6, right gripper."""
+STATE_DIM = 14
+"""Number of state dimensions: left arm 6, left gripper, right arm 6, right gripper."""
+ACTION_DIMS = {"joints": STATE_DIM, "end_effector": 16}
 CAMERAS = {"head": "head_camera", "left_wrist": "left_camera", "right_wrist": "right_camera"}
 """Camera name in specs and observations -> name in the simulator."""
 CAMERA_SIZES = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}
@@ -24,7 +25,8 @@ ASSET_VARIABLES = ("ROBOTWIN_ASSETS_ROOT", "ASSETS_PATH")
 DOWNLOAD = (
     "download them (data set TianxingChen/RoboTwin2.0: background_texture.zip, embodiments.zip, objects.zip) with "
     "`robotwin-download-assets --output FOLDER` of the runtime wheel, or `_download_assets.sh` of a checkout, and "
-    "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT"
+    "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT; tasks of blocks run with a robot of boxes, which "
+    "tools/robotwin_assets.py of a clone of vla-rl writes"
 )
 
 
@@ -65,8 +67,11 @@ def processes_apart(instance: Any, attribute: Any, processes: Processes) -> None
         raise ValueError("apart: false does not work: RoboTwin changes the working directory of an env's process")
 
 
-def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return camera -> height and width, as the task's settings have it. Raise UserError for an unknown camera type."""
+def camera_sizes(
+    cameras: tuple[str, ...], settings: Mapping[str, Any], image_height: int | None
+) -> dict[str, tuple[int, int]]:
+    """Return camera -> height and width of its images, as the task's settings and `image_height` have them. Raise
+    UserError for an unknown camera type."""
     types = settings.get("camera") or {}
     sizes = {}
     for name in cameras:
@@ -74,8 +79,14 @@ def camera_sizes(cameras: tuple[str, ...], settings: Mapping[str, Any]) -> dict[
         if kind not in CAMERA_SIZES:
             near = did_you_mean(kind, CAMERA_SIZES)
             raise UserError(f"task_config: no camera type {kind!r}{near}\n  types: {', '.join(CAMERA_SIZES)}")
-        sizes[name] = CAMERA_SIZES[kind]
+        sizes[name] = scaled(CAMERA_SIZES[kind], image_height)
     return sizes
+
+
+def scaled(size: tuple[int, int], image_height: int | None) -> tuple[int, int]:
+    """Return height and width of a camera's images in another height; None: its own."""
+    height, width = size
+    return size if image_height is None else (image_height, round(image_height * width / height))
 
 
 def asset_root(config: Any) -> Path:

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.checks import CAMERAS
+from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, joint_targets, solve
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
-from vla_rl.plugins.envs.robotwin.quiet import quiet
+from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 
@@ -38,19 +41,28 @@ class RobotwinEnv(SingleEnv):
         self._name = ""
         self._task: Any = None
         self._arguments: dict[str, Any] = {}
-        self._things: dict[tuple[str, int], dict[str, str] | None] = {}
+        self._solutions: dict[tuple[str, int], Solution | None] = {}
+        """(Task, seed) -> the expert's solution, of the scenes that it has played; None: it failed."""
         self._scenes = 0
+        self._seed = 0
+        self._executed = 0
+        """Actions of the episode."""
 
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines everything, the wording too; `seed` has no effect."""
         with quiet():
             self._enter(self._book.task(state_id))
             self._place(state_id)
+        self._executed = 0
 
     def step(self, action: Array) -> Outcome:
         """Execute an action. After success the robot moves no more: RoboTwin ignores further actions."""
         with quiet():
-            self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
+            if self._robotwin.config.control == "joints":
+                self._task.take_action(np.asarray(action, np.float64), action_type="qpos")
+            else:
+                move_to_poses(self._task, action)
+        self._executed += 1
         solved = bool(self._task.eval_success)
         return Outcome(float(solved), solved, terminated=solved)
 
@@ -61,6 +73,26 @@ class RobotwinEnv(SingleEnv):
         images = {name: np.ascontiguousarray(cameras[CAMERAS[name]]["rgb"]) for name in self._robotwin.config.cameras}
         state = np.asarray(obs["joint_action"]["vector"], np.float32)
         return View(images, state, self._task.get_instruction())
+
+    def expert_chunk(self, length: int) -> Array:
+        """Return the next targets of the expert's solution of the scene, by the number of actions that were executed;
+        where the expert cannot solve it, the targets that the joints have."""
+        if self._robotwin.config.control != "joints":
+            raise NotOffered(JOINTS_ONLY)
+        key = self._name, self._seed
+        with quiet(), kept_randomness():
+            if key not in self._solutions:
+                scene = self._robotwin.task(self._name)
+                try:
+                    self._solutions[key] = solve(self._robotwin, scene, *key)
+                finally:
+                    scene.close_env()
+        solution = self._solutions[key]
+        if solution is None:
+            low, high = self._robotwin.joint_bounds()
+            targets = np.clip(joint_targets(self._task.robot), np.float32(low), np.float32(high))
+            return np.tile(targets, (length, 1))
+        return solution.chunk(self._executed, length)
 
     def close(self) -> None:
         if self._task is not None:
@@ -85,8 +117,8 @@ class RobotwinEnv(SingleEnv):
         unstable, tried = self._robotwin.unstable_error(), []
         for seed in self._book.candidates(state_id):
             tried.append(seed)
-            things = self._expert_solves(seed, unstable) if check else {}
-            if things is None:
+            solution = self._solve(seed) if check else None
+            if check and solution is None:
                 continue
             try:
                 self._set_up(seed)
@@ -97,34 +129,30 @@ class RobotwinEnv(SingleEnv):
             raise self._book.no_seed_works(
                 state_id, tried, "things do not come to rest, or the expert does not solve it"
             )
+        self._seed = seed
         self._task.step_lim = NO_LIMIT
         text = self._robotwin.full_description(self._name)
-        if things:
-            text = self._robotwin.instruction(self._name, things, derived_seed(0, "robotwin/instruction", state_id))
+        if solution is not None and solution.things:
+            text = self._robotwin.instruction(
+                self._name, solution.things, derived_seed(0, "robotwin/instruction", state_id)
+            )
         self._task.set_instruction(instruction=text)
 
     def _set_up(self, seed: int) -> None:
+        self._close_scene()
+        self._task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._arguments)
+
+    def _close_scene(self) -> None:
+        """Close the task's scene, if it has one, and now and then RoboTwin's caches."""
         if self._scenes:
             often = max(1, int(self._arguments["clear_cache_freq"]))
             self._task.close_env(clear_cache=self._scenes % often == 0)
         self._scenes += 1
-        self._task.setup_demo(now_ep_num=seed, seed=seed, is_test=True, **self._arguments)
 
-    def _expert_solves(self, seed: int, unstable: type[Exception]) -> dict[str, str] | None:
-        """Return the objects of the scene that the expert's solution reports, placeholder -> object; None when it did
-        not solve the scene."""
+    def _solve(self, seed: int) -> Solution | None:
+        """Return the expert's solution of a scene, which it plays with this task object."""
         key = self._name, seed
-        if key not in self._things:
-            try:
-                self._set_up(seed)
-                self._things[key] = self._run_expert()
-            except unstable:
-                self._things[key] = None
-        return self._things[key]
-
-    def _run_expert(self) -> dict[str, str] | None:
-        try:
-            info = self._task.play_once()
-        except Exception:  # planners fail in many ways; RoboTwin's evaluation counts all as a bad seed
-            return None
-        return dict(info["info"]) if self._task.plan_success and self._task.check_success() else None
+        if key not in self._solutions:
+            self._close_scene()
+            self._solutions[key] = solve(self._robotwin, self._task, *key)
+        return self._solutions[key]

@@ -14,9 +14,6 @@ from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names
 from vla_rl.plugins.envs.robotwin.vector import VectorRobotwin
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
-GRIPPER = (0.0, 1.0)
-"""Bounds of a gripper: 0 is closed, 1 open."""
-
 
 def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     """Return the simulator. Raise UserError when there is no RoboTwin, no assets, or when the settings ask for
@@ -24,14 +21,13 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
     robotwin = find_installation(config)
     tasks = task_names(config.tasks)
     book = SeedBook(config.seeds, tasks)
-    cameras = camera_sizes(config.cameras, robotwin.settings)
-    left, right = robotwin.joint_bounds()
-    bounds = [*left, GRIPPER, *right, GRIPPER]
+    cameras = camera_sizes(config.cameras, robotwin.settings, config.image_height)
+    action_low, action_high = robotwin.action_bounds()
     info = EnvInfo(
         cameras=cameras,
         state_dim=STATE_DIM,
-        action_low=tuple(low for low, _ in bounds),
-        action_high=tuple(high for _, high in bounds),
+        action_low=action_low,
+        action_high=action_high,
         tasks=tuple(
             TaskInfo(
                 name=task,
@@ -42,7 +38,7 @@ def make_env(config: RobotwinConfig, context: Context) -> SimEnv:
             for task in tasks
         ),
         notes=_notes(config, robotwin),
-        chunk_is_one_motion=robotwin.api == "vector",
+        chunk_is_one_motion=robotwin.api == "vector" and config.control == "joints",
     )
     if robotwin.api == "classic":
         states = {split: book.states(split) for split in SPLITS}
@@ -56,6 +52,8 @@ def _notes(config: RobotwinConfig, robotwin: Installation) -> tuple[str, ...]:
     named = config.task_config if isinstance(config.task_config, str) else "settings of the spec"
     notes = [f"RoboTwin's {robotwin.api} API, task_config: {named}, instructions: {config.instruction_type}"]
     notes.append("images are ray-traced" if config.render == "ray" else "images are rasterised, not ray-traced")
+    if not config.shadows:
+        notes.append("images have no shadows")
     for split in SPLITS:
         file = getattr(config.seeds, split)
         source = f"from {file.name}" if file else f"from {100_000 * (1 + SPLITS.index(split))} on"

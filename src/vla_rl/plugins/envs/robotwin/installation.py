@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import re
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from importlib import metadata
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -20,8 +23,10 @@ from attrs import field, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
+from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
 from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
+from vla_rl.plugins.envs.robotwin.tasks import task_names
 from vla_rl.toolkit.json_files import read_record
 
 NO_LIMIT = 10**9
@@ -30,6 +35,12 @@ would."""
 ARM_JOINTS = 6
 UNLIMITED = (-10.0, 10.0)
 """Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
+OBJECT = re.compile(r"[\"'](\d{3}_[A-Za-z0-9_-]+)[\"']")
+"""An object's folder, such as "020_hammer", in the source of a task."""
+CALLED = {"vector": ("play_once", "gen_sparse_reward_data"), "classic": ("play_once", "take_action")}
+"""Methods of `Base_Task` that an API needs."""
+GRIPPER = (0.0, 1.0)
+"""Bounds of a gripper: 0 is closed, 1 open."""
 WHERE = (
     "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
     "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
@@ -59,12 +70,12 @@ class Installation:
 
     def vector_env(self) -> Any:
         """Return the class `VectorEnv`."""
-        prepare(self.package, self.config.render)
+        prepare(self.package, self.config)
         return importlib.import_module("robotwin.envs.vector_env").VectorEnv
 
     def task(self, name: str) -> Any:
         """Return a task object, before `setup_demo`."""
-        prepare(self.package, self.config.render)
+        prepare(self.package, self.config)
         return getattr(importlib.import_module(f"{self.package}.{name}"), name)()
 
     def unstable_error(self) -> type[Exception]:
@@ -132,13 +143,21 @@ class Installation:
             robots[side] = folder, config
         return robots
 
-    def joint_bounds(self) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-        """Return the bounds [rad] of the six joints of the left and of the right arm, from the robots' URDF."""
-        sides = []
+    def action_bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the lowest and the highest action."""
+        if self.config.control == "end_effector":
+            return tuple(low for low, _ in BOUNDS), tuple(high for _, high in BOUNDS)
+        return self.joint_bounds()
+
+    def joint_bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the lowest and the highest joint targets: of joints [rad] from the robots' URDF, of grippers 0
+        (closed) and 1 (open)."""
+        bounds = []
         for index, (folder, config) in enumerate(self.robots().values()):
             limits = joint_limits(folder / config["urdf_path"])
-            sides.append([limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]])
-        return sides[0], sides[1]
+            bounds += [limits.get(joint, UNLIMITED) for joint in config["arm_joints_name"][index]]
+            bounds.append(GRIPPER)
+        return tuple(low for low, _ in bounds), tuple(high for _, high in bounds)
 
     @property
     def _plans_with_mplib(self) -> bool:
@@ -205,7 +224,9 @@ def find_installation(config: RobotwinConfig) -> Installation:
             "  vector: the runtime wheel, or a checkout of the branch RLinf_support; classic: a checkout"
         )
     package, root = available[api]
+    check_version(api, root)
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
+    check_objects(task_names(config.tasks), root, assets)
     settings = _settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
@@ -221,6 +242,51 @@ def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], 
     if tasks is not None and (tasks / "_base_task.py").is_file():
         apis["classic"] = ("envs", tasks.parent)
     return apis
+
+
+def check_version(api: Literal["vector", "classic"], root: Path | None) -> None:
+    """Raise UserError for a RoboTwin of another version, whose base task lacks what the plugin calls; the message names
+    the version."""
+    package = root if root is not None else _package("robotwin")
+    file = package / "envs" / "_base_task.py" if package is not None else None
+    text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+    missing = [name for name in CALLED[api] if not re.search(rf"^    def {name}\(", text, flags=re.MULTILINE)]
+    if missing:
+        raise UserError(
+            f"this RoboTwin ({version(root)}) is of a version that the plugin does not know: its _base_task.py has no "
+            f"{', '.join(missing)}\n  known: the runtime wheel 0.1.3; branches RLinf_support (0008ae6), main "
+            "(cf47ab5), stable_2.0 (13c3c47)"
+        )
+
+
+def check_objects(tasks: Iterable[str], root: Path | None, assets: Path) -> None:
+    """Raise UserError for a task with objects that are not among the assets. RoboTwin only prints their names."""
+    package = root if root is not None else _package("robotwin")
+    for task in tasks:
+        file = package / "envs" / f"{task}.py" if package is not None else None
+        text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+        needed = sorted(set(OBJECT.findall(text)))
+        missing = [name for name in needed if not (assets / "assets" / "objects" / name).is_dir()]
+        if missing:
+            raise UserError(
+                f"task {task} needs objects that are not in {assets / 'assets' / 'objects'}: {', '.join(missing)}\n"
+                f"  {DOWNLOAD}"
+            )
+
+
+def version(root: Path | None) -> str:
+    """Return a name of the version: of the wheel, or of the checkout's commit."""
+    if root is None:
+        try:
+            return f"rlinf-robotwin-runtime {metadata.version('rlinf-robotwin-runtime')}"
+        except metadata.PackageNotFoundError:
+            return "runtime wheel of unknown version"
+    command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except OSError:
+        return f"{root}, commit unknown"
+    return f"{root}, commit {done.stdout.strip() or 'unknown'}"
 
 
 def joint_limits(urdf: Path) -> dict[str, tuple[float, float]]:

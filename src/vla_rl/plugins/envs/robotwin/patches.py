@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from vla_rl.plugins.envs.robotwin import RobotwinConfig
+from vla_rl.plugins.envs.robotwin.checks import scaled
 from vla_rl.plugins.envs.robotwin.quiet import NullStream, quiet
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
@@ -26,22 +28,26 @@ UNUSED_PACKAGE = "open3d"
 """Imported by RoboTwin's camera module for point clouds, which are never asked for here; 400 MB."""
 
 
-def prepare(package: str, render: str) -> None:
+def prepare(package: str, config: RobotwinConfig) -> None:
     """Load RoboTwin's base modules quietly, and change what has to be changed. Safe to call again.
 
     Args:
         package: of the tasks, "robotwin.envs" or "envs".
-        render: `raster` replaces ray tracing, which no setting of RoboTwin turns off.
+        config: its `render`, `shadows` and `image_height`, for which RoboTwin has no settings.
     """
     if UNUSED_PACKAGE not in sys.modules and find_spec(UNUSED_PACKAGE) is None:
         sys.modules[UNUSED_PACKAGE] = module_from_spec(ModuleSpec(UNUSED_PACKAGE, None))
-    if render == "raster":
+    if config.render == "raster":
         rasterise()
     with (
         quiet(),
         redirect_stderr(NullStream()),
     ):  # without cuRobo its import prints a traceback
         planner = importlib.import_module(f"{package}.robot.planner")
+        base = importlib.import_module(f"{package}._base_task")
+        camera = importlib.import_module(f"{package}.camera.camera")
+    set_shadows(base, config.shadows)
+    set_image_height(camera, config.image_height)
     plan_with_all_joints(planner)
     silence_planner()
 
@@ -63,6 +69,42 @@ def rasterise() -> None:
     render.set_camera_shader_dir = set_camera_shader_dir
     for setting in ("samples_per_pixel", "path_depth", "denoiser"):
         setattr(render, f"set_ray_tracing_{setting}", lambda value: None)
+
+
+def set_shadows(base: ModuleType, shadows: bool) -> None:
+    """Make lights cast shadows or none. RoboTwin's `setup_scene` has the argument, which none of its callers give."""
+    task = base.Base_Task
+    original = vars(task).get("setup_scene_with_shadow") or task.setup_scene
+    task.setup_scene_with_shadow = original
+
+    @wraps(original)
+    def setup_scene(self: Any, **kwargs: Any) -> None:
+        original(self, **{"shadow": shadows} | kwargs)
+
+    task.setup_scene = setup_scene
+
+
+def set_image_height(module: ModuleType, image_height: int | None) -> None:
+    """Make cameras draw images of this height, with their aspect and angle of view; None: of their own size."""
+    camera = module.Camera
+    original = vars(camera).get("load_camera_in_size") or camera.load_camera
+    camera.load_camera_in_size = original
+
+    @wraps(original)
+    def load_camera(self: Any, scene: Any) -> None:
+        add_camera = scene.add_camera
+
+        def add_scaled(*, height: int, width: int, **kwargs: Any) -> Any:
+            height, width = scaled((height, width), image_height)
+            return add_camera(height=height, width=width, **kwargs)
+
+        scene.add_camera = add_scaled
+        try:
+            original(self, scene)
+        finally:
+            del scene.add_camera
+
+    camera.load_camera = load_camera
 
 
 def plan_with_all_joints(planner: ModuleType) -> None:

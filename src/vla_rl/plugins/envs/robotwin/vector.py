@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
+from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, solve
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -40,6 +42,9 @@ class VectorRobotwin(SimEnv):
         self._book = book
         self._robotwin = robotwin
         self._first_env = context.first_env
+        self._chunk = context.chunk
+        self._low = np.float32(info.action_low)
+        self._high = np.float32(info.action_high)
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
@@ -48,7 +53,12 @@ class VectorRobotwin(SimEnv):
         self._views = [View(dummy_images, np.zeros(STATE_DIM, np.float32), info.tasks[0].instruction)] * self.num_envs
         self._ready = np.zeros(self.num_envs, bool)
         self._solved = np.zeros(self.num_envs, bool)
+        self._executed = np.zeros(self.num_envs, np.int64)
+        """Actions of each instance's episode."""
+        self._seeds = [0] * self.num_envs
         self._usable: dict[tuple[str, int], bool] = {}
+        self._solutions: dict[tuple[str, int], Solution | None] = {}
+        """(Task, seed) -> the expert's solution, of the scenes that it has played; None: it failed."""
         self._faults: dict[int, list[str]] = {}
         robotwin.enter()
 
@@ -72,15 +82,15 @@ class VectorRobotwin(SimEnv):
         rewards = np.zeros(actions.shape[:2], np.float32)
         succeeded, truncated, executed = np.zeros((3, *rewards.shape), bool)
         before = self._solved.copy()
-        for env_id, (success, cut) in self._execute(np.flatnonzero(to_numpy(active)), actions).items():
+        for env_id, (solved_at, cut) in self._execute(np.flatnonzero(to_numpy(active)), actions).items():
             executed[env_id] = True
-            if stop_at_end and before[env_id]:
-                executed[env_id, 1:] = False
-            succeeded[env_id] = before[env_id] & executed[env_id]
-            last = int(executed[env_id].sum()) - 1
-            succeeded[env_id, last] |= success
-            truncated[env_id, last] = cut and not success
+            first = 0 if before[env_id] else solved_at
+            if first is not None:
+                executed[env_id, first + 1 :] = not stop_at_end
+                succeeded[env_id, first:] = executed[env_id, first:]
+            truncated[env_id, -1] = cut and first is None
         rewards[succeeded] = 1.0
+        self._executed += executed.sum(1)
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
@@ -90,6 +100,19 @@ class VectorRobotwin(SimEnv):
             success=at_last_action(succeeded, executed),
             succeeded=succeeded,
         )
+
+    def expert_chunk(self) -> Array:
+        """Return the next targets of the expert's solution of each scene, by the number of actions that were executed;
+        where the expert cannot solve the scene, the targets that the joints have."""
+        if self._robotwin.config.control != "joints":
+            raise NotOffered(JOINTS_ONLY)
+        chunks, length = [], self._chunk
+        with quiet(), kept_randomness():
+            for env_id, start in enumerate(self._executed):
+                solution = self._solution(env_id) if self._ready[env_id] else None
+                state = np.clip(self._views[env_id].state, self._low, self._high)
+                chunks.append(np.tile(state, (length, 1)) if solution is None else solution.chunk(int(start), length))
+        return np.stack(chunks)
 
     def faults(self) -> Mapping[int, Sequence[str]]:
         faults = self._faults
@@ -105,21 +128,23 @@ class VectorRobotwin(SimEnv):
 
     # --------------------------------------------------------------------------------------------------- inside
 
-    def _execute(self, env_ids: Array, actions: Array) -> dict[int, tuple[bool, bool]]:
-        """Execute chunks and return instance -> (success, truncated), without the instances that broke."""
-        outcomes: dict[int, tuple[bool, bool]] = {}
+    def _execute(self, env_ids: Array, actions: Array) -> dict[int, tuple[int | None, bool]]:
+        """Execute chunks and return instance -> (index of the action that solved the task, truncated), without the
+        instances that broke."""
+        outcomes: dict[int, tuple[int | None, bool]] = {}
+        play = _play_joints if self._robotwin.config.control == "joints" else _play_poses
         with quiet(), kept_randomness():
             running = {}
             for env_id in (int(env_id) for env_id in env_ids):
                 if self._ready[env_id]:
                     venv = self._venvs[self._tasks[env_id]]
-                    running[env_id] = venv.env_thread_pool.submit(venv.envs[env_id].step, actions[env_id])
+                    running[env_id] = venv.env_thread_pool.submit(play, venv.envs[env_id], actions[env_id])
                 else:
                     self._break(env_id, "it has not been reset since it broke")
             for env_id, future in running.items():
                 try:
-                    result = future.result(self._deadline_s)
-                    self._views[env_id] = self._view(result["obs"])
+                    obs, solved_at, truncated = future.result(self._deadline_s)
+                    self._views[env_id] = self._view(obs)
                 except FutureTimeoutError as exc:
                     raise RuntimeError(
                         f"env {self._first_env + env_id} ({self._tasks[env_id]}) gave no answer for "
@@ -131,8 +156,8 @@ class VectorRobotwin(SimEnv):
                 except Exception:
                     self._break(env_id, traceback.format_exc())
                     continue
-                outcomes[env_id] = bool(result["info"]["success"]), bool(result["truncated"][0])
-                self._solved[env_id] = outcomes[env_id][0]
+                outcomes[env_id] = solved_at, truncated
+                self._solved[env_id] = solved_at is not None
         return outcomes
 
     def _break(self, env_id: int, what: str) -> None:
@@ -152,11 +177,9 @@ class VectorRobotwin(SimEnv):
             if not self._usable.get((task, seed), True):
                 continue
             if check and (task, seed) not in self._usable:
-                sub.close(clear_cache=False)
                 with waiting("checking seeds by the expert", len(seeds), f"{task}, state {state_id}") as checked_seeds:
                     checked_seeds(number)
-                    checked = sub.check_seed(seed)
-                self._usable[task, seed] = checked["setup_demo_success"] and checked["play_once_success"]
+                    self._usable[task, seed] = self._solve(sub.task, task, seed) is not None
                 if not self._usable[task, seed]:
                     continue
             try:
@@ -174,8 +197,28 @@ class VectorRobotwin(SimEnv):
         key = derived_seed(0, "robotwin/instruction", state_id)
         sub.instruction = self._robotwin.instruction(task, sub.task.get_info(), key)
         sub.task.set_instruction(sub.instruction)
+        self._seeds[env_id] = seed
+        self._executed[env_id] = 0
         self._solved[env_id] = False
         self._views[env_id] = self._view(sub.get_obs())
+
+    def _solution(self, env_id: int) -> Solution | None:
+        """Return the expert's solution of an instance's scene. It is played in another scene of the same seed."""
+        task, seed = self._tasks[env_id], self._seeds[env_id]
+        if (task, seed) not in self._solutions:
+            with waiting("the expert solves a scene", 1, f"{task}, seed {seed}"):
+                self._solve(self._robotwin.task(task), task, seed)
+        return self._solutions[task, seed]
+
+    def _solve(self, scene: Any, task: str, seed: int) -> Solution | None:
+        """Let the expert play a seed in this scene, which is closed before and after."""
+        scene.close_env()
+        try:
+            solution = solve(self._robotwin, scene, task, seed)
+        finally:
+            scene.close_env()
+        self._solutions[task, seed] = solution
+        return solution
 
     def _venv(self, task: str, seed: int) -> Any:
         if task not in self._venvs:
@@ -216,3 +259,23 @@ class VectorRobotwin(SimEnv):
             instructions=tuple(view.instruction or "" for view in views),
             state=np.stack([view.state for view in views if view.state is not None]),
         )
+
+
+def _play_joints(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+    """Execute a chunk of joint targets, which RoboTwin plays as one motion. Return the observation, the action that
+    solved the task (RoboTwin tells only that one did: the last), and whether RoboTwin truncated the episode."""
+    result = sub.step(actions)
+    solved = bool(result["info"]["success"])
+    return result["obs"], len(actions) - 1 if solved else None, bool(result["truncated"][0])
+
+
+def _play_poses(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+    """Execute a chunk of end-effector actions, one motion each. Return as `_play_joints` does."""
+    solved_at = None
+    with sub.lock:
+        for index, action in enumerate(actions):
+            move_to_poses(sub.task, action)
+            if sub.task.eval_success:
+                solved_at = index
+                break
+    return sub.get_obs(), solved_at, False

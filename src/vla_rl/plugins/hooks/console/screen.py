@@ -70,7 +70,7 @@ class Screen:
         success, style = evaluation.success, self._status.eval_style
         self._say(
             f"evaluation at step {step}: success [{style}]{escape(percent(success))}[/] "
-            f"of {success.n} episodes, {evaluation.seconds:.0f} s"
+            f"of {success.n} episodes, {evaluation.seconds:.0f} s{_interventions(evaluation)}"
         )
 
     def on_checkpoint(self, run: Run, folder: Path) -> None:
@@ -95,3 +95,11 @@ class Screen:
             self._live.stop()
             self._live = None
             atexit.unregister(self._stop)
+
+
+def _interventions(evaluation: Evaluation) -> str:
+    """Describe how much others acted instead of the policy; empty where nobody can take over."""
+    interventions = evaluation.interventions
+    if interventions is None:
+        return ""
+    return f"; interventions in {interventions.rate:.0%} of steps, {percent(interventions.unaided)} without any"

@@ -136,6 +136,13 @@ class FilmResnet(nn.Module):
         self.head = nn.Linear(config.hidden[-1], math.prod(self.shape))
         self.value_head: FilmValueHead | None = None
 
+    def encode(self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor) -> Tensor:
+        """Return features [B, D] of cameras, state and instruction; arguments as in `forward`."""
+        instruction = bags @ self.words.weight
+        image_features = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
+        state_features = [] if state is None else [waves(state, self.state_waves)]
+        return torch.cat([*image_features, *state_features, instruction], dim=1)
+
     def forward(
         self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor, act: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
@@ -145,10 +152,7 @@ class FilmResnet(nn.Module):
             pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.   bags: [B, words], see `Words`.
             act: compute logits.
         """
-        instruction = bags @ self.words.weight
-        image_features = [camera(image, instruction) for camera, image in zip(self.cameras, pixels, strict=True)]
-        state_features = [] if state is None else [waves(state, self.state_waves)]
-        x = torch.cat([*image_features, *state_features, instruction], dim=1)
+        x = self.encode(pixels, state, bags)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values

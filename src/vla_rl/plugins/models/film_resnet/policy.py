@@ -114,6 +114,19 @@ class FilmResnetPolicy(VLAModel):
         aim = targets(bin_positions, self.codec.bins, self._smoothing)
         return -(aim * torch.log_softmax(logits, dim=-1)).sum(-1).mean()
 
+    def imitation_losses(self, obs: Observation, actions: ArrayOrTensor) -> Tensor:
+        """Return the terms of `imitation_loss`, averaged over the chunk of each sample."""
+        logits, _ = self.module(*self._inputs(obs, self._offsets(actions)))
+        log_probs = torch.log_softmax(logits, dim=-1)
+        if not self._smoothing:
+            return -_of_bins(log_probs, self.encode_actions(actions)).mean((1, 2))
+        bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
+        return -(targets(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean((1, 2))
+
+    def policy_features(self, obs: Observation) -> Tensor:
+        """Return the features of cameras, state and instruction, float32 [B, D]."""
+        return self.module.encode(*self._inputs(obs)).float()
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_setup(folder, self.setup, self.statistics)

@@ -95,6 +95,8 @@ class ActionCodec:
         """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions lie in [-1, 1]."""
         if self._gripper == "rlds":
             actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
+        elif self._gripper == "widowx":
+            actions = torch.cat([actions[..., :-1], (1 + actions[..., -1:]) / 2], dim=-1)
         return self._scaler.normalise(actions, clip=True)
 
     def restore(self, actions: Tensor) -> Tensor:
@@ -102,6 +104,8 @@ class ActionCodec:
         restored = self._scaler.restore(actions)
         if self._gripper == "rlds":
             restored = torch.cat([restored[..., :-1], -torch.sign(2 * restored[..., -1:] - 1)], dim=-1)
+        elif self._gripper == "widowx":
+            restored = torch.cat([restored[..., :-1], 2.0 * (restored[..., -1:] > 0.5) - 1], dim=-1)
         return restored.float()
 
     def encode(self, actions: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from vla_rl.toolkit.models.recompute import RECOMPUTE
 PRESETS = ("tiny", "fast", "small", "full")
 DTYPES = ("float32", "bfloat16")
 HEADS = ("discrete", "l1")
-GRIPPERS = ("keep", "rlds")
+GRIPPERS = ("keep", "rlds", "widowx")
 VALUE_HEADS = ("mlp", "attention", "action_attention")
 SAVES = ("merged", "adapter")
 DISTRIBUTIONS = ("laplace", "gaussian")
@@ -103,7 +103,8 @@ class FamilyConfig:
     gripper: str = field(default="keep", validator=in_(GRIPPERS))
     """Conversion of an action's last number. `keep`: as the statistics scale it. `rlds`: the data set stores 0 closed,
     1 open (LIBERO, Bridge) and the simulator takes -1 open, +1 closed; the model's output is rounded to one of
-    these."""
+    these. `widowx`: the same data, and the simulator takes -1 closed, +1 open (the WidowX of ManiSkill and SimplerEnv,
+    RLinf's `policy_setup: widowx_bridge`)."""
     lora: LoRAConfig | None = None
     """Train LoRA adapters instead of all weights; null: all weights."""
     save_lora: str = field(default="merged", validator=[in_(SAVES), _adapter_has_a_base])

@@ -118,7 +118,7 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
         list(zip(action.q01, action.q99, strict=True)),
         env,
         gripper="model.gripper: rlds",
-        converts=config.gripper == "rlds",
+        converts=config.gripper != "keep",
         remedy=f"; set model.unnorm_key to one that fits: {', '.join(known)}" if len(known) > 1 else "",
     )
     check_decoding(checkpoint.folder, checkpoint.setup, config, context.chunk)
@@ -150,7 +150,7 @@ def _measured(config: FamilyConfig, context: Context) -> dict[str, Any]:
     if scaling is None:
         return {}
     entry: dict[str, Any] = {"action": {name: list(values) for name, values in scaling["action"].items()}}
-    if config.gripper == "rlds":  # the codec maps the simulator's -1 and 1 to 1 and 0, which are not scaled
+    if config.gripper != "keep":  # the codec maps the simulator's -1 and 1 to 1 and 0, which are not scaled
         entry["action"]["mask"] = [True] * (len(entry["action"]["q01"]) - 1) + [False]
     if "state" in scaling:
         entry["proprio"] = {name: list(values) for name, values in scaling["state"].items()}

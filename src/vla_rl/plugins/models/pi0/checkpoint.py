@@ -12,6 +12,7 @@ from vla_rl.plugins.models.pi0.architecture import PiSizes, read_shape, variants
 from vla_rl.plugins.models.pi0.layout import open_names, public_name
 from vla_rl.plugins.models.pi0.network import Pi0Module
 from vla_rl.plugins.models.pi0.statistics import (
+    DELTA,
     NEW_LINE_STEP,
     STATE_KIND,
     STATE_STEP,
@@ -51,10 +52,20 @@ def open_checkpoint(
 
 
 def save_checkpoint(
-    module: Pi0Module, checkpoint: FlowCheckpoint, cameras: tuple[str, ...], folder: Path, kind: str | None = None
+    module: Pi0Module,
+    checkpoint: FlowCheckpoint,
+    cameras: tuple[str, ...],
+    folder: Path,
+    *,
+    delta: int,
+    kind: str | None = None,
 ) -> None:
-    """Write the folder in lerobot's layout, adapters merged into the weights. `kind`: form of the state in pi0.5's
-    prompt."""
+    """Write the folder in lerobot's layout, adapters merged into the weights.
+
+    Args:
+        delta: first numbers of an action that are relative to the state.
+        kind: form of the state in pi0.5's prompt.
+    """
     names, shape = variants(checkpoint.sizes), checkpoint.shape
     pixels = checkpoint.sizes.image_size
     settings = {
@@ -72,6 +83,8 @@ def save_checkpoint(
         public_name=public_name,
         public_sizes=bool(names),
     )
+    if delta:
+        (folder / DELTA).write_text(json.dumps({"delta_actions": delta}) + "\n", encoding="utf-8")
     if kind is not None:
         (folder / STATE_KIND).write_text(json.dumps({"state_in_prompt": kind}) + "\n", encoding="utf-8")
 

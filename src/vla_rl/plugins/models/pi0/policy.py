@@ -26,9 +26,10 @@ class Pi0Policy(FlowPolicy):
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer)
     regions = (*FlowPolicy.regions, *Pi0Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
         return self.prompts.rows(obs.instructions)
@@ -38,7 +39,7 @@ class Pi0Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder))
+        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), delta=self.delta_actions)
 
 
 class Pi05Policy(FlowPolicy):
@@ -49,9 +50,10 @@ class Pi05Policy(FlowPolicy):
     blocks = (SiglipEncoderLayer, GemmaDecoderLayer, LastLayer, AdaptiveLayer)
     regions = (*FlowPolicy.regions, *Pi05Module.regions)
 
-    def __init__(self, *common: Any, prompts: PiPrompts, kind: str) -> None:
+    def __init__(self, *common: Any, prompts: PiPrompts, delta: int, kind: str) -> None:
         super().__init__(*common)
         self.prompts = prompts
+        self.delta_actions = delta
         self.state_in_prompt = kind
 
     def _prompt(self, obs: Observation, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +72,14 @@ class Pi05Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask, shown)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), self.state_in_prompt)
+        save_checkpoint(
+            self.module,
+            self.checkpoint,
+            self._cameras,
+            Path(folder),
+            delta=self.delta_actions,
+            kind=self.state_in_prompt,
+        )
 
 
 def _padded_to_cameras(pixels: Tensor) -> tuple[Tensor, Tensor]:

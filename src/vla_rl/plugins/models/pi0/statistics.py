@@ -39,6 +39,8 @@ TRAINER = ("metadata.pt", "optimizer.pt")
 MODELS = ("pi0", "pi05")
 STATE_KIND = "state_in_prompt.json"
 """Our file beside lerobot's files, which do not distinguish `exact` from `padded`."""
+DELTA = "delta_actions.json"
+"""Our file beside lerobot's or openpi's files of a checkpoint whose actions are relative to the state."""
 STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor"
 """Names of steps in lerobot's preprocessing."""
 
@@ -167,6 +169,16 @@ def read_state_kind(folder: Path, raw: Record, requested: str | None) -> str:
     return "exact" if STATE_STEP in steps or NEW_LINE_STEP not in steps else "none"
 
 
+def read_delta_actions(folder: Path, requested: int | None) -> int:
+    """How many first numbers of an action are relative to the state: as the spec says, else as `save` recorded. Raises
+    CheckpointError."""
+    if requested is not None:
+        return requested
+    if not (folder / DELTA).is_file():
+        return 0
+    return read_keys(folder / DELTA).integer("delta_actions", 0, MAX_DIM)
+
+
 def check(config: PiConfig, context: Context) -> None:
     """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
@@ -186,6 +198,12 @@ def check(config: PiConfig, context: Context) -> None:
             lerobot.check_actions(folder, raw.data)
     with at("checkpoint" if config.tokenizer is None else "tokenizer"):
         find_tokenizer(folder, config.tokenizer)
+    with at("delta_actions"):
+        if read_delta_actions(folder, config.delta_actions) and context.scaling is not None:
+            raise CheckpointError(
+                "with imitation.statistics: data the data's actions are scaled as they are recorded, and not relative "
+                "to the state; use imitation.statistics: model, or delta_actions: 0"
+            )
     if isinstance(config, Pi05Config):
         with at("state_in_prompt"):
             read_state_kind(folder, raw, config.state_in_prompt)

@@ -10,30 +10,49 @@ from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "vla-rl-ray-"
-LOCK = "lock"
 
 
 class PrivateFolder:
-    """Folder with a file that this process locks while it lives. The lock tells others that the folder is in use."""
+    """Folder that this process locks while it lives. The lock tells others that the folder is in use."""
 
     def __init__(self, parent: Path) -> None:
         """Create a folder in `parent`, and remove those there whose process was killed."""
         for folder in parent.glob(f"{PREFIX}*"):
             _remove_if_left(folder)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        path, lock = _create(parent)
+        self.path = path
+        self._lock = lock
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
+def _create(parent: Path) -> tuple[Path, int]:
+    """Return a new folder, and the descriptor that holds its lock.
+
+    The folder itself is locked, not a file in it: a process that is killed while it removes the folder would leave one
+    without that file, and nobody could tell any more whether it is in use.
+    """
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        with suppress(FileNotFoundError):  # another process took it for one that was left, before it was locked
+            lock = _open(path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
 def _remove_if_left(folder: Path) -> None:
     with suppress(OSError):  # another user's folder, or one that a live process has locked
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = _open(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

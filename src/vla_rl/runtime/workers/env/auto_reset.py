@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from attrs import evolve
 
@@ -10,51 +12,46 @@ from vla_rl.runtime.messages.requests import EpisodeRequest
 
 
 class StreamPositions:
-    """Positions of the streams of N envs, each within its running episode. Empty without auto_reset."""
+    """Positions of the streams of N envs at the start of their tickets. Empty without auto_reset."""
 
-    def __init__(self, num_envs: int) -> None:
-        self.chunks: list[list[Array]] = [[] for _ in range(num_envs)]
-        """Executed chunks of each running episode, float32 [C, A]."""
-        self.earlier_chunks = [0] * num_envs
-        """How many of them were executed before the running ticket."""
+    def __init__(self, num_envs: int, no_chunks: Array) -> None:
+        """Create positions at which no episode has begun. `no_chunks`: actions of no chunk, float32 [0, C, A]."""
+        self._no_chunks = no_chunks
+        self.earlier_chunks: list[Array] = [no_chunks] * num_envs
+        """Chunks of each running episode that were executed before the running ticket, float32 [T, C, A]."""
         self.earlier_return = [0.0] * num_envs
         """Sum of the rewards of those."""
-        self._observations: dict[int, Observation] = {}
-        """Observations of envs whose last ticket ended in the middle of an episode."""
+        self._observations: dict[int, tuple[Observation, int]] = {}
+        """Env whose last ticket ended in the middle of an episode -> its observation, a row of a batch."""
 
     def begin_ticket(self, env_id: int, ticket: EpisodeRequest, continues: bool) -> None:
         """Start a ticket. `continues`: the env is where the ticket's stream is."""
         if not continues:
             self.forget_observation(env_id)
-        self.chunks[env_id] = [] if ticket.actions is None else list(ticket.actions)
-        self.earlier_chunks[env_id] = len(self.chunks[env_id])
+        self.earlier_chunks[env_id] = self._no_chunks if ticket.actions is None else ticket.actions
         self.earlier_return[env_id] = ticket.return_so_far
 
     def begin_episode(self, env_id: int) -> None:
-        self.chunks[env_id] = []
-        self.earlier_chunks[env_id] = 0
+        self.earlier_chunks[env_id] = self._no_chunks
         self.earlier_return[env_id] = 0.0
 
-    def drop_attempt(self, env_id: int) -> None:
-        """Drop the chunks that the running ticket executed in the running episode."""
-        del self.chunks[env_id][self.earlier_chunks[env_id] :]
-
-    def cursor(self, env_id: int, request: EpisodeRequest, empty: Array, return_so_far: float) -> EpisodeRequest:
+    def cursor(self, env_id: int, request: EpisodeRequest, chunks: Array, return_so_far: float) -> EpisodeRequest:
         """Return where the env's stream continues after its ticket.
 
         Args:
             request: request of the running episode.
-            empty: actions of no chunk, float32 [0, C, A].
+            chunks: chunks that the ticket executed in it, float32 [T, C, A].
             return_so_far: sum of the rewards of the running episode.
         """
-        chunks = self.chunks[env_id]
-        actions = np.stack(chunks) if chunks else empty
-        return evolve(request, actions=actions, return_so_far=return_so_far if chunks else 0.0)
+        earlier = self.earlier_chunks[env_id]
+        actions = np.concatenate([earlier, chunks]) if len(earlier) else chunks
+        return evolve(request, actions=actions, return_so_far=return_so_far if len(actions) else 0.0)
 
-    def keep_observation(self, env_id: int, obs: Observation) -> None:
-        """Keep the observation with which the env's next ticket begins; `obs` is of all envs."""
-        if self.chunks[env_id]:
-            self._observations[env_id] = obs.take(np.array([env_id]))
+    def keep_observations(self, env_ids: Sequence[int], obs: Observation) -> None:
+        """Keep the observations with which the next tickets of these envs begin; `obs` is of all envs."""
+        if env_ids:
+            kept = obs.take(np.array(env_ids))
+            self._observations.update({env_id: (kept, row) for row, env_id in enumerate(env_ids)})
 
     def forget_observation(self, env_id: int) -> None:
         self._observations.pop(env_id, None)
@@ -64,9 +61,14 @@ class StreamPositions:
         self._observations.clear()
 
     def take_observations(self, env_ids: Array) -> list[tuple[Array, Observation]]:
-        """Return those of these envs that continue where they are, each with its observation, and forget these."""
-        return [
-            (np.array([env_id]), self._observations.pop(env_id))
-            for env_id in env_ids.tolist()
-            if env_id in self._observations
-        ]
+        """Return those of these envs that continue where they are, with their observations, and forget these. Envs
+        whose observations were kept together are returned together.
+        """
+        batches: dict[int, tuple[Observation, list[int], list[int]]] = {}
+        for env_id in env_ids.tolist() if self._observations else ():
+            if env_id in self._observations:
+                obs, row = self._observations.pop(env_id)
+                _, positions, rows = batches.setdefault(id(obs), (obs, [], []))
+                positions.append(env_id)
+                rows.append(row)
+        return [(np.array(positions), obs.take(np.array(rows))) for obs, positions, rows in batches.values()]

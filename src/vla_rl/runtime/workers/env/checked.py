@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
 BOUND_TOLERANCE = 1e-4
@@ -40,6 +40,9 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, 
     for field in ("terminated", "truncated", "executed"):
         _check_array(env, getattr(result, field), (num_envs, width), "bool", field)
     _check_array(env, result.success, (num_envs,), "bool", "success")
+    _check_takeovers(env, info, result, (num_envs, width))
+    if info.control_hz is not None:
+        _check_array(env, result.late, (num_envs, width), "bool", "late")
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
         env_id, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])
@@ -66,6 +69,24 @@ def checked_actions(env: str, info: EnvInfo, actions: Any, env_ids: Array, chunk
         )
     clipped: Array = np.clip(actions, low, high)
     return clipped
+
+
+def _check_takeovers(env: str, info: EnvInfo, result: ChunkResult, shape: tuple[int, int]) -> None:
+    """Check who chose the actions of a result, and which ones were executed. Raises EnvError."""
+    if not info.takeovers:
+        if result.source is not None or result.executed_actions is not None:
+            raise EnvError(
+                f"env {env!r} reports who chose its actions; its info has to say so (EnvInfo(takeovers=True))"
+            )
+        return
+    _check_array(env, result.source, shape, "int8", "source")
+    _check_array(env, result.executed_actions, (*shape, info.action_dim), "float32", "executed_actions")
+    source = to_numpy(result.source)
+    if unknown := set(np.unique(source).tolist()) - set(ActionSource):
+        raise EnvError(f"env {env!r}: source {min(unknown)} is none of ActionSource, {[s.value for s in ActionSource]}")
+    others = (source != ActionSource.POLICY) & to_numpy(result.executed)
+    if not np.isfinite(to_numpy(result.executed_actions)[others]).all():
+        raise EnvError(f"env {env!r} executed an action of another source than the policy that is not finite")
 
 
 def not_deterministic(env: str, start: EpisodeRequest, chunks: str, rewards: str) -> EnvError:

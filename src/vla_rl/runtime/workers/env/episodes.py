@@ -21,7 +21,6 @@ its ticket continued it; its records of the failed attempt are dropped. So a fau
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -29,7 +28,7 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.randomness import derived_seed
+from vla_rl.core.randomness import derived_seeds
 from vla_rl.core.types import Array, ChunkResult, Observation
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
@@ -39,10 +38,14 @@ from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder,
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
 from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
 from vla_rl.runtime.workers.env.stream_replay import StreamReplay
-from vla_rl.runtime.workers.env.trajectories import RunningTrajectories
+from vla_rl.runtime.workers.env.trajectories import ACTIONS, RunningTrajectories
+from vla_rl.runtime.workers.env.waiting_tickets import WaitingTickets
 from vla_rl.toolkit.data.recording import RecordSettings
 
 NO_ENVS = np.zeros(0, np.int64)
+NO_IDENTITY = np.zeros((0, 4), np.int64)
+NUMBER, VERSION = 0, 3
+"""Columns of `Episodes.identity`."""
 
 
 class Episodes:
@@ -115,13 +118,15 @@ class Episodes:
             reward_coef=reward_coef,
         )
         self.trajectories = RunningTrajectories(num_envs)
-        self.streams = StreamPositions(num_envs)
+        self.keeps_actions = auto_reset != "off"
+        self.streams = StreamPositions(num_envs, self.simulator.no_actions()[:0])
         self.recovery = FaultRecovery(self.simulator, self.streams, self.trajectories, on_fault)
         self.replay = StreamReplay(self.simulator, self.statistics, self.streams, self.recovery, self.counts)
         self.requests: list[EpisodeRequest | None] = [None] * num_envs
         """Request of each env's running episode, or of its last one."""
         self.identity = np.zeros((num_envs, 4), np.int64)
         """Number, key, episode and version of these requests."""
+        self.all_envs = np.arange(num_envs)
         self.clear()
 
     @property
@@ -136,7 +141,7 @@ class Episodes:
 
     def clear(self) -> None:
         """Drop the running tickets. The scenes that the envs have loaded and streams between two tickets are kept."""
-        self.waiting: deque[EpisodeRequest] = deque()
+        self.waiting = WaitingTickets()
         """Tickets that no env has started."""
         self.active = np.zeros(self.num_envs, bool)
         """Envs that run a ticket."""
@@ -172,35 +177,39 @@ class Episodes:
         self.counts.env_steps += executed
         again = self._record(env_ids, broken, chosen, record, result)
 
-        last = ends if self.chunk_steps is None else self.trajectories.have_length(self.chunk_steps)
-        cut = record["truncated"].any(1) | (last & ~ends)
+        last = ends
+        if self.chunk_steps is not None:
+            last = self.active & (self.trajectories.lengths(self.all_envs) == self.chunk_steps)
+        truncated = record["truncated"].any(1)
+        cut = truncated | (last & ~ends)
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ENVS
-        valued_requests = [self._request_of(env_id) for env_id in valued.tolist()]
+        valued_identity = self.identity[valued]
         final = self._with_steps(result.obs.take(valued), valued) if len(valued) else None
 
         for env_id in np.flatnonzero(ends).tolist():
-            self._end_episode(env_id, truncated=bool(record["truncated"][env_id].any()))
+            self._end_episode(env_id, truncated=bool(truncated[env_id]))
         continued = np.flatnonzero(ends & ~last)
-        finished = [self._end_ticket(env_id, result.obs) for env_id in np.flatnonzero(last & self.active).tolist()]
+        finished = self._end_tickets(np.flatnonzero(last & self.active), result.obs)
         self.obs = result.obs
-        self.obs_env_ids = np.arange(self.num_envs)
+        self.obs_env_ids = self.all_envs
         self._renew(np.concatenate([continued, broken, self._start_tickets()]))
-        return self._request(valued_requests, final, finished, again)
+        return self._request(valued_identity, final, finished, again)
 
     def _record(
         self, env_ids: Array, broken: Array, chosen: Array, record: dict[str, Array], result: ChunkResult
     ) -> list[tuple[int, int]]:
         """Record a chunk step of these envs. Return `StepRequest.again` for those that broke."""
-        self.trajectories.add(env_ids, record)
-        for env_id in env_ids.tolist():
-            if self._request_of(env_id).env_id is not None:
-                self.streams.chunks[env_id].append(chosen[env_id])
+        self.trajectories.add({**record, ACTIONS: chosen} if self.keeps_actions else record)
         moved = np.setdiff1d(env_ids, broken) if len(broken) else env_ids
+        executed = chosen
+        if result.executed_actions is not None:
+            executed = chosen.copy()
+            executed[:, : result.executed_actions.shape[1]] = result.executed_actions
         if self.observer is not None:
-            self.observer.moved(moved, chosen, record, self.statistics.at_end, result.obs)
+            self.observer.moved(moved, executed, record, self.statistics.at_end, result.obs)
         again = [self.recovery.drop_attempt(env_id, self._request_of(env_id).number) for env_id in broken.tolist()]
-        self.recorder.add(moved, chosen, result, record["valid"])
+        self.recorder.add(moved, executed, result, record)
         self.frames.add(env_ids, result.obs)
         return again
 
@@ -209,36 +218,28 @@ class Episodes:
     def _start_tickets(self) -> Array:
         """Start waiting tickets in free envs. Return these envs, int64."""
         started = []
-        for env_id in np.flatnonzero(~self.active).tolist():
-            ticket = self._next_ticket(env_id)
+        for env_id in np.flatnonzero(~self.active).tolist() if self.waiting else ():
+            previous = self.requests[env_id]
+            loaded = None if previous is None else previous.state.task
+            ticket = self.waiting.take(self.first_env + env_id, loaded)
             if ticket is None:
                 continue
-            self.waiting.remove(ticket)
-            previous = self.requests[env_id]
-            self.active[env_id] = True
             self._assign(env_id, ticket)
-            self.trajectories.begin_ticket(env_id)
             continues = previous is not None and previous.number == ticket.follows
             self.streams.begin_ticket(env_id, ticket, continues)
-            if ticket.env_id is not None and not self.streams.chunks[env_id]:
+            if ticket.env_id is not None and not len(self.streams.earlier_chunks[env_id]):
                 self._draw(env_id, ticket.episode)  # drawn with the task weights of this ticket
             started.append(env_id)
-        return np.array(started, np.int64)
-
-    def _next_ticket(self, env_id: int) -> EpisodeRequest | None:
-        """Return the next ticket for an env, preferably one of the task whose scene it has loaded."""
-        previous = self.requests[env_id]
-        fitting = [ticket for ticket in self.waiting if ticket.env_id in (None, self.first_env + env_id)]
-        if previous is not None:
-            for ticket in fitting:
-                if ticket.state.task == previous.state.task:
-                    return ticket
-        return fitting[0] if fitting else None
+        env_ids = np.array(started, np.int64)
+        self.active[env_ids] = True
+        self.trajectories.begin_tickets(env_ids)
+        return env_ids
 
     def _next_episode(self, env_id: int) -> None:
         """Continue the env's ticket, or its stream, with another episode."""
         self._draw(env_id, self._request_of(env_id).episode + 1)
         self.streams.begin_episode(env_id)
+        self.trajectories.begin_episodes(env_id)
 
     def _draw(self, env_id: int, episode: int) -> None:
         assert self.draw is not None
@@ -258,16 +259,25 @@ class Episodes:
         if self.chunk_steps is not None:
             self._next_episode(env_id)
 
-    def _end_ticket(self, env_id: int, obs: Observation) -> EnvTrajectory:
-        """Return the trajectory of an env's finished ticket; the env is free then. `obs`: observations of all envs."""
-        self.active[env_id] = False
-        request = self._request_of(env_id)
-        cursor = None
-        if request.env_id is not None:
-            no_chunks = self.simulator.no_actions()[:0]
-            cursor = self.streams.cursor(env_id, request, no_chunks, float(self.statistics.total[env_id]))
-        self.streams.keep_observation(env_id, obs)
-        return self.trajectories.trajectory(env_id, request, frames=self.frames.take(env_id), cursor=cursor)
+    def _end_tickets(self, env_ids: Array, obs: Observation) -> list[EnvTrajectory]:
+        """Return the trajectories of these envs' finished tickets; the envs are free then. `obs`: observations of all
+        envs.
+        """
+        self.active[env_ids] = False
+        finished = []
+        amid_episode = []
+        for env_id in env_ids.tolist():
+            request = self._request_of(env_id)
+            cursor = None
+            if request.env_id is not None:
+                chunks = self.trajectories.episode_actions(env_id)
+                cursor = self.streams.cursor(env_id, request, chunks, float(self.statistics.total[env_id]))
+                if cursor.actions is not None and len(cursor.actions):
+                    amid_episode.append(env_id)
+            frames = self.frames.take(env_id)
+            finished.append(self.trajectories.end_ticket(env_id, request, frames=frames, cursor=cursor))
+        self.streams.keep_observations(amid_episode, obs)
+        return finished
 
     def _request_of(self, env_id: int) -> EpisodeRequest:
         request = self.requests[env_id]
@@ -283,10 +293,13 @@ class Episodes:
         if not len(env_ids):
             return
         env_ids = np.unique(env_ids)
-        unchanged = np.flatnonzero(self.active & ~np.isin(np.arange(self.num_envs), env_ids))
+        is_unchanged = self.active.copy()
+        is_unchanged[env_ids] = False
+        unchanged = np.flatnonzero(is_unchanged)
         parts = [(unchanged, self.obs.take(unchanged))] if len(unchanged) else []
-        parts += self.streams.take_observations(env_ids)
-        parts += self._set_up(np.setdiff1d(env_ids, [env_id for part, _ in parts for env_id in part]))
+        continuing = self.streams.take_observations(env_ids)
+        parts += continuing
+        parts += self._set_up(np.setdiff1d(env_ids, np.concatenate([NO_ENVS, *(part for part, _ in continuing)])))
         self.obs = Observation.concat([obs for _, obs in parts])
         self.obs_env_ids = np.concatenate([part for part, _ in parts])
 
@@ -294,11 +307,12 @@ class Episodes:
         """Reset envs, and replay the episodes that had begun before."""
         if not len(env_ids):
             return []
-        for env_id in env_ids.tolist():
-            if self.streams.chunks[env_id] and not self.simulator.info.deterministic:
+        has_begun = np.array([len(self.streams.earlier_chunks[env_id]) > 0 for env_id in env_ids.tolist()])
+        if not self.simulator.info.deterministic:
+            for env_id in env_ids[has_begun].tolist():
                 self._next_episode(env_id)
                 self.counts.restarted += 1
-        has_begun = np.array([bool(self.streams.chunks[env_id]) for env_id in env_ids])
+            has_begun[:] = False
         obs = self._reset(env_ids)
         if not has_begun.any():
             return [(env_ids, obs)]
@@ -312,14 +326,14 @@ class Episodes:
         """Reset envs to the beginning of their episodes. Return their observations."""
         requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
         state_ids = np.array([request.state.id for request in requests], np.int64)
-        seeds = np.array([derived_seed(self.seed, "episode", r.key, r.episode) for r in requests], np.int64)
+        seeds = derived_seeds(self.seed, "episode", [r.key for r in requests], [r.episode for r in requests])
         obs = self.simulator.reset(env_ids, state_ids, seeds)
         self.recovery.broken(self.active)  # they are repaired already: these faults are only counted
         if self.observer is not None:
             self.observer.began(env_ids, requests, seeds, obs)
+        self.statistics.open(env_ids)
+        self.trajectories.begin_episodes(env_ids)
         for position, (env_id, request) in enumerate(zip(env_ids.tolist(), requests, strict=True)):
-            self.statistics.open(env_id)
-            self.trajectories.begin_episode(env_id)
             self.recorder.begin(env_id, request, obs, position)
             self.frames.begin(env_id, request, obs, position)
         return obs
@@ -330,12 +344,12 @@ class Episodes:
 
     # --------------------------------------------------------------------------------------------------- request
 
-    def _ending(self, env_ids: Array, lengths: Sequence[int]) -> int:
+    def _ending(self, env_ids: Array, lengths: Array) -> int:
         """Return how many of these envs, with this many chunk steps each, certainly end their tickets with the next
         one.
         """
         if self.chunk_steps is not None:
-            return sum(length + 1 == self.chunk_steps for length in lengths)
+            return int(np.count_nonzero(lengths + 1 == self.chunk_steps))
         remaining = self.statistics.limit[env_ids] - self.statistics.steps[env_ids]
         return int(np.count_nonzero(remaining <= self.chunk))
 
@@ -345,12 +359,13 @@ class Episodes:
             return None
         if np.array_equal(positions, self.obs_env_ids):
             return self._with_steps(self.obs, positions)
-        order = (positions[:, None] == self.obs_env_ids).argmax(1)
-        return self._with_steps(self.obs.take(order), positions)
+        rows = np.empty(self.num_envs, np.int64)
+        rows[self.obs_env_ids] = np.arange(len(self.obs_env_ids))
+        return self._with_steps(self.obs.take(rows[positions]), positions)
 
     def _request(
         self,
-        valued: Sequence[EpisodeRequest] = (),
+        valued: Array = NO_IDENTITY,
         final: Observation | None = None,
         finished: Sequence[EnvTrajectory] = (),
         again: Sequence[tuple[int, int]] = (),
@@ -364,11 +379,11 @@ class Episodes:
         return StepRequest(
             asking=asking,
             obs=self._asking_obs(positions),
-            ended=np.array([[s.number for s in valued], [s.version for s in valued]], np.int64),
+            ended=valued[:, [NUMBER, VERSION]].T.copy(),
             final=final,
             finished=tuple(finished),
             again=tuple(again),
-            steps=sum(lengths),
+            steps=int(lengths.sum()),
             ending=self._ending(positions, lengths),
             waiting=len(self.waiting),
             seconds=self.counts.seconds,

@@ -41,5 +41,4 @@ class FaultRecovery:
         """Drop the ticket's chunk steps of the running episode. Return (ticket, number of its chunk steps that remain
         valid).
         """
-        self.streams.drop_attempt(env_id)
         return ticket, self.trajectories.drop_attempt(env_id)

@@ -39,14 +39,20 @@ def one_by_one(
     padding = actions.shape[1] - len(parts)
 
     def stacked(name: str) -> Array:
-        columns = [to_numpy(getattr(part, name)) for part in parts]
-        return np.pad(np.concatenate(columns, 1), ((0, 0), (0, padding)))
+        columns = np.concatenate([to_numpy(getattr(part, name)) for part in parts], 1)
+        return np.pad(columns, [(0, 0), (0, padding), *[(0, 0)] * (columns.ndim - 2)])
+
+    def stacked_if_given(name: str) -> Array | None:
+        return None if getattr(parts[0], name) is None else stacked(name)
 
     ends = last * len(active) + np.arange(len(active))
     result = ChunkResult(
         obs=parts[-1].obs if (last == last[0]).all() else Observation.concat([p.obs for p in parts]).take(ends),
         success=pick(np.concatenate([to_numpy(part.success) for part in parts]), ends),
-        succeeded=stacked("succeeded") if parts[0].succeeded is not None else None,
+        succeeded=stacked_if_given("succeeded"),
+        source=stacked_if_given("source"),
+        executed_actions=stacked_if_given("executed_actions"),
+        late=stacked_if_given("late"),
         **{name: stacked(name) for name in ("rewards", "terminated", "truncated", "executed")},
     )
     return result, faults

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
+from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Episode, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EpisodeRequest, RecordingKey
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, png
 
@@ -65,6 +65,9 @@ class _RunningRecording:
     actions: list[Array] = field(factory=list)
     rewards: list[float] = field(factory=list)
     executed: list[int] = field(factory=list)
+    interventions: list[Any] = field(factory=list)
+    """Whether another source than the policy chose the action, or bool [C] for each chunk; empty where nobody can take
+    over."""
     instruction: str
 
 
@@ -107,20 +110,24 @@ class EpisodeRecorder:
         state = np.zeros(0, np.float32) if obs.state is None else to_numpy(obs.state[position])
         running.states.append(np.array(state, np.float32))
 
-    def add(self, env_ids: Array, chosen: Array, result: ChunkResult, valid: Array) -> None:
-        """Record what these envs (int64) did: actions float32 [N, C, A] of all envs, and which of them count, bool [N,
-        C].
+    def add(self, env_ids: Array, actions: Array, result: ChunkResult, record: Mapping[str, Array]) -> None:
+        """Record what these envs (int64) did: the executed actions float32 [N, C, A] of all envs, and the trajectory
+        record of the chunk step.
         """
         rewards = to_numpy(result.rewards)
+        valid = record["valid"]
+        interventions = record["source"] != ActionSource.POLICY if "source" in record else None
         for env_id in [env_id for env_id in env_ids.tolist() if env_id in self._running]:
             running = self._running[env_id]
             count = int(valid[env_id].sum())
             if self.by_step:
-                running.actions += list(chosen[env_id, :count])
+                running.actions += list(actions[env_id, :count])
                 running.rewards += rewards[env_id, :count].tolist()
+                running.interventions += [] if interventions is None else interventions[env_id, :count].tolist()
             else:
-                running.actions.append(chosen[env_id])
+                running.actions.append(actions[env_id])
                 running.rewards.append(float(rewards[env_id, :count].sum()))
+                running.interventions += [] if interventions is None else [interventions[env_id]]
                 running.executed.append(count)
                 self._append_observation(env_id, result.obs, env_id)
 
@@ -142,6 +149,7 @@ class EpisodeRecorder:
                 success=episode.success_once,
                 rewards=np.array(running.rewards, np.float32),
                 executed=None if self.by_step else np.array(running.executed, np.int64),
+                interventions=np.array(running.interventions, bool) if running.interventions else None,
                 identity=f"state {episode.state}",
             ),
         )

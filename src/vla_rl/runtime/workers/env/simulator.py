@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 
 import numpy as np
+from attrs import evolve
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation
+from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.workers.env.checked import checked_actions, checked_observation, checked_result
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder
@@ -70,10 +71,19 @@ class LaneSimulator:
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.counts.seconds += perf_counter() - before
-        return checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
+        result = checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
+        return result if result.source is None else _with_own_actions(result, actions)
 
     def faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""
         faults = {**self._faults, **self.env.faults()}
         self._faults = {}
         return faults
+
+
+def _with_own_actions(result: ChunkResult, actions: Array) -> ChunkResult:
+    """Return the result with the policy's actions (float32 [N, C, A]) wherever nobody else chose an executed one."""
+    executed = to_numpy(result.executed)
+    source = np.where(executed, to_numpy(result.source), np.int8(ActionSource.POLICY))
+    others = (source != ActionSource.POLICY)[..., None]
+    return evolve(result, source=source, executed_actions=np.where(others, to_numpy(result.executed_actions), actions))

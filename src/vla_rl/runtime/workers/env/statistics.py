@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from attrs import define
 
-from vla_rl.core.types import Array, ChunkResult, Episode, to_numpy
+from vla_rl.core.types import ActionSource, Array, ChunkResult, Episode, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 
 
@@ -58,14 +58,22 @@ class EpisodeStatistics:
         self.last_reward = np.zeros(num_envs, np.float32)
         self.once = np.zeros(num_envs, bool)
         self.at_end = np.zeros(num_envs, bool)
+        self.interventions: Array | None = None
+        """Valid steps of each episode whose action another source chose, int64 [N]; None: nobody can take over."""
+        self.late_actions: Array | None = None
+        """Valid steps of each episode that began late, int64 [N]; None: not in real time."""
 
-    def open(self, env_id: Any) -> None:
-        """Reset the statistics of an env whose episode begins."""
-        self.steps[env_id] = 0
-        self.chunks[env_id] = 0
-        self.total[env_id] = 0.0
-        self.last_reward[env_id] = 0.0
-        self.once[env_id] = False
+    def open(self, env_ids: Array) -> None:
+        """Reset the statistics of envs whose episodes begin."""
+        self.steps[env_ids] = 0
+        self.chunks[env_ids] = 0
+        self.total[env_ids] = 0.0
+        self.last_reward[env_ids] = 0.0
+        self.once[env_ids] = False
+        if self.interventions is not None:
+            self.interventions[env_ids] = 0
+        if self.late_actions is not None:
+            self.late_actions[env_ids] = 0
 
     def remaining(self, active: Array) -> Array:
         """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
@@ -120,8 +128,22 @@ class EpisodeStatistics:
         self.total += rewards.sum(1)
 
         record = {"rewards": rewards, "terminated": terminated, "truncated": truncated, "valid": valid}
+        if result.source is not None:
+            record["source"] = to_numpy(result.source)
+            record["executed_actions"] = to_numpy(result.executed_actions)
+            if self.interventions is None:
+                self.interventions = np.zeros(self.num_envs, np.int64)
+            self.interventions += (valid & (record["source"] != ActionSource.POLICY)).sum(1)
+        if result.late is not None:
+            if self.late_actions is None:
+                self.late_actions = np.zeros(self.num_envs, np.int64)
+            self.late_actions += (valid & to_numpy(result.late)).sum(1)
         if width < self.chunk:
-            record = {key: np.pad(array, ((0, 0), (0, self.chunk - width))) for key, array in record.items()}
+            missing = self.chunk - width
+            record = {
+                key: np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+                for key, array in record.items()
+            }
         return record, (terminated | truncated).any(1), int(executed.sum())
 
     def close(self, env_id: int, request: EpisodeRequest, truncated: bool) -> Episode:
@@ -136,4 +158,6 @@ class EpisodeStatistics:
             success_once=bool(self.once[env_id]),
             success_at_end=bool(self.at_end[env_id]),
             truncated=truncated,
+            interventions=None if self.interventions is None else int(self.interventions[env_id]),
+            late_actions=None if self.late_actions is None else int(self.late_actions[env_id]),
         )

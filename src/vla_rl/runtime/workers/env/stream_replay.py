@@ -52,14 +52,14 @@ class StreamReplay:
             active[remaining] = True
             actions = self.simulator.no_actions()
             for env_id in remaining:
-                actions[env_id] = self.streams.chunks[env_id][executed_chunks[env_id]]
+                actions[env_id] = self.streams.earlier_chunks[env_id][executed_chunks[env_id]]
             result = self.simulator.chunk_step(actions, active)
             broken = self.recovery.broken(active)
             _, ends, executed = self.statistics.add(active, self.statistics.remaining(active), result, broken)
             self.counts.replayed += executed
             for env_id in set(remaining) - set(broken.tolist()):
                 executed_chunks[env_id] += 1
-                is_last = executed_chunks[env_id] == len(self.streams.chunks[env_id])
+                is_last = executed_chunks[env_id] == len(self.streams.earlier_chunks[env_id])
                 self._check(env_id, executed_chunks[env_id], bool(ends[env_id]), is_last, request_of)
                 if is_last:
                     arrived[env_id] = result.obs.take(np.array([env_id]))
@@ -75,7 +75,7 @@ class StreamReplay:
         rewards = self.statistics.total[env_id]
         expected = self.streams.earlier_return[env_id]
         if ended or (is_last and not np.isclose(rewards, expected)):
-            chunks = f"chunk {count} of {len(self.streams.chunks[env_id])}"
+            chunks = f"chunk {count} of {len(self.streams.earlier_chunks[env_id])}"
             raise not_deterministic(
                 self.simulator.name, request_of(env_id), chunks, f"{rewards:g} in all instead of {expected:g}"
             )

@@ -6,29 +6,40 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from vla_rl.core.hookspecs import Algorithm, Demonstrations, VLAModel
+from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import (
+    DemonstrationsData,
+    ImitationStep,
+    ModelInputs,
+    OptimizerStep,
+    SampleFields,
+    SampleInputs,
+    Trainer,
+    TrajectoryData,
+    TrajectoryPart,
+    UpdateMetrics,
+)
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.comm.weight_transfer.connect import BUCKET_BYTES, open_sender
 from vla_rl.runtime.comm.weight_transfer.ends import WeightSender
-from vla_rl.runtime.messages.learning import ImitationStep, OptimizerStep, SampleScores, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, dummy_sample
+from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
-from vla_rl.runtime.workers.learner.behaviour_cloning import CloningUpdate
-from vla_rl.runtime.workers.learner.micro_batches import InputRows, SampleFields
-from vla_rl.runtime.workers.learner.policy_update import PolicyUpdate
+from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for
 from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
 from vla_rl.runtime.workers.learner.scoring import Scoring
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
 from vla_rl.toolkit.data.samples import InMemoryDataset
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
 class Learner(LearnerInterface):
@@ -37,7 +48,7 @@ class Learner(LearnerInterface):
     def __init__(
         self,
         model: VLAModel,
-        algorithm: Algorithm,
+        make_trainers: Callable[[TrainedModel], Trainers],
         train: TrainSpec,
         *,
         name: str,
@@ -47,24 +58,24 @@ class Learner(LearnerInterface):
         acting: bool,
         heartbeat: Callable[[], None],
         demonstrations: Demonstrations | None = None,
-        compare_acting: bool = False,
     ):
-        """Create the optimiser for a model.
+        """Create the optimiser and the trainers of a model.
 
         Args:
+            make_trainers: builds the trainers of the rank.
             world: number of learners; if there are several, each has to `join`.
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
             heartbeat: called before each pass.
-            compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
         """
         self.model = model
         self.rank = 0
         self.version = 0
         self.buffer = SampleBuffer()
-        self.trained = TrainedModel(model, train, name=name, device=device, world=world, info=info, acting=acting)
-        self.policy_update = PolicyUpdate(self.trained, algorithm, heartbeat, compare_acting)
-        self._behaviour_cloning = CloningUpdate(self.trained, demonstrations, heartbeat)
+        self.world = world
+        self.trained = TrainedModel(model, train, name=name, device=device, info=info, acting=acting)
+        self.trainers = make_trainers(self.trained)
+        self._demonstrations = demonstrations
         self._scoring = Scoring(self.trained, self.buffer, heartbeat)
         self._listener: socket.socket | None = None
         """Listening socket of rank 0 for the other ranks, or for policies."""
@@ -77,14 +88,16 @@ class Learner(LearnerInterface):
         return address_of(self._listener)
 
     def join(self, address: str, rank: int) -> None:
-        if self.trained.world == 1:
+        if self.world == 1:
             return
-        backend = "nccl" if self.trained.device.startswith("cuda") else "gloo"
-        enter_group(backend, address, rank, self.trained.world, self._listener)
+        device = self.trained.device
+        backend = "nccl" if device.startswith("cuda") else "gloo"
+        enter_group(backend, address, rank, self.world, self._listener)
         self.rank = rank
-        if self.trained.train.sharding == "full":
-            self.trained.shard()
-            self.policy_update.restart()
+        self.trained.join(strategy_for(self.trained.train, device, self.world))
+        if self.trainers.collected is not None:
+            self.trainers.collected.restart()
+        self.trainers.demonstrations.restart()
 
     # --------------------------------------------------------------------------------------------------- samples
 
@@ -107,12 +120,13 @@ class Learner(LearnerInterface):
         return self._scoring.answer(request)
 
     def update(
-        self, step: int, inputs: InputRows | None, fields: SampleFields, steps: Sequence[OptimizerStep]
-    ) -> dict[str, Any]:
-        """Make all optimiser steps of one training step, as `PolicyUpdate.update`."""
-        result = self.policy_update.update(step, self.version, inputs, fields, steps)
+        self, step: int, inputs: SampleInputs | None, fields: SampleFields, steps: Sequence[OptimizerStep]
+    ) -> UpdateMetrics:
+        """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
+        data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
+        metrics = self._collected.update(data)
         self.version += 1
-        return result
+        return metrics
 
     def forward_backward(
         self,
@@ -122,21 +136,42 @@ class Learner(LearnerInterface):
         passes: int,
         first: bool,
     ) -> None:
-        """Run the passes of a part of a training step's samples, as `PolicyUpdate.forward_backward`."""
-        self.policy_update.forward_backward(self.version, inputs, fields, micro_batches, passes, first)
+        """Run the passes of a part of a training step's samples, before the rest is there.
+
+        Args:
+            micro_batches, passes: as in `OptimizerStep`.
+            first: this is the training step's first part.
+        """
+        self._collected.accumulate(
+            TrajectoryPart(
+                version=self.version,
+                inputs=inputs,
+                fields=fields,
+                micro_batches=micro_batches,
+                passes=passes,
+                first=first,
+            )
+        )
+
+    @property
+    def _collected(self) -> Trainer:
+        trainer = self.trainers.collected
+        assert trainer is not None, "`vla-rl sft` collects nothing"
+        return trainer
 
     def skip_version(self) -> None:
         self.version += 1
 
     def set_demonstrations(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         samples = [samples for samples in demonstrations if samples is not None]
-        self._behaviour_cloning.demonstrations = InMemoryDataset(samples) if samples else None
+        self._demonstrations = InMemoryDataset(samples) if samples else None
 
-    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> float:
-        return self._behaviour_cloning.update(steps)
+    def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
+        data = DemonstrationsData(demonstrations=self._demonstrations, steps=steps)
+        return self.trainers.demonstrations.update(data)
 
     def forget_demonstrations(self) -> None:
-        self._behaviour_cloning.demonstrations = None
+        self._demonstrations = None
         self.trained.optimizer.state.clear()
 
     # -------------------------------------------------------------------------------------- weights and state
@@ -164,9 +199,9 @@ class Learner(LearnerInterface):
                 self.model.save(model_folder)
                 write_env_info(model_folder.parent, self.trained.info)
         if state_file is not None:
-            save_state(self.trained, self.version, self.rank, state_file)
+            save_state(self.trained, self.trainers.all, self.version, self.rank, state_file)
 
     def load(self, state_file: Path) -> int:
         with self.trained.released():
-            self.version = load_state(self.trained, state_file)
+            self.version = load_state(self.trained, self.trainers.all, state_file)
         return self.version

@@ -8,8 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from attrs import define, frozen
 
+from vla_rl.core.trainers import ModelInputs, nbytes
 from vla_rl.core.types import Array, Observation
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch, nbytes
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 
 
 class Indexable(Protocol):

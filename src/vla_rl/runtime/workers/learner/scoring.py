@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from attrs import asdict, frozen
 
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import ModelInputs
 from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredSamples
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
 """Checkpoint file of the learners: exact weights, optimiser state and version, as full tensors for any number of
-learners.
+learners, and what trainers own beside the policy.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.workers.learner.trained_model import TrainedModel
+from vla_rl.core.trainers import Trainer
 from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
 IMPLEMENTATION = ("fused", "foreach", "capturable")
 """Options of an optimiser that depend on the device and not on the run."""
 
 
-def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> None:
+def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: int, rank: int, file: Path) -> None:
     """Write the file, on the first rank; all ranks together where they hold shards."""
     if rank != 0 and not trained.strategy.lockstep:
         return
@@ -27,12 +29,13 @@ def save_state(trained: TrainedModel, version: int, rank: int, file: Path) -> No
     optimizer = trained.optimizer.state_dict()
     optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
-        torch.save({"weights": weights, "optimizer": optimizer, "version": version}, file)
+        owned = {name: state for name, trainer in trainers.items() if (state := owned_state(trainer))}
+        torch.save({"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}, file)
 
 
-def load_state(trained: TrainedModel, file: Path) -> int:
+def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Path) -> int:
     """Restore what `save_state` wrote; all ranks together. Return the version of the weights. Raises UserError for the
-    weights of another model.
+    weights of another model, or the state of another trainer.
     """
     state = read_pickled(file, ("weights", "optimizer", "version"))
     _check_weights(state["weights"], trained, file)
@@ -50,6 +53,8 @@ def load_state(trained: TrainedModel, file: Path) -> int:
     trained.optimizer.load_state_dict(optimizer)
     for group in trained.optimizer.param_groups:
         group["weight_decay"] = trained.train.weight_decay
+    for name, trainer in trainers.items():
+        load_owned_state(trainer, state.get("trainers", {}).get(name, {}), str(file))
     return int(state["version"])
 
 

@@ -125,7 +125,7 @@ class PolicyWorker(PolicyInterface):
         _, _, *keys, wanted = np.concatenate([request.asking for request in requests], axis=1)
 
         def sample(rows: Array) -> Chunk:
-            noise = Noise(self.seed, mode.purpose, *(key[rows].tolist() for key in keys))
+            noise = Noise(self.seed, mode.purpose, *(key[rows] for key in keys))
             return self.engine.act(taken(obs, rows), noise, mode.greedy)
 
         parts = self.weights.with_each(wanted, sample)
@@ -172,7 +172,7 @@ class PolicyWorker(PolicyInterface):
         """Return the policy's half of each finished ticket: its fields [T, ...], and "features" [D] of its frames if
         `framed`. "ended" marks the chunks that are followed by a final observation.
         """
-        records: list[dict[str, Any]] = [self.samples.record(trajectory.number) for trajectory in finished]
+        records: list[dict[str, Any]] = self.samples.records([trajectory.number for trajectory in finished])
         if framed and finished:
             features = self._features([_only_camera(trajectory) for trajectory in finished])
             for record, feature in zip(records, features, strict=True):

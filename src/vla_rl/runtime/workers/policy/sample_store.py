@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import define
 
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Array, Chunk, Observation, to_numpy
 from vla_rl.runtime.messages.ids import SampleId
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.requests import StepRequest
 
 
@@ -58,8 +59,8 @@ class SampleStore:
         """Number of inferences so far."""
         self.inferences: dict[int, Inference] = {}
         """Inferences by number, until none of their samples is needed."""
-        self.tickets: dict[int, list[tuple[Inference, int]]] = {}
-        """Ticket -> its chunk steps: (inference, row in its batch)."""
+        self.tickets: dict[int, list[int]] = {}
+        """Ticket -> ids of its samples, one for each chunk step."""
 
     def add(self, request: StepRequest, chunk: Chunk, part: slice, versions: Array) -> None:
         """Keep what was inferred for a lane's request: this part of the chunk, with weights of these versions."""
@@ -81,16 +82,17 @@ class SampleStore:
         )
         self.count += 1
         self.inferences[inference.number] = inference
-        for row, number in enumerate(request.numbers.tolist()):
-            self.tickets.setdefault(number, []).append((inference, row))
+        ids = SampleId.pack(inference.number, np.arange(size)).tolist()
+        for ticket, sample in zip(request.numbers.tolist(), ids, strict=True):
+            self.tickets.setdefault(ticket, []).append(sample)
 
     def add_finals(self, request: StepRequest, values: Array) -> None:
         """Add the bootstrap values, float32 [F], of a request's final observations to the last chunk steps of their
         tickets.
         """
-        steps = [self.tickets[number][-1] for number in request.final_numbers.tolist()]
-        inference = steps[0][0]  # a lane is in one inference
-        rows = np.array([row for _, row in steps])
+        last_ids = np.array([self.tickets[number][-1] for number in request.final_numbers.tolist()], np.int64)
+        numbers, rows = SampleId.unpack(last_ids)
+        inference = self.inferences[int(numbers[0])]  # a lane is in one inference
         inference.next_values[rows] = values
         inference.has_final[rows] = True
         if self.keeps_finals and request.final is not None:
@@ -98,12 +100,9 @@ class SampleStore:
 
     def forget(self, ticket: int, remaining: int = 0) -> None:
         """Drop a ticket's chunk steps except the first `remaining`."""
-        steps = self.tickets.get(ticket, [])
-        for inference, _ in steps[remaining:]:
-            inference.needed -= 1
-            if not inference.needed:
-                del self.inferences[inference.number]
-        del steps[remaining:]
+        samples = self.tickets.get(ticket, [])
+        self._drop(samples[remaining:])
+        del samples[remaining:]
 
     def release(self, tickets: Sequence[int] | None) -> None:
         """Drop the samples of these tickets; None: all samples."""
@@ -111,9 +110,16 @@ class SampleStore:
             self.tickets.clear()
             self.inferences.clear()
             return
-        for ticket in tickets:
-            self.forget(ticket)
-            self.tickets.pop(ticket, None)
+        self._drop([sample for ticket in tickets for sample in self.tickets.pop(ticket, ())])
+
+    def _drop(self, samples: Sequence[int]) -> None:
+        """Drop the inferences of which none but these samples was needed."""
+        numbers, _ = SampleId.unpack(np.array(samples, np.int64))
+        for number, count in zip(*(array.tolist() for array in np.unique(numbers, return_counts=True)), strict=True):
+            inference = self.inferences[number]
+            inference.needed -= count
+            if not inference.needed:
+                del self.inferences[number]
 
     def batches(self, samples: Array) -> list[SampleBatch]:
         """Return samples by their ids, int64 ascending, where they are, by inference. Nothing is copied of an inference
@@ -127,18 +133,39 @@ class SampleStore:
             if len(indices)
         ]
 
-    def record(self, ticket: int) -> dict[str, Array]:
-        """Return the policy's fields of a ticket's trajectory record, [T, ...]."""
-        steps = self.tickets[ticket]
-        record = {
-            "log_probs": np.stack([inference.log_probs[row] for inference, row in steps]),
-            "versions": np.array([inference.versions[row] for inference, row in steps], np.int64),
-            "sample": np.array([SampleId.pack(inference.number, row) for inference, row in steps], np.int64),
-            **_values_of(steps),
+    def records(self, tickets: Sequence[int]) -> list[dict[str, Array]]:
+        """Return the policy's fields of each ticket's trajectory record, [T, ...]."""
+        lengths = [len(self.tickets[ticket]) for ticket in tickets]
+        samples = np.array([sample for ticket in tickets for sample in self.tickets[ticket]], np.int64)
+        numbers, rows = SampleId.unpack(samples)
+        by_inference = np.argsort(numbers, kind="stable")
+        groups = np.split(by_inference, np.flatnonzero(np.diff(numbers[by_inference])) + 1)
+        parts = [(self.inferences[int(numbers[group[0]])], rows[group]) for group in groups if len(group)]
+
+        def gather(of_inference: Callable[[Inference], Array]) -> Array:
+            """Return a field of all samples, [samples, ...]."""
+            sorted_values = np.concatenate([of_inference(inference)[part] for inference, part in parts])
+            values = np.empty_like(sorted_values)
+            values[by_inference] = sorted_values
+            return values
+
+        if not parts:
+            return []
+        fields = {
+            "log_probs": gather(lambda inference: inference.log_probs),
+            "versions": gather(lambda inference: inference.versions),
+            "sample": samples,
         }
+        if parts[0][0].values is not None:
+            fields["values"] = gather(_values)
+            fields["next_values"] = gather(lambda inference: inference.next_values)
         if self.keeps_finals:
-            record["ended"] = np.array([inference.has_final[row] for inference, row in steps])
-        return record
+            fields["ended"] = gather(lambda inference: inference.has_final)
+        ends = np.cumsum(lengths).tolist()
+        return [
+            {name: values[end - length : end] for name, values in fields.items()}
+            for length, end in zip(lengths, ends, strict=True)
+        ]
 
 
 def taken(obs: Observation, rows: Array) -> Observation:
@@ -146,12 +173,6 @@ def taken(obs: Observation, rows: Array) -> Observation:
     return obs if len(rows) == len(obs) else obs.take(rows)
 
 
-def _values_of(steps: Sequence[tuple[Inference, int]]) -> dict[str, Array]:
-    """Return values [T] or [T, C] and next_values [T]; empty without a critic."""
-    values = [inference.values[row] for inference, row in steps if inference.values is not None]
-    if not values:
-        return {}
-    return {
-        "values": np.stack(values),
-        "next_values": np.array([inference.next_values[row] for inference, row in steps], np.float32),
-    }
+def _values(inference: Inference) -> Array:
+    assert inference.values is not None
+    return inference.values

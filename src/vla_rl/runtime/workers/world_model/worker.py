@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from attrs import define
 
-from vla_rl.core.catalogue import build
+from vla_rl.core.catalogue import build, load
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.randomness import Noise
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import Trainer, WindowData
 from vla_rl.core.types import Context, EnvInfo, ResetState
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.runtime.comm.interfaces import WorldModelInterface
@@ -32,6 +33,8 @@ from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.toolkit.models.checkpoints import read_pickled
 from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, thresholds_met
 
+TRAINER = "world_model"
+"""Trainer that fits world models."""
 ROLLOUT = 2
 """Number of consecutive predictions of a fit: the second is made from the first (DIAMOND)."""
 ACTION_EPISODES = 16
@@ -89,6 +92,9 @@ class WorldModelWorker(WorldModelInterface):
         plugin = spec.world_model
         model: WorldModel = build("world_model", plugin.type, plugin.config, context, spec.plugins)
         self.model = wrap("world_model", model, plugin.type, wrappers)
+        fitting = Context(seed=spec.seed, device=device, training=self.model)
+        trainer: Trainer = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
+        self.trainer = wrap("trainer", trainer, TRAINER, wrappers)
         self.training_envs: list[ImaginedEnv] = []
         """Envs for training in imagination; they start from new episodes after each fit."""
         self.counts = _Counts()
@@ -146,7 +152,7 @@ class WorldModelWorker(WorldModelInterface):
             )
             samples = range(section.fit_batch)
             noise = Noise(self.spec.seed, "world-model/fit", samples, [0] * len(samples), [number] * len(samples))
-            for name, value in self.model.fit(windows, noise).items():
+            for name, value in self.trainer.update(WindowData(windows=windows, noise=noise)).sums.items():
                 losses.setdefault(name, []).append(value)
             self.counts.updates += 1
         return updates, losses
@@ -185,18 +191,21 @@ class WorldModelWorker(WorldModelInterface):
         state = read_pickled(file, ("recorder", "counts", "weights", "training"))
         self.store.index.load_state(state["recorder"])
         self.counts = _Counts(**state["counts"])
-        if self.model.module is not None:
-            self.model.module.load_state_dict(state["weights"])
-        self.model.load_training_state(state["training"])
+        for module in self.trainer.modules().values():
+            module.load_state_dict(state["weights"])
+        self.trainer.load(state["training"])
 
     def _state(self) -> dict[str, Any]:
-        module = self.model.module
-        weights = {} if module is None else {name: t.detach().cpu() for name, t in module.state_dict().items()}
+        weights = {
+            name: tensor.detach().cpu()
+            for module in self.trainer.modules().values()
+            for name, tensor in module.state_dict().items()
+        }
         return {
             "recorder": self.store.index.state(),
             "counts": attrs.asdict(self.counts),
             "weights": weights,
-            "training": dict(self.model.training_state()),
+            "training": dict(self.trainer.state()),
         }
 
     # -------------------------------------------------------------------------------------------------- inside

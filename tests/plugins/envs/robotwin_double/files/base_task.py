@@ -4,12 +4,12 @@
 from pathlib import Path
 
 import numpy as np
-from robotwin.envs.scene import GRIPPERS, NEAR, SUB_STEPS, picture
+from robotwin.envs.camera.camera import Camera, Scene
+from robotwin.envs.scene import EXPERT_STEPS, GRIPPERS, NEAR, REACH, SUB_STEPS, picture
 from robotwin.envs.utils.create_actor import UnStableError
 
 print("missing pytorch3d")  # as envs/camera/camera.py does when it is imported without
 
-SIZES = {"D435": (240, 320), "Large_D435": (480, 640), "L515": (180, 320), "Large_L515": (360, 640)}
 READ = {
     "now_ep_num", "seed", "is_test", "task_name", "task_config", "save_path", "render_freq", "data_type", "save_data",
     "eval_mode", "domain_randomization", "eval_video_save_dir", "save_freq", "need_plan", "left_joint_path",
@@ -19,6 +19,41 @@ READ = {
     "collect_data", "eval_video_log", "eval_instruction", "policy_name", "ckpt_setting", "step_lim",
 }  # fmt: skip
 """Keys of the settings and those that script/eval_policy.py adds. `setup_demo` itself takes any keyword."""
+
+
+class Robot:
+    """envs/robot/robot.py: the drive targets of the joints, which is what these two give, and not where the joints
+    are."""
+
+    def __init__(self):
+        self.targets = np.zeros(14)
+        self.targets[GRIPPERS] = 1.0
+
+    def get_left_arm_jointState(self):
+        return self.targets[:7].tolist()
+
+    def get_right_arm_jointState(self):
+        return self.targets[7:].tolist()
+
+    def left_plan_path(self, target_pose):
+        return self._plan(target_pose, slice(0, 6))
+
+    def right_plan_path(self, target_pose):
+        return self._plan(target_pose, slice(7, 13))
+
+    def _plan(self, pose, arm):
+        """A plan to a position [m] and quaternion; of no points where the arm is there already. (In the double the six
+        joints are the position and the quaternion's last three numbers.)"""
+        if abs(np.linalg.norm(pose[3:]) - 1) > 1e-6:
+            raise ValueError("a quaternion has the length 1")
+        target = np.array([*pose[:3], *pose[4:]])
+        if np.abs(target[:3]).max() > 2 * REACH:
+            raise RuntimeError("Fail to parametrize path")
+        if np.abs(target[:3]).max() > REACH:
+            return {"status": "Fail"}
+        points = 0 if np.allclose(target, self.targets[arm], atol=1e-6) else SUB_STEPS
+        ways = np.arange(1, points + 1)[:, None] / SUB_STEPS
+        return {"status": "Success", "position": self.targets[arm] + ways * (target - self.targets[arm])}
 
 
 class Base_Task:
@@ -52,19 +87,12 @@ class Base_Task:
         self.eval_video_path = kwags.get("eval_video_save_dir")
         self.eval_success = False
         self.step_lim = None
+        self.setup_scene()
         self._take_over(kwags)
         self._load_robot(kwags)
         self._load_objects()
-        camera = kwags["camera"]
-        self.cameras = {
-            name: SIZES[camera.get(kind, "D435")]
-            for name, kind, collect in (
-                ("left_camera", "wrist_camera_type", "collect_wrist_camera"),
-                ("right_camera", "wrist_camera_type", "collect_wrist_camera"),
-                ("head_camera", "head_camera_type", "collect_head_camera"),
-            )
-            if camera.get(collect, True)
-        }
+        self.cameras = Camera(kwags["camera"])
+        self.cameras.load_camera(self.scene)
         self.load_actors(seed)
         if self.unstable:
             raise UnStableError(f"Objects is unstable in seed({seed}), unstable objects: block")
@@ -72,20 +100,22 @@ class Base_Task:
             self.step_lim = {"beat_block_hammer": 400, "place_empty_cup": 500}.get(self.task_name, 1000)
         self.info = {"cluttered_table_info": [], "texture_info": {}, "info": {}}
 
+    def setup_scene(self, **kwargs):
+        """Lights cast shadows unless `shadow` is False, which no caller gives."""
+        self.scene, self.shadow = Scene(), kwargs.get("shadow", True)
+
     def _take_over(self, kwags):
         self.instruction = None
 
     def _load_robot(self, kwags):
-        """envs/robot/robot.py: `joints` are the drive targets, which is what `get_left_arm_jointState` gives, and not
-        where the joints are; the grippers are open after set-up."""
+        """The grippers are open after set-up."""
         for side, place in (("left", 0), ("right", 1)):
             kwags[f"{side}_robot_file"]
             if len(kwags[f"{side}_embodiment_config"]["arm_joints_name"][place]) != 6:
                 raise RuntimeError("the double has arms of six joints")
         if not kwags["dual_arm_embodied"]:
             kwags["embodiment_dis"]
-        self.robot = np.zeros(14)
-        self.robot[GRIPPERS] = 1.0
+        self.robot = Robot()
 
     def _load_objects(self):
         """envs/utils/create_actor.py: meshes are named relative to the working directory, which has to be the checkout."""
@@ -94,11 +124,12 @@ class Base_Task:
 
     def get_obs(self):
         """Renders. AttributeError before `setup_demo`. "rgb" and "vector" are there as `data_type` has it."""
-        scene = np.concatenate([self.goal, self.robot])
-        numbers = {"head_camera": scene, "left_camera": self.robot[:7], "right_camera": self.robot[7:]}
+        targets = self.robot.targets
+        scene = np.concatenate([self.goal, targets])
+        numbers = {"head_camera": scene, "left_camera": targets[:7], "right_camera": targets[7:]}
         shades = {"head_camera": 10, "left_camera": 20, "right_camera": 30}
         seen = {"observation": {}, "pointcloud": [], "joint_action": {}, "endpose": {}}
-        for name, size in self.cameras.items():
+        for name, size in self.cameras.sizes.items():
             seen["observation"][name] = {
                 "intrinsic_cv": np.eye(3),
                 "extrinsic_cv": np.eye(3, 4),
@@ -108,11 +139,11 @@ class Base_Task:
                 seen["observation"][name]["rgb"] = picture(size, shades[name], numbers[name])
         if self.data_type.get("qpos", False):
             seen["joint_action"] |= {
-                "left_arm": self.robot[:6].tolist(),
-                "left_gripper": float(self.robot[6]),
-                "right_arm": self.robot[7:13].tolist(),
-                "right_gripper": float(self.robot[13]),
-                "vector": self.robot.copy(),
+                "left_arm": targets[:6].tolist(),
+                "left_gripper": float(targets[6]),
+                "right_arm": targets[7:13].tolist(),
+                "right_gripper": float(targets[13]),
+                "vector": targets.copy(),
             }
         self.now_obs = seen
         return seen
@@ -124,7 +155,7 @@ class Base_Task:
         return self.instruction
 
     def check_success(self):
-        return bool((np.abs(self.robot - self.goal) < NEAR).all())
+        return bool((np.abs(self.robot.targets - self.goal) < NEAR).all())
 
     def take_action(self, action, action_type="qpos"):
         """One absolute target, [left arm, left gripper, right arm, right gripper]. Does nothing, and says nothing,
@@ -132,23 +163,51 @@ class Base_Task:
         (The sources read past a 15th number; grippers are cut to 0..1, joints are not.)"""
         if action_type not in ("qpos", "ee"):
             raise UnboundLocalError(f"action_type is qpos or ee, got {action_type!r}")
-        target = np.asarray(action)
-        if target.shape != (14,) or target.dtype.kind != "f":
-            raise ValueError(f"an action is float [14], got {target.dtype} {list(target.shape)}")
+        target, size = np.asarray(action), {"qpos": 14, "ee": 16}[action_type]
+        if target.shape != (size,) or target.dtype.kind != "f":
+            raise ValueError(f"an action is float [{size}], got {target.dtype} {list(target.shape)}")
         if self.take_action_cnt == self.step_lim or self.eval_success:
             return
         self.take_action_cnt += 1
         print(f"step: \033[92m{self.take_action_cnt} / {self.step_lim}\033[0m", end="\r")
+        if action_type == "ee":
+            target = self._planned(target)
         if self._move(target):
             self.eval_success = True
             self.get_obs()
 
-    def _move(self, target):
+    def get_arm_pose(self, arm_tag):
+        """-> position [m] and quaternion (w, x, y, z) of the hand, in the world."""
+        joints = self.robot.targets[:6] if arm_tag == "left" else self.robot.targets[7:13]
+        w = np.sqrt(max(0.0, 1 - float(np.square(joints[3:]).sum())))
+        return [*joints[:3].tolist(), w, *joints[3:].tolist()]
+
+    def _planned(self, poses):
+        """An arm without a plan stays. One whose plan has no points ends in a division by their number, and if both are
+        such, nothing moves, grippers neither."""
+        target, points = self.robot.targets.copy(), []
+        for arm, plan, pose in (
+            (slice(0, 6), self.robot.left_plan_path, poses[:7]),
+            (slice(7, 13), self.robot.right_plan_path, poses[8:15]),
+        ):
+            result = plan(pose)
+            planned = result["status"] == "Success"
+            points.append(len(result["position"]) if planned else 50)
+            if planned and points[-1]:
+                target[arm] = result["position"][-1]
+        if points == [0, 0]:
+            return target
+        1 / min(points)
+        target[GRIPPERS] = poses[[7, 15]]
+        return target
+
+    def _move(self, target, steps=SUB_STEPS):
         """-> whether the task was solved on the way, where the robot then stands."""
-        start, target = self.robot.copy(), np.array(target, np.float64)
+        start, target = self.robot.targets.copy(), np.array(target, np.float64)
         target[GRIPPERS] = np.clip(target[GRIPPERS], 0, 1)
-        for i in range(1, SUB_STEPS + 1):
-            self.robot = start + (target - start) * (i / SUB_STEPS)
+        for i in range(1, steps + 1):
+            self.robot.targets = start + (target - start) * (i / steps)
+            self.scene.step()
             if self.check_success():
                 return True
         return False
@@ -159,7 +218,7 @@ class Base_Task:
             raise IndexError("list index out of range")
         self.plan_success = self.hard != "no plan"
         if self.plan_success:
-            self._move(self.goal)
+            self._move(self.goal, EXPERT_STEPS)
         self.info["info"] = self.things
         return self.info
 

@@ -19,11 +19,14 @@ class Base_Task(_MainBaseTask):
         self.instruction = kwags.get("instruction")
 
     def _load_robot(self, kwags):
-        """envs/robot/robot.py: `planner_backend` is curobo unless given, and an assertion without cuRobo."""
+        """envs/robot/robot.py: `planner_backend` is curobo unless given, and an assertion without cuRobo. Without it
+        a robot that is there is not set up again: a scene has to be closed before the next one."""
         if kwags.get("planner_backend", "curobo") == "curobo":
             raise AssertionError(
                 "CuroboPlanner is not imported correctly, please check if the curobo is installed correctly"
             )
+        if getattr(self, "robot", None) is not None:
+            raise TypeError("isinstance() arg 2 must be a type, a tuple of types, or a union")
         super()._load_robot(kwags)
         names = kwags["left_embodiment_config"]["arm_joints_name"]
         # SAPIEN orders the joints of an articulation by depth: the first of each arm, then the second of each, ...
@@ -53,7 +56,7 @@ class Base_Task(_MainBaseTask):
     def close_env(self, clear_cache=False):
         """Drops the scene: `get_obs` and `check_success` raise AttributeError or TypeError afterwards."""
         super().close_env(clear_cache)
-        for name in ("cameras", "robot", "goal"):
+        for name in ("cameras", "robot", "scene", "goal"):
             if hasattr(self, name):
                 setattr(self, name, None)
 
@@ -74,8 +77,8 @@ class Base_Task(_MainBaseTask):
         self.take_action_cnt += chunk_actions.shape[0]
         chunk_actions = chunk_actions.copy()
         for arm in (slice(0, 6), slice(7, 13)):
-            if np.allclose(chunk_actions[:, arm], self.robot[arm], atol=1e-5, rtol=0):
-                chunk_actions[-1, arm] = self.robot[arm] + np.random.normal(0, 2e-4, 6)
+            if np.allclose(chunk_actions[:, arm], self.robot.targets[arm], atol=1e-5, rtol=0):
+                chunk_actions[-1, arm] = self.robot.targets[arm] + np.random.normal(0, 2e-4, 6)
         corners = (chunk_actions[:-1] + chunk_actions[1:]) / 2
         for target in [*corners, chunk_actions[-1]]:
             if self._move(target):

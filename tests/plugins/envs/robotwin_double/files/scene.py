@@ -9,6 +9,11 @@ NEAR = 0.05
 SUB_STEPS = 10
 """Physics steps of one action; success is looked for at each, as the real tasks do at 250 a second."""
 
+REACH = 1.0
+"""Positions further than this [m] along an axis are out of reach."""
+EXPERT_STEPS = 260
+"""Physics steps of the expert's motion: ten targets and a part of one."""
+
 
 def goal(seed):
     """float64 [14] of this seed's scene, drawn from NumPy's global generator as the real tasks place their things."""

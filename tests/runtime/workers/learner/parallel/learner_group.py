@@ -11,16 +11,17 @@ from attrs import frozen
 from torch import nn
 from transfer_ends import stored
 
-from updates import Update, update_of
+from updates import Update, policy_gradient, update_of
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component
+from vla_rl.core.trainers import ImitationStep, ModelInputs
 from vla_rl.core.types import Context
-from vla_rl.runtime.messages.learning import ImitationStep, ScoreRequest
-from vla_rl.runtime.messages.model_inputs import ModelInputs, SampleBatch
+from vla_rl.runtime.messages.learning import ScoreRequest
+from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
@@ -109,7 +110,7 @@ def learn(work: Work, rank: int, address: str) -> dict:
     train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
     role = Learner(
         model,
-        algorithm,
+        policy_gradient(algorithm),
         train,
         name="deep",
         device="cpu",
@@ -124,21 +125,22 @@ def learn(work: Work, rank: int, address: str) -> dict:
     for step in range(done + 1, work.steps + 1):
         update = update_at(algorithm, work, step)
         result = update.train_in_parts(role, rank, step, work.parts) if work.parts else update.train(role, rank, step)
-        losses.append(result["sums"].get("loss/total", 0.0))
-        norms.append(result["maxima"]["policy/grad_norm"])
+        losses.append(result.sums.get("loss/total", 0.0))
+        norms.append(result.maxima["policy/grad_norm"])
     if work.imitation:
         heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
         shares = [np.array_split(indices, work.world) for indices in whole]
         role.set_demonstrations((heavy.obs, heavy.actions))
-        losses.append(
-            role.behaviour_cloning_update(
-                [
-                    ImitationStep(indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2)
-                    for parts, all_ in zip(shares, whole, strict=True)
-                ]
-            )
+        cloned = role.behaviour_cloning_update(
+            [
+                ImitationStep(
+                    number=1, first=0, indices=parts[rank], total=len(all_), most=max(map(len, parts)), lr=1e-2
+                )
+                for parts, all_ in zip(shares, whole, strict=True)
+            ]
         )
+        losses.append(cloned.sums["loss/imitation"])
     scored = score(role, update_at(algorithm, work, 1).heavy, rank, work.world) if work.scoring else None
     moments = [
         value for state in role.trained.optimizer.state.values() for value in (state["exp_avg"], state["exp_avg_sq"])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
-from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel, shard
+from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 
@@ -166,11 +166,11 @@ def test_a_bug_in_a_loss_is_not_taken_for_a_loss_that_is_not_offered():
             return len(None)
 
     with pytest.raises(TypeError, match="NoneType"):
-        shard(Buggy(), INFO, "cpu", 2)
+        FullyShardedParallel("cpu", 2).prepare(Buggy(), INFO)
 
 
 def test_weights_of_several_types_in_a_block_are_refused():
     module = DeepModel().module
     module.blocks[1][0].bias.data = module.blocks[1][0].bias.data.bfloat16()
     with pytest.raises(UserError, match=r"has torch.bfloat16, torch.float32 in 'blocks.1'; set train.sharding: repl"):
-        FullyShardedParallel(module, module.blocks, "cpu", 2)
+        FullyShardedParallel("cpu", 2).shard(module, module.blocks)

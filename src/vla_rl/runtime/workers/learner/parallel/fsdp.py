@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import EnvInfo
-from vla_rl.runtime.messages.model_inputs import ModelInputs, dummy_sample
-from vla_rl.runtime.workers.learner.parallel.data_parallel import on_host
 from vla_rl.toolkit.models.blocks import find_blocks
+from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ class _RunModule(nn.Module):
         return {name: None if tensor is None else tensor.clone() for name, tensor in result.items()}
 
 
-class FullyShardedParallel:
+class FullyShardedParallel(ParallelStrategy):
     """Fully sharded strategy: a share of the model on every rank.
 
     Weights are gathered block by block: `blocks` are submodules, and the rest (embeddings, heads) is one more block.
@@ -50,13 +51,43 @@ class FullyShardedParallel:
 
     lockstep = True
 
-    def __init__(self, module: nn.Module, blocks: Iterable[nn.Module], device: str, world: int) -> None:
-        """Shard the module. Raises UserError for a block whose trainable weights differ in type."""
+    def __init__(self, device: str, world: int) -> None:
+        """Describe the ranks, which have entered their process group when the strategy is `prepare`d."""
+        self.world = world
+        self._device = device
+
+    def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs:
+        """Shard the model, as the base class says.
+
+        Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
+        since it is no batch that comes again.
+        """
+        obs, chunk = dummy_sample(model, info)
+        passes: list[Callable[[], Any]] = []
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with collect_called_blocks(model) as blocks:
+                for forward in (
+                    lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
+                    lambda: model.imitation_loss(obs, chunk.actions),
+                ):
+                    try:
+                        forward()
+                    except NotOffered:  # the model cannot be trained in this way
+                        continue
+                    passes.append(forward)
+            self.shard(model.module, blocks)
+            self.run(passes[0])  # FSDP finds its blocks in the first pass
+        self.release()
+        return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
+
+    def shard(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        """Shard a module. Raises UserError for a block whose trainable weights differ in type."""
         blocks = list(blocks)
         _check_types(module, blocks)
-        mesh = init_device_mesh(torch.device(device).type, (world,))
-        self.blocks: list[FSDPModule] = [fully_shard(block, mesh=mesh) for block in blocks]
-        self.root: Any = fully_shard(_RunModule(module), mesh=mesh)
+        self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
+        self.blocks: list[FSDPModule] = [fully_shard(block, mesh=self.mesh) for block in blocks]
+        self.root: Any = fully_shard(_RunModule(module), mesh=self.mesh)
         for unit in self._units:
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
@@ -103,9 +134,6 @@ class FullyShardedParallel:
 
     def unsharded(self, tensor: Any) -> Any:
         return _gathered(tensor)
-
-    def full_tensor(self, tensor: Any) -> Any:
-        return on_host(_gathered(tensor))
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
@@ -168,30 +196,3 @@ def collect_called_blocks(model: VLAModel) -> Iterator[list[nn.Module]]:
         for hook in hooks:
             hook.remove()
         blocks.extend(called_blocks.values())
-
-
-def shard(model: VLAModel, info: EnvInfo, device: str, world: int) -> tuple[FullyShardedParallel, ModelInputs]:
-    """Shard a model whose weights are equal on all ranks; all ranks together. Return the strategy, and one sample for
-    dummy batches.
-
-    Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
-    since it is no batch that comes again.
-    """
-    obs, chunk = dummy_sample(model, info)
-    passes: list[Callable[[], Any]] = []
-    eager = torch.compiler.set_stance("force_eager")
-    with eager, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        with collect_called_blocks(model) as blocks:
-            for forward in (
-                lambda: asdict(model.chunk_log_probs(obs, chunk), recurse=False),
-                lambda: model.imitation_loss(obs, chunk.actions),
-            ):
-                try:
-                    forward()
-                except NotOffered:  # the model cannot be trained in this way
-                    continue
-                passes.append(forward)
-        strategy = FullyShardedParallel(model.module, blocks, device, world)
-        strategy.run(passes[0])  # FSDP finds its blocks in the first pass
-    strategy.release()
-    return strategy, ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)

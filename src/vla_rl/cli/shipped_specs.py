@@ -1,0 +1,93 @@
+"""Specs in the package, for those who have no clone of the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import about, check_folder
+
+SUFFIX = ".yaml"
+
+
+@frozen(kw_only=True)
+class SpecCollection:
+    """Folder of specs in the package. Its files are links to those of the repository; a wheel has the files."""
+
+    name: str
+    """Command that lists it, and the folder of its files in names such as `examples/NAME.yaml`."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(__file__).with_name(self.name)
+
+    @property
+    def files(self) -> list[Path]:
+        """Return the files, by name."""
+        return sorted(self.folder.glob(f"*{SUFFIX}"))
+
+
+EXAMPLES = SpecCollection(name="examples")
+COLLECTIONS = (EXAMPLES,)
+
+
+def shipped(path: Path) -> Path | None:
+    """Return the file of the package that `NAME`, `NAME.yaml` or `examples/NAME.yaml` means where there is no such
+    file; None for any other path."""
+    for collection in COLLECTIONS:
+        file = collection.folder / f"{path.name.removesuffix(SUFFIX)}{SUFFIX}"
+        if path.parts[:-1] in ((), (collection.name,)) and file in collection.files:
+            return file
+    return None
+
+
+def advice(path: Path) -> str:
+    """Return where the specs of the package are listed, after the one that `path` may mean."""
+    names = [file.stem for collection in COLLECTIONS for file in collection.files]
+    listed = " and ".join(f"`vla-rl {collection.name}`" for collection in COLLECTIONS)
+    return f"{did_you_mean(path.stem, names)}; {listed} list the specs that come with vla-rl"
+
+
+def first_line(file: Path) -> str:
+    """Return a spec's description: the first sentence of its head."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment: list[str] = []
+    for line in lines:
+        if not line.startswith("# "):
+            break
+        comment.append(line[2:].strip())
+    return " ".join(comment).partition(". ")[0].partition(" vla-rl run ")[0].strip().removesuffix(".")
+
+
+def listing(collection: SpecCollection) -> list[str]:
+    """Return a line a spec: its name and its description."""
+    width = max(len(file.stem) for file in collection.files)
+    return [f"{file.stem:<{width}}  {first_line(file)}" for file in collection.files]
+
+
+def copy(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """Copy specs to a folder. Return the new files.
+
+    Args:
+        names: of the specs, with or without `.yaml`; none: all.
+
+    Raises UserError for an unknown name, and if a different file has the same name.
+    """
+    check_folder("--to", folder)
+    files = {file.stem: file for file in collection.files}
+    stems = [Path(name).name.removesuffix(SUFFIX) for name in names] or list(files)
+    for stem in stems:
+        if stem not in files:
+            raise UserError(f"there is no {stem!r} among the {collection.name}{did_you_mean(stem, files)}")
+    texts = {folder / files[stem].name: files[stem].read_text(encoding="utf-8") for stem in stems}
+    for target, text in texts.items():
+        if target.exists() and (not target.is_file() or target.read_text(encoding="utf-8") != text):
+            raise UserError(f"{target} is there and is not as it comes; choose another folder with --to")
+    with about("--to", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for target, text in texts.items():
+            target.write_text(text, encoding="utf-8")
+    return list(texts)

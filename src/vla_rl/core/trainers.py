@@ -1,0 +1,243 @@
+"""The contract of trainers, what a learner rank hands to them, and what comes back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import field, frozen
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.hookspecs import Demonstrations, hookspec
+from vla_rl.core.types import Array, ArrayOrTensor, Observation, Statistic, concat, pick, to_numpy
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.core.augmentation import AugmentSpec
+    from vla_rl.core.randomness import Noise
+    from vla_rl.core.world_models import Windows
+
+
+# ------------------------------------------------------------------------------------------------ samples
+
+
+@frozen(kw_only=True, eq=False)
+class ModelInputs:
+    """B samples: observations, chosen actions [B, C, A] and the model's own extras, batch first."""
+
+    obs: Observation
+    actions: ArrayOrTensor
+    extras: Mapping[str, ArrayOrTensor]
+
+    def __len__(self) -> int:
+        return len(self.obs)
+
+    def take(self, indices: Array) -> ModelInputs:
+        import numpy as np
+
+        if np.array_equal(indices, np.arange(len(self))):
+            return self
+        return ModelInputs(
+            obs=self.obs.take(indices),
+            actions=pick(self.actions, indices),
+            extras={name: pick(tensor, indices) for name, tensor in self.extras.items()},
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.obs) + int(self.actions.nbytes) + sum(int(tensor.nbytes) for tensor in self.extras.values())
+
+    def numpy(self) -> ModelInputs:
+        extras = {name: to_numpy(tensor) for name, tensor in self.extras.items()}
+        return ModelInputs(obs=self.obs.numpy(), actions=to_numpy(self.actions), extras=extras)
+
+    @staticmethod
+    def concat(parts: Sequence[ModelInputs]) -> ModelInputs:
+        if len(parts) == 1:
+            return parts[0]
+        return ModelInputs(
+            obs=Observation.concat([part.obs for part in parts]),
+            actions=concat([part.actions for part in parts]),
+            extras={name: concat([part.extras[name] for part in parts]) for name in parts[0].extras},
+        )
+
+
+def nbytes(obs: Observation) -> int:
+    """Return the bytes of an observation's arrays. Instructions do not count: many envs share one string."""
+    arrays = [*obs.images.values(), obs.state, obs.steps]
+    return sum(int(array.nbytes) for array in arrays if array is not None)
+
+
+class SampleInputs(Protocol):
+    """Model inputs of B samples: one batch, or rows of several."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Array, /) -> ModelInputs:
+        """Return the samples at these positions (int64 [b]), in this order."""
+
+
+SampleFields = Mapping[str, "Array | None"]
+"""Fields of `Batch` other than the model inputs, [B, ...] each."""
+
+
+@frozen(kw_only=True)
+class OptimizerStep:
+    """One rank's share of one optimiser step. The divisors count all ranks, so the sum of the ranks' gradients is an
+    exact mean.
+    """
+
+    micro_batches: tuple[Array, ...]
+    """Indices into the rank's samples, int64 [B] for each micro-batch; empty where the rank only joins the
+    reduction.
+    """
+    passes: int
+    """Number of micro-batches of the rank that has the most."""
+    divisor: float
+    """Sum of the policy loss's counts over the whole optimiser step."""
+    value_divisor: float
+    accumulated: bool = False
+    """True where `forward_backward` already ran the passes, on samples that are not sent again (streaming update).
+    """
+
+
+UNNORMALISED = OptimizerStep(micro_batches=(), passes=0, divisor=1.0, value_divisor=1.0)
+"""Placeholder step for a part of a streaming update, whose divisors are known only when the last part is there."""
+
+
+@frozen(kw_only=True)
+class ImitationStep:
+    """One rank's share of one optimiser step of behaviour cloning."""
+
+    number: int
+    """Number of the optimiser step, from 1."""
+    first: int
+    """Number of the rank's first sample within the step, over all ranks."""
+    indices: Array
+    """Indices into the rank's samples, int64 [B]; empty where the rank only joins the reduction."""
+    total: int
+    """Number of samples of all ranks."""
+    most: int
+    """Number of samples of the rank that has the most."""
+    lr: float
+    augment: AugmentSpec | None = None
+    """Random changes of the pictures, which `read_ahead` makes; None: none."""
+    seed: int = 0
+    """Seed of these changes."""
+
+
+# ---------------------------------------------------------------------------------------- what an update gets
+
+
+@frozen(kw_only=True, eq=False)
+class TrajectoryData:
+    """One rank's samples of a training step, and its share of the optimiser steps."""
+
+    step: int
+    """Training step, from 1."""
+    version: int
+    """Version of the weights before the update."""
+    inputs: SampleInputs | None
+    """Model inputs of the rank's samples; None where it has none, or sent them to `accumulate`."""
+    fields: SampleFields
+    """Fields of the same samples, in the same order."""
+    steps: Sequence[OptimizerStep]
+
+
+@frozen(kw_only=True, eq=False)
+class TrajectoryPart:
+    """A part of a rank's samples, before the rest of the training step is collected (streaming update)."""
+
+    version: int
+    inputs: ModelInputs | None
+    fields: SampleFields
+    micro_batches: Sequence[Array]
+    """Indices into the part's samples, int64 [b] for each micro-batch."""
+    passes: int
+    """Number of micro-batches of the rank that has the most."""
+    first: bool
+    """This is the training step's first part."""
+
+
+@frozen(kw_only=True, eq=False)
+class DemonstrationsData:
+    """One rank's demonstrations, and its share of optimiser steps on them."""
+
+    demonstrations: Demonstrations | None
+    """None: the rank has none, and only joins the reduction of gradients."""
+    steps: Sequence[ImitationStep]
+
+
+@frozen(kw_only=True, eq=False)
+class WindowData:
+    """Windows of recorded episodes for one optimiser step of a world model."""
+
+    windows: Windows
+    noise: Noise
+    """Random numbers, keyed by the number of the update."""
+
+
+@frozen(kw_only=True)
+class UpdateMetrics:
+    """Metrics of one rank's update. The driver merges those of all ranks."""
+
+    sums: Mapping[str, float] = field(factory=dict)
+    """Metrics that are added over ranks."""
+    maxima: Mapping[str, float] = field(factory=dict)
+    """Metrics of which the largest counts."""
+    statistics: Mapping[str, Statistic] = field(factory=dict)
+    """Statistics that are added over ranks, then read."""
+    seconds: float = 0.0
+    """Seconds that the update took."""
+
+
+class Trainer(ABC):
+    """How a learner rank learns: its networks, optimisers and targets, and their updates. The policy is the
+    `TrainedModel` of `Context.training`, which all trainers of a rank share. Entry-point group `vla_rl.trainers`."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """Return all networks that are trained, by name; "policy" is the policy's. Checkpoints hold the weights of
+        all."""
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """Return all optimisers by name; "policy" is the policy's. Checkpoints hold their state. Empty where a network
+        brings its own."""
+
+    @hookspec(firstresult=True)
+    def targets(self) -> Mapping[str, torch.nn.Module]:
+        """Return networks that follow trained ones (target networks), by name. Checkpoints hold their weights.
+        Optional."""
+        return {}
+
+    @abstractmethod
+    @hookspec(firstresult=True)
+    def update(self, data: Any) -> UpdateMetrics:
+        """Train on these data, whose class `Plugin.trains_on` tells. All ranks call it together. Gradients are summed
+        over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
+
+    @hookspec(firstresult=True)
+    def accumulate(self, data: TrajectoryPart) -> None:
+        """Run the forward and backward passes of a part of a training step's samples, before the rest is collected
+        (streaming update); `update` makes the optimiser step. Optional, for trainers of trajectories."""
+        raise NotOffered(f"{type(self).__name__} cannot begin with a part of a training step")
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def restart(self) -> None:
+        """Forget samples and gradients of a training step that has begun, where a parallel strategy has replaced the
+        policy's parameters. Optional."""
+
+    @hookspec(firstresult=True)
+    def state(self) -> Mapping[str, Any]:
+        """Return what `load` needs besides modules, optimisers and targets to resume exactly; tensors in host memory.
+        Optional."""
+        return {}
+
+    @hookspec(firstresult=True)  # noqa: B027 - optional
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Resume from what `state` returned. Optional."""

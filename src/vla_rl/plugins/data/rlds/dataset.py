@@ -1,0 +1,186 @@
+"""Samples of an RLDS data set: numbers are kept in memory, pictures are read on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.types import Array, Context, Observation
+from vla_rl.plugins.data.rlds import RLDSConfig, find_files
+from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, read_bytes, read_examples
+from vla_rl.toolkit.data.pictures import MAX_PIXELS, decode_picture, stack_pictures
+from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
+
+STEPS = "steps/"
+OBSERVATION = "observation/"
+METADATA = "episode_metadata/"
+
+
+@frozen(eq=False)
+class RLDSEpisode:
+    """An episode of T steps."""
+
+    file: Path
+    actions: Array
+    """float32 [T, A]."""
+    state: Array | None
+    """float32 [T, S]."""
+    instructions: list[str]
+    pictures: dict[str, tuple[Span, ...]]
+    """Places of a camera's pictures in `file`, by feature."""
+
+
+class RLDSData(Demonstrations):
+    """Demonstrations of an RLDS data set."""
+
+    def __init__(self, config: RLDSConfig, context: Context) -> None:
+        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        files = find_files(config)
+        self._where = str(files[0].parent)
+        self._config = config
+        self._chunk = context.chunk
+        self._uses_state = context.env is not None and context.env.state_dim > 0
+        self._cameras: dict[str, str] = {}
+        self._episodes: list[RLDSEpisode] = []
+        for file in files:
+            for example in read_examples(file):
+                if not self._episodes:
+                    self._check_first_episode(example.features, context)
+                self._episodes.append(self._episode(file, example))
+                if len(self._episodes) == config.episodes:
+                    break
+            if len(self._episodes) == config.episodes:
+                break
+        if not self._episodes:
+            raise UserError(f"{self._where}: its files are empty")
+        lengths = [len(episode.actions) for episode in self._episodes]
+        self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1)
+        self._check_numbers(lengths)
+
+    def num_samples(self) -> int:
+        return len(self._windows)
+
+    def read_samples(self, indices: Any) -> tuple[Observation, Array]:
+        positions = [
+            (self._episodes[episode], int(step))
+            for episode, step in zip(*self._windows.find(np.asarray(indices)), strict=True)
+        ]
+        images = {}
+        for camera, feature in self._cameras.items():
+            frames = [self._picture(episode, feature, step) for episode, step in positions]
+            images[camera] = stack_pictures(self._where, feature, frames)
+        states = [episode.state[step] for episode, step in positions if episode.state is not None]
+        observation = Observation(
+            images=images,
+            instructions=tuple(episode.instructions[step] for episode, step in positions),
+            state=np.stack(states) if states else None,
+        )
+        following = np.arange(self._chunk)
+        chunks = [
+            episode.actions[np.minimum(step + following, len(episode.actions) - 1)] for episode, step in positions
+        ]
+        return observation, np.stack(chunks)
+
+    def data_statistics(self) -> Any:
+        features = {"action": np.concatenate([episode.actions for episode in self._episodes])}
+        states = [episode.state for episode in self._episodes if episode.state is not None]
+        return statistics(features | ({"state": np.concatenate(states)} if states else {}))
+
+    def _check_first_episode(self, features: dict[str, ExampleFeature], context: Context) -> None:
+        """Compare the first episode with the simulator."""
+        steps = _num_steps(features)
+        config = self._config
+        sizes = [len(self._numbers(features, config.action)) // steps]
+        sizes.append(len(self._numbers(features, config.state)) // steps if self._uses_state else 0)
+        env = check_fit(self._where, context.env, *sizes)
+        names = [name.removeprefix(STEPS) for name, feature in features.items() if feature.spans is not None]
+        pictures = [name for name in names if name.startswith(OBSERVATION)]
+        usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in pictures}
+        self._cameras = match_cameras(self._where, env, pictures, {**usual, **config.cameras})
+
+    def _episode(self, file: Path, example: Example) -> RLDSEpisode:
+        features = example.features
+        steps = _num_steps(features)
+        episode = RLDSEpisode(
+            file=file,
+            actions=self._rows(features, self._config.action, steps),
+            state=self._rows(features, self._config.state, steps) if self._uses_state else None,
+            instructions=self._instructions(file, example, steps),
+            pictures={name: self._spans(features, name) for name in self._cameras.values()},
+        )
+        for name, spans in episode.pictures.items():
+            if len(spans) != steps:
+                raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} pictures of {name}")
+        return episode
+
+    def _instructions(self, file: Path, example: Example, steps: int) -> list[str]:
+        name = self._config.instruction
+        spans = self._spans(example.features, name)
+        try:
+            texts = [example.read(span).decode() for span in spans]
+        except UnicodeDecodeError as exc:
+            raise UserError(f"{file}: an instruction is no UTF-8 ({exc.reason}); download it again") from exc
+        if name.startswith(METADATA):
+            texts = texts * steps
+        if len(texts) != steps:
+            raise UserError(f"{file}: an episode of {steps} steps has {len(texts)} instructions")
+        return texts
+
+    def _rows(self, features: dict[str, ExampleFeature], name: str, steps: int) -> Array:
+        numbers = self._numbers(features, name)
+        if len(numbers) % steps:
+            raise UserError(f"{self._where}: {name} has {len(numbers)} numbers in an episode of {steps} steps")
+        rows: Array = numbers.reshape(steps, -1).astype(np.float32)
+        return rows
+
+    def _numbers(self, features: dict[str, ExampleFeature], name: str) -> Array:
+        numbers = self._feature(features, name).numbers
+        if numbers is None:
+            raise UserError(f"{self._where}: {name} holds texts or pictures, numbers are expected")
+        return numbers
+
+    def _spans(self, features: dict[str, ExampleFeature], name: str) -> tuple[Span, ...]:
+        spans = self._feature(features, name).spans
+        if spans is None:
+            raise UserError(f"{self._where}: {name} holds numbers, texts or pictures are expected")
+        return spans
+
+    def _feature(self, features: dict[str, ExampleFeature], name: str) -> ExampleFeature:
+        full = name if name.startswith(METADATA) else STEPS + name
+        if full not in features:
+            names = [feature.removeprefix(STEPS) for feature in sorted(features)]
+            raise UserError(
+                f"{self._where} has no feature {name!r}{did_you_mean(name, names)}\n  it has: {', '.join(names)}"
+            )
+        return features[full]
+
+    def _check_numbers(self, lengths: list[int]) -> None:
+        episodes = np.repeat(np.arange(len(lengths)), lengths)
+        steps = np.concatenate([np.arange(length) for length in lengths])
+        named = {"actions": [episode.actions for episode in self._episodes]}
+        if self._uses_state:
+            named["state"] = [episode.state for episode in self._episodes if episode.state is not None]
+        for what, rows in named.items():
+            widths = sorted({row.shape[1] for row in rows})
+            if len(widths) > 1:
+                raise UserError(f"{self._where}: its {what} have {' and '.join(map(str, widths))} numbers")
+            check_finite(self._where, what, np.concatenate(rows), episodes, steps)
+
+    def _picture(self, episode: RLDSEpisode, feature: str, step: int) -> Array:
+        try:
+            return decode_picture(read_bytes(episode.file, episode.pictures[feature][step]), MAX_PIXELS)
+        except ValueError as exc:
+            raise UserError(f"{episode.file}: a picture of {feature} cannot be decoded ({exc})") from exc
+
+
+def _num_steps(features: dict[str, ExampleFeature]) -> int:
+    """Return the steps of an episode, which every RLDS episode marks by `is_first`."""
+    first = features.get(f"{STEPS}is_first", ExampleFeature()).numbers
+    if first is None or not len(first):
+        raise UserError("an episode has no steps/is_first, as every RLDS data set has; is this one?")
+    return len(first)

@@ -1,0 +1,130 @@
+"""The envs of `gym_hil`: gym-hil's base environment in wrappers, as an environment of the plugin `gymnasium`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array, Context
+from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.hil_settings import DEVICES, SCRIPTED, GymHilConfig, PersonSettings, lacks
+from vla_rl.plugins.envs.gymnasium.people import STEP, TakeoverWrapper
+from vla_rl.plugins.envs.gymnasium.settings import STATES, CameraSettings, InterventionSettings, Wrapper
+from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
+from vla_rl.plugins.envs.gymnasium.single_env import GymnasiumEnv, make_envs, try_out
+from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
+
+
+def make_hil_envs(config: GymHilConfig, context: Context) -> SubprocEnvs:
+    """Return the env instances. Raise UserError for what is missing."""
+    return make_envs(gymnasium_config(config), context, MakeHilEnv(config))
+
+
+def try_out_hil(config: GymHilConfig) -> None:
+    """Execute one action in a separate process. Raise UserError for what is wrong on this machine."""
+    try_out(gymnasium_config(config))
+
+
+def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
+    """Return the settings of the plugin `gymnasium` that make this environment. Raise UserError without gym-hil."""
+    if missing := lacks():
+        raise UserError(f"gym_hil needs the package {missing}")
+    person = config.person
+    wrappers = [
+        Wrapper(
+            name="gym_hil.wrappers.hil_wrappers:EEActionWrapper",
+            kwargs={"ee_action_step_size": dict.fromkeys("xyz", STEP), "use_gripper": True},
+        ),
+        Wrapper(
+            name=f"{__name__}:DrawCameras", kwargs={"cameras": list(config.cameras), "image_size": config.image_size}
+        ),
+    ]
+    if person is not None:
+        kwargs = {"after": person.after, "steps": person.steps, "kwargs": person.kwargs}
+        wrappers.append(
+            Wrapper(
+                name=f"{TakeoverWrapper.__module__}:TakeoverWrapper", kwargs={"person": person.controller, **kwargs}
+            )
+        )
+        if person.controller in DEVICES:
+            wrappers.append(Wrapper(name="gym_hil.wrappers.viewer_wrapper:PassiveViewerWrapper"))
+    return GymnasiumConfig(
+        id="gym_hil/PandaPickCubeBase-v0",
+        kwargs={"random_block_position": config.random_block, "reward_type": config.reward},
+        imports=("gym_hil",),
+        instruction=config.instruction,
+        cameras={name: CameraSettings(source=f"render.{name}", size=config.image_size) for name in config.cameras},
+        state="agent_pos",
+        success="succeed",
+        interventions=None if person is None else InterventionSettings(source=_source(person)),
+        wrappers=tuple(wrappers),
+        max_steps=config.max_steps,
+        train_states=config.train_states,
+        eval_states=config.eval_states,
+        control_hz=config.control_hz,
+        deterministic=person is None or person.controller == SCRIPTED,
+        processes=config.processes,
+    )
+
+
+def _source(person: PersonSettings) -> Any:
+    return "expert" if person.controller == SCRIPTED else "person"
+
+
+@frozen
+class MakeHilEnv:
+    """Factory that creates env instances in their processes."""
+
+    config: GymHilConfig
+
+    def __call__(self, number: int) -> HilEnv:
+        return HilEnv(self.config)
+
+
+class HilEnv(GymnasiumEnv):
+    """One environment, whose person may be told to leave evaluations alone."""
+
+    def __init__(self, config: GymHilConfig) -> None:
+        super().__init__(gymnasium_config(config))
+        self._person = config.person
+
+    def reset(self, state_id: int, seed: int) -> None:
+        super().reset(state_id, seed)
+        if self._person is not None and self._env is not None:
+            wrapper = next(layer for layer in wrapper_layers(self._env) if isinstance(layer, TakeoverWrapper))
+            wrapper.listens = self._person.in_evaluation or state_id >= STATES
+
+
+class DrawCameras(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Renders the chosen cameras where `render` is called. gym-hil renders all of them at every step, or none."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], cameras: list[str], image_size: int) -> None:
+        super().__init__(env)
+        self._cameras = cameras
+        self._size = image_size
+        self._renderer: Any = None
+
+    def render(self) -> Any:
+        """Return the images by camera, uint8 [H, W, 3]."""
+        import mujoco
+
+        env: Any = self.env.unwrapped
+        if self._renderer is None:
+            env.model.vis.global_.offwidth = max(env.model.vis.global_.offwidth, self._size)
+            env.model.vis.global_.offheight = max(env.model.vis.global_.offheight, self._size)
+            self._renderer = mujoco.Renderer(env.model, self._size, self._size)
+        images: dict[str, Array] = {}
+        for name in self._cameras:
+            self._renderer.update_scene(env.data, camera={"front": "front", "wrist": "handcam_rgb"}[name])
+            images[name] = np.array(self._renderer.render())
+        return images
+
+    def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+        self.env.close()

@@ -1,0 +1,192 @@
+"""Sensor noise of LIBERO-Plus: five kinds of ImageNet-C in ten severities each, with NumPy and SciPy alone.
+
+Bit-identical to the authors' code for equal random numbers; see benchmarks/libero_plus.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.ndimage import gaussian_filter, zoom
+
+from vla_rl.core.types import Array
+
+Draws = np.random.RandomState
+"""Random numbers of one picture. The legacy generator, since the authors' code draws from it."""
+MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
+"""Severity -> radius and standard deviation in pixels."""
+ZOOM = (
+    (1.11, 0.01),
+    (1.16, 0.01),
+    (1.21, 0.02),
+    (1.26, 0.02),
+    (1.31, 0.03),
+    (1.36, 0.01),
+    (1.41, 0.01),
+    (1.46, 0.02),
+    (1.51, 0.02),
+    (1.56, 0.03),
+)
+"""Severity -> end and step of the zoom factors, which begin with 1."""
+FOG = (
+    (0.5, 3.0),
+    (1.0, 2.8),
+    (1.5, 2.5),
+    (2.0, 2.2),
+    (2.5, 2.0),
+    (3.0, 1.8),
+    (3.5, 1.6),
+    (4.0, 1.5),
+    (4.5, 1.4),
+    (5.0, 1.3),
+)
+"""Severity -> thickness and roughness: how fast the fog's variation falls with its size."""
+GLASS = (
+    (0.5, 1, 3),
+    (0.7, 1, 3),
+    (0.9, 2, 3),
+    (1.0, 2, 2),
+    (1.1, 3, 2),
+    (1.3, 3, 2),
+    (1.5, 4, 2),
+    (1.8, 4, 2),
+    (2.2, 5, 1),
+    (2.5, 5, 1),
+)
+"""Severity -> standard deviation of the blur, largest shift in pixels, passes."""
+FOG_SIZE, FOG_SPREAD = 256, 100.0
+"""Side of the fog's map in pixels, at least, and its variation at the coarsest scale."""
+QUANTUM = 65535
+"""Largest value of a channel in ImageMagick's usual build (Q16)."""
+
+
+def noisy(picture: Array, noise: int, draws: Draws) -> Array:
+    """Return a picture with sensor noise, uint8 [H, W, 3].
+
+    Args:
+        picture: uint8 [H, W, 3] in the order in which MuJoCo draws it, bottom line first.
+        noise: 1 to 50: motion blur, Gaussian blur, zoom blur, fog, glass blur, in ten severities each.
+        draws: random numbers of this picture.
+    """
+    kind, severity = divmod(noise - 1, 10)
+    return KINDS[kind](picture, severity, draws)
+
+
+def motion_blur(picture: Array, severity: int, draws: Draws) -> Array:
+    """Blur along a random direction, one-sided, as ImageMagick 6 (Q16) does."""
+    radius, sigma = MOTION[severity]
+    angle = math.radians(draws.uniform(-45, 45))
+    width = 2 * radius + 1
+    weights = np.exp(-np.square(np.arange(width, dtype=np.float64)) / (2.0 * sigma * sigma))
+    weights /= math.sqrt(2.0 * math.pi) * sigma
+    weights /= sum(weights.tolist())
+    x, y = width * math.sin(angle), width * math.cos(angle)
+    length = math.hypot(x, y)
+    height, columns = picture.shape[:2]
+    rows, cells = np.arange(height)[:, None], np.arange(columns)[None]
+    values = picture.astype(np.float64) * (QUANTUM // 255)
+    total = np.zeros(picture.shape)
+    for i, weight in enumerate(weights.tolist()):
+        right, down = math.ceil(i * y / length - 0.5), math.ceil(i * x / length - 0.5)
+        total += weight * values[np.clip(rows + down, 0, height - 1), np.clip(cells + right, 0, columns - 1)]
+    quanta = np.clip(np.floor(total + 0.5), 0, QUANTUM).astype(np.int64)
+    return _bytes(quanta // (QUANTUM // 255))
+
+
+def gaussian_blur(picture: Array, severity: int, draws: Draws) -> Array:
+    return _bytes(np.clip(_blurred(picture / 255.0, severity + 1), 0, 1) * 255)
+
+
+def zoom_blur(picture: Array, severity: int, draws: Draws) -> Array:
+    """Average the picture over several enlargements of its middle."""
+    factors = np.arange(1, *ZOOM[severity])
+    image = (picture / 255.0).astype(np.float32)
+    total = np.zeros_like(image)
+    for factor in factors:
+        total += _enlarged(image, factor)
+    return _bytes(np.clip((image + total) / (len(factors) + 1), 0, 1) * 255)
+
+
+def fog(picture: Array, severity: int, draws: Draws) -> Array:
+    """Lighten the picture by a random cloud."""
+    thickness, roughness = FOG[severity]
+    image = picture / 255.0
+    brightest = image.max()
+    height, width = image.shape[:2]
+    side = max(FOG_SIZE, 1 << (max(height, width) - 1).bit_length())
+    image += thickness * _cloud(side, roughness, draws)[:height, :width, np.newaxis]
+    return _bytes(np.clip(image * brightest / (brightest + thickness), 0, 1) * 255)
+
+
+def glass_blur(picture: Array, severity: int, draws: Draws) -> Array:
+    """Blur, replace each pixel by a random one near it, and blur again.
+
+    The authors' code looks like a swap of two pixels. It is none: both sides are views, so a pixel takes the other's
+    value, and the other keeps it.
+    """
+    sigma, most, passes = GLASS[severity]
+    image = _bytes(_blurred(picture / 255.0, sigma) * 255)
+    height, width = image.shape[:2]
+    rows, columns = np.arange(height - most, most, -1), np.arange(width - most, most, -1)
+    targets = (rows[:, None] * width + columns[None]).ravel()
+    source_of = list(range(height * width))
+    for _ in range(passes):
+        shifts = draws.randint(-most, most, size=(len(targets), 2))
+        for target, source in zip(targets.tolist(), (targets + shifts @ [1, width]).tolist(), strict=True):
+            source_of[target] = source_of[source]
+    image = image.reshape(-1, 3)[source_of].reshape(image.shape)
+    return _bytes(np.clip(_blurred(image / 255.0, sigma), 0, 1) * 255)
+
+
+KINDS: tuple[Callable[[Array, int, Draws], Array], ...] = (motion_blur, gaussian_blur, zoom_blur, fog, glass_blur)
+"""Kinds of noise, in official order."""
+
+
+def _bytes(image: Array) -> Array:
+    return image.astype(np.uint8)
+
+
+def _blurred(image: Array, sigma: float) -> Array:
+    return np.asarray(gaussian_filter(image, (sigma, sigma, 0), mode="nearest", truncate=4.0))
+
+
+def _enlarged(image: Array, factor: float) -> Array:
+    """Return the middle of a picture, enlarged to the picture's size."""
+    side = image.shape[0]
+    part = math.ceil(side / float(factor))
+    start = (side - part) // 2
+    middle = zoom(image[start : start + part, start : start + part], (factor, factor, 1), order=1)
+    rest = (middle.shape[0] - side) // 2
+    return np.asarray(middle[rest : rest + side, rest : rest + side])
+
+
+def _cloud(side: int, roughness: float, draws: Draws) -> Array:
+    """Return a random height map in [0, 1], float64 [side, side], by the diamond-square algorithm.
+
+    Args:
+        side: a power of two.
+        roughness: divisor of the variation from each scale to the next finer one.
+    """
+    heights = np.zeros((side, side))
+    step, spread = side, FOG_SPREAD
+
+    def varied(sums: Array) -> Array:
+        return sums / 4 + spread * draws.uniform(-spread, spread, sums.shape)
+
+    while step >= 2:
+        half = step // 2
+        corners = heights[::step, ::step]
+        sums = corners + np.roll(corners, -1, axis=0)
+        sums += np.roll(sums, -1, axis=1)
+        heights[half::step, half::step] = varied(sums)
+        centres = heights[half::step, half::step]
+        corners = heights[::step, ::step]
+        sums = (centres + np.roll(centres, 1, axis=0)) + (corners + np.roll(corners, -1, axis=1))
+        heights[::step, half::step] = varied(sums)
+        sums = (centres + np.roll(centres, 1, axis=1)) + (corners + np.roll(corners, -1, axis=0))
+        heights[half::step, ::step] = varied(sums)
+        step, spread = half, spread / roughness
+    heights -= heights.min()
+    return np.asarray(heights / heights.max())

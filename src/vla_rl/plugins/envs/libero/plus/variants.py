@@ -1,0 +1,215 @@
+"""LIBERO-Plus's table of variants, and the choice of those that a spec evaluates. Needs no simulator."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from io import StringIO
+
+from attrs import frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.randomness import derived_seed
+from vla_rl.plugins.envs.libero.plus import DIMENSIONS, SUITES, PlusConfig
+
+TABLE = "variants.csv.gz"
+"""Table written by tools/libero_plus_table.py: suite, name, dimension and level of each variant, in official order."""
+WITH_VIEW = re.compile(
+    r"(?P<base>.+?)(?:_language_(?P<language>\d+))?_view_(?P<view>\d+_\d+_\d+_\d+_\d+)_initstate_(?P<robot>\d+)"
+    r"(?:_noise_(?P<noise>\d+))?"
+)
+WITHOUT_VIEW = re.compile(r"(?P<base>.+?)(?:_(?P<asset>light|table|tb|add)_\d+|(?:_moved)?_level\d+_sample\d+)")
+FIRST_VARIANT, IDS_PER_SUITE = 1_000_000_000, 10_000
+"""State ids: 1,000,000,000, plus 10,000 times the suite's number, plus the variant's official number in the suite."""
+ASSETS = (
+    "need scenes, textures or meshes of the authors' assets.zip (data set Sylvest/LIBERO-plus on huggingface.co), "
+    "which this plugin does not load; evaluate them with the authors' code"
+)
+PLAIN_VIEW = (0, 0, 100, 0, 0)
+"""View of variants whose camera is not moved: turns of 0 degrees, the distance in percent."""
+
+
+@frozen(kw_only=True)
+class Variant:
+    """One variant of a task: the base task's scene, changed in one dimension."""
+
+    suite: str
+    number: int
+    """Official number within the suite, from 1."""
+    name: str
+    base: str
+    """Name of the LIBERO task."""
+    dimension: str
+    level: int | None
+    view: tuple[int, ...] = PLAIN_VIEW
+    """Turns of the camera `agentview` in degrees and its distance in percent: horizontal, vertical, distance, turn of
+    the view, tilt of the view."""
+    language: int = 0
+    """Number of the paraphrase; 0: none."""
+    robot: int = 0
+    """Number of the robot's perturbed joint positions, 1 to 500; 0: LIBERO's own."""
+    noise: int = 0
+    """Kind and severity of the sensor noise, 1 to 50; 0: none."""
+    needs_assets: bool = False
+    """The variant needs the authors' assets: scenes, textures or meshes that LIBERO does not have."""
+
+    @property
+    def state_id(self) -> int:
+        return FIRST_VARIANT + SUITES.index(self.suite) * IDS_PER_SUITE + self.number
+
+    @property
+    def task_name(self) -> str:
+        return f"{self.suite}/{self.name}"
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Categories in which results are reported: the dimension, and its level."""
+        level = "no level" if self.level is None else f"level {self.level}"
+        return self.dimension, f"{self.dimension}, {level}"
+
+    @property
+    def suffix_words(self) -> str:
+        """Words that the official package appends to the instruction: the rest of the name."""
+        return self.name.removeprefix(self.base).replace("_", " ")
+
+
+def parse(suite: str, number: int, name: str, dimension: str, level: int | None) -> Variant:
+    """Return the variant that a name describes. Base names may contain words such as `_table_`, so only the end of the
+    name counts."""
+    match = WITH_VIEW.fullmatch(name)
+    if match is not None:
+        return Variant(
+            suite=suite,
+            number=number,
+            name=name,
+            base=match["base"],
+            dimension=dimension,
+            level=level,
+            view=tuple(int(part) for part in match["view"].split("_")),
+            language=int(match["language"] or 0),
+            robot=int(match["robot"]),
+            noise=int(match["noise"] or 0),
+        )
+    match = WITHOUT_VIEW.fullmatch(name)
+    if match is None:
+        raise ValueError(f"no variant of LIBERO-Plus is called {name!r}")
+    return Variant(
+        suite=suite,
+        number=number,
+        name=name,
+        base=match["base"],
+        dimension=dimension,
+        level=level,
+        needs_assets=match["asset"] is not None,
+    )
+
+
+@cache
+def all_variants() -> tuple[Variant, ...]:
+    """Return all 10,030 variants, in official order."""
+    table = resources.files("vla_rl.plugins.envs.libero.plus").joinpath(TABLE)
+    text = gzip.decompress(table.read_bytes()).decode()
+    numbers = Counter[str]()
+    variants = []
+    for suite, name, dimension, level in csv.reader(StringIO(text)):
+        numbers[suite] += 1
+        variants.append(parse(suite, numbers[suite], name, dimension, int(level) if level else None))
+    return tuple(variants)
+
+
+@cache
+def _variants_by_id() -> dict[int, Variant]:
+    return {variant.state_id: variant for variant in all_variants()}
+
+
+def variant_of(state_id: int) -> Variant:
+    return _variants_by_id()[state_id]
+
+
+def selected(config: PlusConfig) -> tuple[Variant, ...]:
+    """Return the variants that a spec evaluates, in official order. Raise UserError if there are none."""
+    variants = chosen(config)
+    if not variants:
+        raise UserError("LIBERO-Plus has no variant with these suites, dimensions and levels")
+    runnable = [variant for variant in variants if not variant.needs_assets]
+    if not runnable:
+        raise UserError(f"none of these variants can run: {left_out(variants)}")
+    return sampled(runnable, min(config.sample or len(runnable), len(runnable)), config.sample_seed)
+
+
+def left_out(variants: Sequence[Variant]) -> str:
+    """Return which variants cannot run, and why; empty if all can."""
+    missing = [variant for variant in variants if variant.needs_assets]
+    if not missing:
+        return ""
+    return f"{counts(missing)} {ASSETS}"
+
+
+def remarks(config: PlusConfig) -> tuple[str, ...]:
+    """Return what a reader of results has to know about the selection, for results.json."""
+    variants, evaluated = chosen(config), selected(config)
+    notes = [f"LIBERO-Plus: {len(evaluated)} of {len(variants)} variants are evaluated: {counts(evaluated)}"]
+    if len(evaluated) < len(variants) and config.sample is not None:
+        notes.append(f"sample: stratified by dimension and level, sample_seed {config.sample_seed}")
+    missing = left_out(variants)
+    if missing:
+        notes.append(f"left out: {missing}")
+    dimensions = {variant.dimension for variant in evaluated}
+    if "robot" in dimensions and config.robot_states == "official":
+        notes.append(
+            "robot_states: official: the initial state overwrites the perturbed joints, as in the authors' code; only "
+            "the controller's rest posture differs"
+        )
+    if "robot" in dimensions and config.robot_states == "perturbed":
+        notes.append("robot_states: perturbed: episodes start with the perturbed joints, unlike in the authors' code")
+    if dimensions != {"language"} and config.instructions == "task":
+        notes.append("instructions: task: without the words of the variant's name that the authors' code appends")
+    if "noise" in dimensions:
+        notes.append("sensor noise has the authors' kinds and severities and keyed random numbers of our own")
+    return tuple(notes)
+
+
+def chosen(config: PlusConfig) -> tuple[Variant, ...]:
+    """Return the variants with these suites, dimensions and levels, in official order, before sampling."""
+    return tuple(
+        variant
+        for variant in all_variants()
+        if (config.suites is None or variant.suite in config.suites)
+        and (config.dimensions is None or variant.dimension in config.dimensions)
+        and (config.levels is None or variant.level in config.levels)
+    )
+
+
+def sampled(variants: Sequence[Variant], count: int, seed: int) -> tuple[Variant, ...]:
+    """Return `count` variants, stratified by dimension and level.
+
+    Each stratum has its share, rounded by largest remainders, so that the plain mean estimates the mean over all
+    variants. Within a stratum variants are drawn by keyed random numbers.
+    """
+    strata: dict[tuple[str, int], list[Variant]] = {}
+    for variant in variants:
+        strata.setdefault((variant.dimension, variant.level or 0), []).append(variant)
+    exact = {key: count * len(members) / len(variants) for key, members in strata.items()}
+    sizes = {key: int(share) for key, share in exact.items()}
+    by_remainder = sorted(exact, key=lambda key: (sizes[key] - exact[key], key))
+    for key in by_remainder[: count - sum(sizes.values())]:
+        sizes[key] += 1
+    drawn = set[Variant]()
+    for key, members in strata.items():
+        drawn.update(sorted(members, key=lambda variant: _draw(variant, seed))[: sizes[key]])
+    return tuple(variant for variant in variants if variant in drawn)
+
+
+def _draw(variant: Variant, seed: int) -> int:
+    return derived_seed(seed, "libero_plus/sample", SUITES.index(variant.suite), variant.number)
+
+
+def counts(variants: Sequence[Variant]) -> str:
+    """Return the number of variants of each dimension, in the authors' order: "1599 camera, 696 layout"."""
+    by_dimension = Counter(variant.dimension for variant in variants)
+    return ", ".join(f"{by_dimension[name]} {name}" for name in DIMENSIONS if by_dimension[name])

@@ -1,0 +1,155 @@
+"""The policy update of one rank: forward and backward passes over its samples, and optimiser steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from vla_rl.core.trainers import (
+    UNNORMALISED,
+    OptimizerStep,
+    SampleFields,
+    SampleInputs,
+    Trainer,
+    TrajectoryData,
+    TrajectoryPart,
+    UpdateMetrics,
+)
+from vla_rl.core.types import Batch, Scores
+from vla_rl.toolkit.algorithms.statistics import Mean
+from vla_rl.toolkit.trainers import optimizer
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
+from vla_rl.toolkit.trainers.micro_batches import MicroBatches
+
+
+class PolicyGradient(Trainer):
+    """Trainer of the policy by an algorithm's loss."""
+
+    def __init__(self, training: TrainingContext) -> None:
+        self.batches = MicroBatches(training.trained, training.algorithm)
+        self._trained = training.trained
+        self._algorithm = training.algorithm
+        self._heartbeat = training.heartbeat
+        self._compare_acting = training.compare_acting
+        self.restart()
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"policy": self._trained.model.module}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        return {"policy": self._trained.optimizer}
+
+    def restart(self) -> None:
+        """Begin a training step without samples, and free the samples of the last one."""
+        train = self._trained.train
+        self._comparison = MetricAccumulator()
+        """Comparison of recomputed log-probs with those of acting, over the samples of the first optimiser step."""
+        self._accumulator = GradientAccumulator(
+            self._trained.parameters, self._algorithm.loss, keep_samples=train.epochs > 1
+        )
+
+    def update(self, data: TrajectoryData) -> UpdateMetrics:
+        """Make all optimiser steps of one training step. Sums are means over the optimiser steps once they are added
+        over ranks.
+        """
+        step = data.step
+        inputs: SampleInputs | None = data.inputs
+        fields = data.fields
+        steps = data.steps
+        before = perf_counter()
+        seconds_before = 0.0
+        trained = self._trained
+        metrics = MetricAccumulator({"loss/total": torch.zeros((), device=trained.device)})
+        norms: list[torch.Tensor] = []
+        with trained.released():
+            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(step))
+            if any(optimizer_step.accumulated for optimizer_step in steps):
+                seconds_before = self._accumulator.seconds
+                inputs, fields, steps = self._accumulator.epochs(steps)
+            for index, optimizer_step in enumerate(steps):
+                if optimizer_step.accumulated:
+                    loss = self._accumulator.normalise(optimizer_step, metrics, len(steps))
+                else:
+                    loss = self._passes(
+                        data.version, inputs, fields, optimizer_step, metrics, len(steps), first=index == 0
+                    )
+                critic_only = step <= trained.train.critic_warmup_steps
+                norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
+            metrics.add({}, self._comparison.statistics)
+            self._accumulator.check_linear()
+            trained.check_finite()
+            self.restart()
+        metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()
+        return metrics.read(seconds_before + perf_counter() - before)
+
+    def accumulate(self, data: TrajectoryPart) -> None:
+        version = data.version
+        fields = data.fields
+        micro_batches = data.micro_batches
+        self._trained.strategy.release()  # the policy acts again after `update`
+        if data.first:
+            self._trained.optimizer.zero_grad(set_to_none=True)
+            self.restart()
+        part = self._accumulator.part(data.inputs, fields, micro_batches, data.passes)
+        with part, self._trained.adapters_cast_once():
+            for batch in self.batches.each(data.inputs, fields, micro_batches, UNNORMALISED, version):
+                self._heartbeat()
+                scores = self._trained.scores(batch)
+                self._compare(scores, batch)
+                self._accumulator.add(scores, batch)
+            for _ in range(self._trained.dummy_passes(data.passes, len(micro_batches))):
+                self._heartbeat()
+                batch = self.batches.dummy(fields, UNNORMALISED, version)
+                self._accumulator.add(self._trained.scores(batch), batch, counts=False)
+
+    def _passes(
+        self,
+        version: int,
+        inputs: SampleInputs | None,
+        fields: SampleFields,
+        step: OptimizerStep,
+        metrics: MetricAccumulator,
+        count: int,
+        first: bool,
+    ) -> torch.Tensor:
+        """Run the passes of all micro-batches of one of `count` optimiser steps, whether it is the first. Return the
+        loss.
+        """
+        trained = self._trained
+        trained.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=trained.device)
+        with trained.adapters_cast_once():
+            for batch in self.batches.each(inputs, fields, step.micro_batches, step, version):
+                self._heartbeat()
+                scores = trained.scores(batch)
+                if first:
+                    self._compare(scores, batch)
+                loss = self._algorithm.loss(scores, batch)
+                loss.total.backward()
+                total = total + loss.total.detach()
+                metrics.add_sums(loss.metrics, count)
+                metrics.add(loss.maxima, loss.statistics)
+        metrics.add_sums({"loss/total": total}, count)
+        for _ in range(trained.dummy_passes(step.passes, len(step.micro_batches))):
+            self._heartbeat()
+            batch = self.batches.dummy(fields, step, version)
+            self._algorithm.loss(trained.scores(batch), batch).total.backward()
+        return total
+
+    def _compare(self, scores: Scores, batch: Batch) -> None:
+        """Add a micro-batch, scored with the weights of the training step's start, to the comparison with acting."""
+        if self._compare_acting:
+            self._comparison.add({}, {"policy/recompute_kl": recompute_kl(scores, batch)})
+
+
+def recompute_kl(scores: Scores, batch: Batch) -> Mean:
+    """Estimate KL(acting || recomputed) in nats per token (k3 of Schulman 2020), over the samples that the learner's
+    own weights sampled. It is 0 where acting and learning compute the same.
+    """
+    log_ratio = (scores.log_probs.detach() - batch.log_probs).double()
+    same_weights = batch.valid & (batch.lag == 0)[:, None]
+    return Mean.of(torch.expm1(log_ratio) - log_ratio, same_weights[..., None].expand_as(log_ratio))

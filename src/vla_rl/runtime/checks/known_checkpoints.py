@@ -1,0 +1,82 @@
+"""Messages about the checkpoint that a spec names: what is known of it, or what the spec has to tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints
+from vla_rl.core.spec.source import Item
+from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint
+from vla_rl.core.spec.structure import keys_of, to_plain
+
+PATH = ("model", "checkpoint")
+
+
+def checkpoint_lines(spec: Spec) -> Iterator[str]:
+    """Yield what a run says at its start about a known checkpoint."""
+    row = known_checkpoint(spec)
+    if row is None:
+        return
+    keys = row.keys_with(spec.env.type)
+    listed = ", ".join(f"{key}={_brief(known.value)}" for key, known in keys.items()) or "no key"
+    yield f"checkpoint {row.name} is known, and goes with {listed} (vla-rl models {row.name}: who says so)"
+    if "limits" in row.facts:
+        yield f"checkpoint {row.name}: {row.facts['limits'].value}"
+
+
+def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
+    """Yield what a spec should tell of a checkpoint that is not known, or of which something is not."""
+    name = getattr(spec.model.config, "checkpoint", None)
+    if not isinstance(name, str) or name.startswith("builtin:") or has_own_policy(spec):
+        return
+    row = known_checkpoint(spec)
+    if row is not None:
+        for key, text in row.tell.items():
+            if not _is_given(spec, key):
+                yield PATH, f"no source gives {key} of {row.name}; tell it: {text}"
+        return
+    if Path(name).exists():
+        path = str(Path(name).absolute())
+        for namesake in known_checkpoints(path).namesakes(path):
+            yield from _namesake_warnings(spec, namesake)
+        return
+    tell = known_checkpoints().tell.get(spec.model.type, {})
+    missing = {key: text for key, text in tell.items() if not _is_given(spec, key)}
+    if missing:
+        listed = "; ".join(f"{key} ({text})" for key, text in missing.items())
+        yield PATH, f"{name} is none of the known checkpoints (vla-rl models); the spec does not tell {listed}"
+
+
+# ------------------------------------------------------------------------------------------------ internal
+
+
+def _namesake_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:
+    """Yield the keys in which a spec differs from the known checkpoint that its folder is called after."""
+    plain = spec.to_dict()
+    different = []
+    for key, known in row.keys_with(spec.env.type).items():
+        section, _, rest = key.partition(".")
+        value = plain.get(section, {}).get(rest)
+        if value != known.value and value not in known.also:
+            different.append(f"{key}={_brief(known.value)} (here {_brief(value)})")
+    if spec.model.type not in row.types:
+        different.insert(0, f"model.type={row.types[0]} (here {spec.model.type})")
+    if different:
+        text = f"a folder of this name is known as {row.name}, which goes with {', '.join(different)}"
+        yield PATH, f"{text}; set them if it is that one"
+
+
+def _is_given(spec: Spec, key: str) -> bool:
+    """Return whether the spec's author wrote a key; of a spec built in Python: whether it is not the default."""
+    path = tuple(key.split("."))
+    if spec.source is not None and (spec.source.lines or spec.source.overridden):
+        return path in spec.source.lines or any(path[: len(other)] == other for other in spec.source.overridden)
+    part = spec.model.config if path[0] == "model" else getattr(spec, path[0])
+    attribute = keys_of(type(part)).get(path[1])
+    return attribute is None or to_plain(getattr(part, attribute.name)) != to_plain(attribute.default)
+
+
+def _brief(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

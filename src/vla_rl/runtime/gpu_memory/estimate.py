@@ -1,0 +1,344 @@
+"""Latencies of a job on a GPU that nobody has run it on: operators counted on the meta device, rates of the card and of
+the simulator (planning/hardware.yaml)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.errors import UserError
+from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
+from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.spec import Spec, has_own_policy
+from vla_rl.core.types import EnvInfo, TaskInfo
+from vla_rl.runtime.gpu_memory.checks import Prediction
+from vla_rl.runtime.gpu_memory.model_memory import ModelCosts, measure_costs, without_adapters
+from vla_rl.runtime.placement.assignments import assign
+from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.planning.device_time import (
+    CALIBRATED_MODELS,
+    CallSeconds,
+    Compiled,
+    call_seconds,
+    optimizer_seconds,
+)
+from vla_rl.runtime.planning.hardware import GpuRates, SimulatorRates, hardware
+from vla_rl.runtime.planning.plan import plan_for
+from vla_rl.runtime.planning.profile import Cost, Profile
+from vla_rl.toolkit.models.adapters import merge_mode
+
+logger = logging.getLogger(__name__)
+
+FORWARD = 1 / 3
+"""Share of a learner's pass that a forward pass alone takes."""
+PINNED = 52e9
+"""Bytes a second from pinned host memory to a device (docs/results.md)."""
+WORTHWHILE = 0.95
+"""A change is named if it leaves at most this share of a call's time."""
+READS_CHECKPOINT = (
+    *("tokenizer", "asset_id", "statistics_range", "unnorm_key", "embodiment"),
+    *("state_keys", "action_keys"),
+)
+"""Keys of models that say how to read a checkpoint, and that a preset does not take."""
+
+
+@frozen(kw_only=True)
+class Speedup:
+    """A change of the spec that takes less time."""
+
+    change: str
+    call: str
+    """The call that it shortens."""
+    before: float
+    after: float
+    """Seconds of that call."""
+
+
+@frozen(kw_only=True)
+class Estimate:
+    """Expected latencies of a job, and how they are known."""
+
+    profile: Profile
+    prediction: Prediction
+    parameters: int
+    calibrated: bool
+    """The card and the model are among those that were measured."""
+    inference: CallSeconds
+    rows: int
+    """Observations of that inference."""
+    learner_pass: CallSeconds
+    """Seconds of a forward and backward pass of a micro-batch."""
+    simulation_s: float | None
+    """Seconds of a chunk step of an env; None: no rate is known, and simulation is not counted."""
+    faster: tuple[Speedup, ...]
+    guesses: tuple[str, ...]
+    """What is assumed, in words."""
+
+
+def estimate(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
+    """Estimate the latencies of a spec's job on a GPU with these rates. Raises UserError where its model cannot be
+    counted."""
+    if has_own_policy(spec):
+        raise UserError(f"engine {spec.rollout.engine.type!r} acts with a policy of its own, whose time is not known")
+    guesses: list[str] = []
+    sized = of_public_size(spec, guesses)
+    info = known_info(sized, guesses)
+    rows = _rows(sized, cluster)
+    try:
+        calls = ModelCalls.count(sized, info, (max(1, rows // 4), rows) if rows > 1 else (1, 2), gpu)
+    except Exception as exc:  # of any plugin
+        logger.debug("operators of model %r", spec.model.type, exc_info=True)
+        raise UserError(f"the operators of model {spec.model.type!r} cannot be counted: {exc}") from exc
+    acting, learning = _modes(spec)
+    merges = merge_mode(spec.model.config) != "off"
+    inferences = {count: calls.inference(count, acting, merges) for count in calls.costs.acting}
+    pass_seconds = calls.learner_pass(learning)
+    simulation = _simulation(spec, info, guesses)
+    return Estimate(
+        profile=_profile(spec, info, calls.costs, gpu, cluster, inferences, pass_seconds, simulation, guesses),
+        prediction=Prediction(memory=calls.costs.memory, info=info),
+        parameters=calls.costs.parameters,
+        calibrated=gpu.measured and spec.model.type in CALIBRATED_MODELS,
+        inference=inferences[rows],
+        rows=rows,
+        learner_pass=pass_seconds,
+        simulation_s=None if simulation is None else simulation.mean / simulation.num_envs,
+        faster=tuple(_faster(spec, calls, rows, acting, learning, merges)),
+        guesses=tuple(guesses),
+    )
+
+
+# ------------------------------------------------------------------------------------------ the model and its inputs
+
+
+def of_public_size(spec: Spec, guesses: list[str]) -> Spec:
+    """Return the spec with random weights of the public size in place of a checkpoint that is not on this machine."""
+    config = spec.model.config
+    checkpoint = getattr(config, "checkpoint", None)
+    if checkpoint is None or checkpoint.startswith("builtin:") or os.path.exists(checkpoint):  # noqa: PTH110 - as given
+        return spec
+    guesses.append(f"{checkpoint} is not on this machine: sizes of `preset: full`")
+    read = {name: None for name in READS_CHECKPOINT if hasattr(config, name)}
+    plain = {"save_lora": "merged"} if hasattr(config, "save_lora") else {}
+    return evolve(
+        spec, model=evolve(spec.model, config=evolve(config, checkpoint=None, preset="full", **read, **plain))
+    )
+
+
+def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
+    """Return the simulator's description, from its plugin or from what is known without building it. Raises UserError
+    for a simulator of which nothing is known."""
+    name, config = spec.env.type, spec.env.config
+    plugin = load("env", name, spec.plugins)
+    if plugin.env_info is not None:
+        return plugin.env_info(config)
+    rates = hardware().simulators.get(name)
+    if rates is None:
+        raise UserError(f"nothing is known of env {name!r} before it is built; plan with --profile RUN/trace.json")
+    limit = spec.rollout.max_steps or _step_limit(config, rates)
+    dimension = (plugin.action_dim(config) if plugin.action_dim else None) or rates.action_dim
+    return EnvInfo(
+        cameras=_camera_sizes(config, rates),
+        state_dim=rates.state_dim,
+        action_low=(-1.0,) * dimension,
+        action_high=(1.0,) * dimension,
+        tasks=(TaskInfo(name="any", instruction=rates.instruction, max_steps=limit),),
+    )
+
+
+def _camera_sizes(config: Any, rates: SimulatorRates) -> dict[str, tuple[int, int]]:
+    cameras = config.cameras
+    if isinstance(cameras, Mapping):
+        return {camera: (size, size) for camera, size in cameras.items()}
+    assert rates.picture is not None
+    return dict.fromkeys(cameras, rates.picture)
+
+
+def _step_limit(config: Any, rates: SimulatorRates) -> int:
+    """Return the step limit of the simulator's longest suite."""
+    if getattr(config, "step_limits", None) == "simplevla" and rates.simplevla_max_steps is not None:
+        return rates.simplevla_max_steps
+    suites = getattr(config, "suites", None) or [getattr(config, "suite", None)]
+    own = getattr(config, "max_steps", None)
+    longest = max(rates.max_steps.values())
+    return own or max(rates.max_steps.get(suite or "default", longest) for suite in suites)
+
+
+def _rows(spec: Spec, cluster: Cluster) -> int:
+    """Return the rows of the largest inference under the spec's placement; for one that does not fit, an even share."""
+    try:
+        plan = plan_for(spec, cluster)
+        workers = assign(plan, spec.env.num_envs, one_process=False)
+    except (DoesNotFit, MeasureFirst, UserError):
+        return max(1, spec.env.num_envs // max(cluster.gpus, 1))
+    served = [w.batching.max_batch or sum(lane.num_envs for lane in w.served) for w in workers if w.served]
+    return max(served, default=1)
+
+
+# ---------------------------------------------------------------------------------------------------- seconds of calls
+
+
+def _modes(spec: Spec) -> tuple[Compiled, Compiled]:
+    """Return how acting and learning are compiled on a GPU."""
+    sharded = spec.train.sharding == "full"
+    learning: Compiled = spec.train.compile or ("off" if sharded else "blocks")
+    acting: Compiled = spec.rollout.compile or ("off" if sharded or spec.train.compile == "off" else "blocks")
+    return acting, learning
+
+
+@frozen(kw_only=True)
+class ModelCalls:
+    """Seconds of a model's calls on a GPU."""
+
+    spec: Spec
+    costs: ModelCosts
+    merged: ModelCosts | None
+    """Costs of acting with merged adapters; None for a model without adapters."""
+    gpu: GpuRates
+
+    @classmethod
+    def count(cls, spec: Spec, info: EnvInfo, rows: tuple[int, ...], gpu: GpuRates) -> ModelCalls:
+        """Count the operators of the spec's model, for inferences of so many rows."""
+        costs = measure_costs(spec, info, rows=rows)
+        merged = None
+        if getattr(spec.model.config, "lora", None) is not None:
+            merged = measure_costs(without_adapters(spec), info, rows=rows, learns=False)
+        return cls(spec=spec, costs=costs, merged=merged, gpu=gpu)
+
+    def inference(self, rows: int, compiled: Compiled, merges: bool) -> CallSeconds:
+        """Return the seconds of an inference; `merges`: adapters are merged."""
+        if merges and self.merged is not None:
+            counts = self.merged.acting[rows]
+            return call_seconds(counts, self.gpu, compiled, adapted_layers=self.costs.adapted_layers)
+        return call_seconds(self.costs.acting[rows], self.gpu, compiled)
+
+    def learner_pass(self, compiled: Compiled) -> CallSeconds:
+        """Return the seconds of a pass of a micro-batch, forward and backward."""
+        assert self.costs.learning is not None
+        selective = getattr(self.spec.model.config, "recompute", "off") == "selective"
+        return call_seconds(self.costs.learning, self.gpu, compiled, learns=True, selective=selective)
+
+
+def _simulation(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
+    """Return the seconds of a chunk step; None where no rate is known."""
+    chunk, name = spec.rollout.chunk, spec.env.type
+    rates = hardware().simulators.get(name)
+    pixels = sum(height * width for height, width in info.cameras.values())
+    if rates is not None and rates.gpu is not None:
+        fixed = chunk * rates.gpu.fixed_s
+        each = chunk * rates.gpu.pixel_s * pixels
+        envs = spec.env.num_envs
+        return Cost(seconds=fixed + each * envs, num_envs=envs, fixed=fixed / (fixed + each * envs))
+    backend = getattr(spec.env.config, "backend", None)
+    if rates is None or rates.cpu is None or backend in ("gpu", "auto"):
+        guesses.append(f"no rate of {name} is known{' on a GPU' * (backend is not None)}: simulation takes no time")
+        return None
+    picture = rates.cpu.picture_s if rates.cpu.gpu_picture_s is None else rates.cpu.gpu_picture_s
+    guesses.append(f"a picture of {name} takes {picture:g} s where a GPU draws it (a CPU: {rates.cpu.picture_s:g})")
+    seconds = chunk * rates.cpu.step_s + len(info.cameras) * picture
+    return Cost(seconds=seconds, num_envs=1, cpus=1.0)
+
+
+def _profile(
+    spec: Spec,
+    info: EnvInfo,
+    costs: ModelCosts,
+    gpu: GpuRates,
+    cluster: Cluster,
+    inferences: Mapping[int, CallSeconds],
+    pass_seconds: CallSeconds,
+    simulation: Cost | None,
+    guesses: list[str],
+) -> Profile:
+    """Put the seconds of all calls together."""
+    (first, low), *_, (last, high) = sorted((rows, call.total) for rows, call in inferences.items())
+    slope = (high - low) / (last - first) if last > first else high / last
+    limit = spec.rollout.steps or spec.rollout.max_steps or max(task.max_steps for task in info.tasks)
+    chunk_steps = math.ceil(limit / spec.rollout.chunk)
+    guesses.append(f"episodes run to their limit of {limit} actions; no group is filtered")
+    memory = costs.memory
+    weights = memory.weights
+    guesses.append("resets, messages between workers and the driver's own work take no time")
+    ranks = _ranks(spec, cluster)
+    return Profile(
+        chunk_steps=chunk_steps,
+        sim=simulation or Cost(seconds=0.0),
+        policy=Cost(seconds=high, num_envs=last, fixed=min(max(1 - slope * last / high, 0.0), 1.0)),
+        learner=Cost(seconds=_update(spec, costs, gpu, pass_seconds, chunk_steps, ranks, guesses), num_envs=ranks),
+        publish=weights / gpu.link_bytes_per_s,
+        offload={"policy": 2 * weights / PINNED, "learner": 2 * (weights + 3 * memory.trained_weights) / PINNED},
+        parameters=costs.parameters,
+        weight_bytes=weights / costs.parameters,
+    )
+
+
+def _ranks(spec: Spec, cluster: Cluster) -> int:
+    """Return the number of learners under the spec's placement."""
+    try:
+        plan: Plan = plan_for(spec, cluster)
+    except (DoesNotFit, MeasureFirst, UserError):
+        return max(cluster.gpus, 1)
+    return max(len(plan.hosting("learner")), 1)
+
+
+def _update(
+    spec: Spec,
+    costs: ModelCosts,
+    gpu: GpuRates,
+    pass_seconds: CallSeconds,
+    chunk_steps: int,
+    ranks: int,
+    guesses: list[str],
+) -> float:
+    """Return the seconds of all optimiser steps of an iteration on so many learners."""
+    shape, train, memory = RunShape.of(spec), spec.train, costs.memory
+    samples = shape.tickets_per_step * chunk_steps * shape.uses
+    share = samples / ranks
+    seconds = pass_seconds.total
+    if train.sharding == "full" and ranks > 1:
+        gathered = (2 * memory.weights + memory.gradients) / gpu.link_bytes_per_s
+        seconds = max(seconds, gathered)
+        guesses.append(f"weights of sharded layers travel at {gpu.link_gb_per_s:g} GB/s while others compute")
+    passes = train.epochs * math.ceil(share / train.micro_batch)
+    optimizer_steps = train.epochs * math.ceil(samples / (train.global_batch or samples))
+    each = optimizer_seconds(memory.trained_weights / (ranks if train.sharding == "full" else 1), gpu)
+    if ranks > 1 and train.sharding != "full":
+        each += 2 * memory.gradients / gpu.link_bytes_per_s
+    total = passes * seconds + optimizer_steps * each
+    needs = build_algorithm(spec).needs
+    if needs.recomputed_values or needs.proximal_log_probs or needs.reference:
+        total += math.ceil(share / train.micro_batch) * FORWARD * pass_seconds.total
+        guesses.append("a forward pass takes a third of a learner's pass")
+    if needs.frames:
+        guesses.append("the encoder of frames takes no time")
+    return total
+
+
+# ------------------------------------------------------------------------------------------------- what would be faster
+
+
+def _faster(
+    spec: Spec, calls: ModelCalls, rows: int, acting: Compiled, learning: Compiled, merges: bool
+) -> Iterator[Speedup]:
+    """Yield the keys that would shorten a call by at least a twentieth."""
+    sharded = spec.train.sharding == "full"
+    now = calls.inference(rows, acting, merges).total
+    changes: list[tuple[str, str, float, float]] = []
+    if not merges and calls.merged is not None:
+        after = calls.inference(rows, acting, True).total
+        changes.append(("model.lora.merge_for_acting: in_place", "inference", now, after))
+    if acting != "graphs" and not sharded:
+        after = calls.inference(rows, "graphs", merges).total
+        changes.append(("rollout.compile: graphs", "inference", now, after))
+    if learning == "off":
+        change = "train.compile: blocks" + ", train.sharding: replicated" * sharded
+        changes.append((change, "pass", calls.learner_pass("off").total, calls.learner_pass("blocks").total))
+    for change, call, before, after in changes:
+        if after < WORTHWHILE * before:
+            yield Speedup(change=change, call=call, before=before, after=after)

@@ -1,0 +1,127 @@
+"""Rates of GPUs and simulators: data with sources (hardware.yaml), for plans without a run."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.paths import read_text
+from vla_rl.core.spec.structure import Problems, Structurer
+from vla_rl.core.spec.yaml import dotted, parse
+
+FILE = Path(__file__).with_name("hardware.yaml")
+LONGEST_FILE = 100_000
+"""Characters."""
+REACHED = {"product": 770 / 989, "traffic": 4.26 / 4.8}
+"""Share of the published peak that the one measured card reached: products of matrices, and copies."""
+
+
+@frozen(kw_only=True)
+class GpuRates:
+    """Rates of a GPU."""
+
+    tflops: float = field(validator=v.gt(0))
+    """Floating-point operations a second of a large bfloat16 product, in 10^12."""
+    terabytes_per_s: float = field(validator=v.gt(0))
+    """Bytes a second of a copy on the device, reading and writing, in 10^12."""
+    gib: float = field(validator=v.gt(0))
+    """Memory in GiB."""
+    link_gb_per_s: float = field(validator=v.gt(0))
+    """Bytes a second to another GPU, one direction, in 10^9."""
+    measured: bool = False
+    """Rates that a card reached (`benchmarks/gpu.py`); else published peaks."""
+    source: str = ""
+
+    @property
+    def product_flops_per_s(self) -> float:
+        """Return the floating-point operations a second that a large product reaches."""
+        return self.tflops * 1e12 * (1.0 if self.measured else REACHED["product"])
+
+    @property
+    def traffic_bytes_per_s(self) -> float:
+        """Return the bytes a second that a copy reaches."""
+        return self.terabytes_per_s * 1e12 * (1.0 if self.measured else REACHED["traffic"])
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Return the bytes a second to another GPU."""
+        return self.link_gb_per_s * 1e9
+
+
+@frozen(kw_only=True)
+class CpuSimulation:
+    """Costs of an env on one core."""
+
+    step_s: float = field(validator=v.ge(0))
+    """Seconds of an action."""
+    picture_s: float = field(default=0.0, validator=v.ge(0))
+    """Seconds of a picture, drawn by a CPU, once a chunk and camera."""
+    gpu_picture_s: float | None = field(default=None, validator=v.optional(v.ge(0)))
+    """Seconds of a picture that a GPU draws: a guess. Null: as on a CPU."""
+    source: str = ""
+
+
+@frozen(kw_only=True)
+class GpuSimulation:
+    """Costs of a batch of envs on a GPU."""
+
+    fixed_s: float = field(validator=v.ge(0))
+    """Seconds of an action of all envs of a worker."""
+    pixel_s: float = field(validator=v.ge(0))
+    """Further seconds for each pixel of their pictures."""
+    source: str = ""
+
+
+@frozen(kw_only=True)
+class SimulatorRates:
+    """What is known of a simulator without building it."""
+
+    cpu: CpuSimulation | None = None
+    gpu: GpuSimulation | None = None
+    state_dim: int = 0
+    action_dim: int = 7
+    picture: tuple[int, int] | None = None
+    """Height and width of its pictures where its settings do not say them."""
+    max_steps: dict[str, int] = field(factory=dict)
+    """Suite -> step limit; `default` for all others."""
+    simplevla_max_steps: int | None = None
+    instruction: str = "do the task"
+    """An instruction of typical length."""
+
+
+@frozen(kw_only=True)
+class Hardware:
+    """Contents of the file."""
+
+    gpus: dict[str, GpuRates]
+    simulators: dict[str, SimulatorRates]
+
+
+@cache
+def hardware() -> Hardware:
+    """Return the data of hardware.yaml."""
+    data: Hardware = Structurer().read_class(parse(read_text(FILE, LONGEST_FILE)).data, Hardware)
+    return data
+
+
+def gpu_rates(name: str) -> GpuRates:
+    """Return the rates of a GPU by its name, or those in a YAML file of the same keys. Raises UserError."""
+    gpus = hardware().gpus
+    if name.lower() in gpus:
+        return gpus[name.lower()]
+    if name.endswith((".yaml", ".yml")):
+        try:
+            rates: GpuRates = Structurer().read_class(parse(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
+        except OSError as exc:
+            raise UserError(f"--gpu {name} cannot be read: {exc.strerror or exc}") from exc
+        except Problems as exc:
+            raise UserError("\n".join(f"{name}: {dotted(path)}: {text}" for path, text in exc.items)) from exc
+        return rates
+    listed = ", ".join(gpus)
+    raise UserError(
+        f"no rates of a GPU {name!r} are known{did_you_mean(name, gpus)}\n  known: {listed}; or a YAML file"
+    )

@@ -1,0 +1,81 @@
+"""The trainers that a learner rank hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from attrs import frozen
+
+from vla_rl.core.catalogue import build
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.manager import Named, offers, wrap
+from vla_rl.core.spec.sections import Component, default_imitation_trainer
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.trainers import Trainer
+from vla_rl.core.types import Context
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+
+@frozen(eq=False)
+class Trainers:
+    """Trainers of one rank, by what they train on. They share the policy and its optimiser."""
+
+    collected: Trainer | None
+    """Trainer of what is collected, the spec's `trainer`; None in `vla-rl sft`."""
+    demonstrations: Trainer
+    """Trainer of `imitation:`, or of the behaviour cloning before RL."""
+
+    @property
+    def all(self) -> Mapping[str, Trainer]:
+        """All trainers, by their names in checkpoints."""
+        named = {"collected": self.collected, "demonstrations": self.demonstrations}
+        return {name: trainer for name, trainer in named.items() if trainer is not None}
+
+
+def trainers_of(
+    spec: Spec,
+    algorithm: Algorithm,
+    wrappers: Named,
+    heartbeat: Callable[[], None],
+    *,
+    compare_acting: bool,
+    imitation: bool,
+) -> Callable[[TrainedModel], Trainers]:
+    """Return the function that builds a rank's trainers.
+
+    Args:
+        compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
+        imitation: True for `vla-rl sft`, which trains on demonstrations alone.
+    """
+
+    def make(trained: TrainedModel) -> Trainers:
+        training = TrainingContext(
+            trained=trained, algorithm=algorithm, heartbeat=heartbeat, compare_acting=compare_acting
+        )
+
+        def built(component: Component) -> Trainer:
+            context = Context(
+                seed=spec.seed,
+                device=trained.device,
+                chunk=spec.rollout.chunk,
+                env=trained.info,
+                training=training,
+            )
+            trainer: Trainer = build("trainer", component.type, component.config, context, spec.plugins)
+            if spec.asynchrony.streaming_update and component is spec.trainer and not offers(trainer, "accumulate"):
+                raise UserError(
+                    f"trainer {component.type!r} cannot begin with a part of a training step; set "
+                    f"asynchrony.streaming_update: false"
+                )
+            return wrap("trainer", trainer, component.type, wrappers)
+
+        section = spec.imitation if imitation else None
+        cloning = default_imitation_trainer() if section is None else section.trainer
+        return Trainers(
+            collected=None if imitation else built(spec.trainer),
+            demonstrations=built(cloning),
+        )
+
+    return make

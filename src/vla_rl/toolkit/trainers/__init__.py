@@ -1,0 +1,1 @@
+"""Parts of trainers: models that are trained, optimisers, gradient accumulation, micro-batches."""

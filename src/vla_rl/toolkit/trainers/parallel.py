@@ -1,0 +1,88 @@
+"""Contract of parallel strategies, and the one of a single rank. `runtime/workers/learner/parallel` has the others.
+
+All give exact sums: gradients of all ranks are added, never averaged, since a loss is already divided by the counts of
+all ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.trainers import ModelInputs
+from vla_rl.core.types import EnvInfo
+
+T = TypeVar("T")
+
+
+class ParallelStrategy(ABC):
+    """Strategy by which the ranks hold a model, run it and reduce its gradients. The methods here are those of full
+    replicas; a strategy that shards the model has its own.
+    """
+
+    world: int
+    """Number of ranks."""
+    lockstep: bool = False
+    """True where all ranks have to run every forward and backward pass together."""
+    mesh: Any = None
+    """`torch.distributed.device_mesh.DeviceMesh` of the ranks, where the strategy shards the model; else None."""
+
+    def prepare(self, model: VLAModel, info: EnvInfo) -> ModelInputs | None:
+        """Arrange a model whose weights are equal on all ranks; all ranks together. Return one sample for dummy
+        batches, where ranks run in lockstep.
+        """
+        return None
+
+    def run(self, forward: Callable[[], T]) -> T:
+        """Call the model; the result is a tensor or a dict of tensors."""
+        return forward()
+
+    @abstractmethod
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add up the gradients of all ranks."""
+
+    def gather(self) -> None:  # noqa: B027 - full weights need nothing
+        """Put full weights into the module, for use outside `run`; all ranks together."""
+
+    def release(self) -> None:  # noqa: B027 - full weights stay
+        """Undo `gather`."""
+
+    def full_weights(self) -> AbstractContextManager[None]:
+        """Context in which the released module holds full weights, to be saved or sent; all ranks together."""
+        return nullcontext()
+
+    def unsharded(self, tensor: Any) -> Any:
+        """Return a tensor that may be sharded as a full tensor on its device; all ranks together. Other values are
+        returned unchanged.
+        """
+        return tensor
+
+    def full_tensor(self, tensor: Any) -> Any:
+        """Return `unsharded` in host memory."""
+        return on_host(self.unsharded(tensor))
+
+    def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
+        """Return this rank's shard of a full tensor, sharded as the parameter `like`. Other values are returned
+        unchanged.
+        """
+        return tensor
+
+
+class SingleRank(ParallelStrategy):
+    """No parallelism: one learner, which holds the whole model."""
+
+    world = 1
+
+    def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Do nothing: there are no other ranks."""
+
+
+def on_host(value: Any) -> Any:
+    """Return a tensor detached and in host memory; other values unchanged."""
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,144 @@
+"""The model of one learner rank, with its optimiser and its parallel strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from attrs import asdict
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import ModelInputs
+from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
+from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
+from vla_rl.toolkit.trainers import optimizer
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
+
+
+class TrainedModel:
+    """A model that one rank trains, together with the other ranks."""
+
+    def __init__(
+        self, model: VLAModel, train: TrainSpec, *, name: str, device: str, info: EnvInfo, acting: bool
+    ) -> None:
+        """Create the optimiser for a model. Raises UserError for a model without trainable parameters.
+
+        Args:
+            info: description of the env that the model was built for.
+            acting: a policy acts with this model between calls.
+        """
+        self.model = model
+        self.train = train
+        self.name = name
+        self.device = device
+        self.info = info
+        self.strategy: ParallelStrategy = SingleRank()
+        self._acting = acting
+        self._dummy: ModelInputs | None = None
+        self._guard = optimizer.FiniteGuard(name)
+        self._start_optimizer()
+
+    def _start_optimizer(self) -> None:
+        self.parameters = {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
+        """Trainable parameters by name."""
+        if not self.parameters:
+            raise UserError(f"model {self.name!r} has no trainable parameters")
+        critic_ids = set() if self.model.critic is None else {id(p) for p in self.model.critic.parameters()}
+        self.critic_names = frozenset(name for name, p in self.parameters.items() if id(p) in critic_ids)
+        actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
+        critic = [p for name, p in self.parameters.items() if name in self.critic_names]
+        self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
+
+    def join(self, strategy: ParallelStrategy) -> None:
+        """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts anew
+        where the strategy replaces parameters.
+        """
+        self.strategy = strategy
+        self._dummy = strategy.prepare(self.model, self.info)
+        if strategy.lockstep:
+            self._start_optimizer()
+            self._let_act()
+
+    # ------------------------------------------------------------------------------------------ what holds weights
+
+    def _let_act(self) -> None:
+        if self._acting:
+            self.strategy.gather()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Context in which the rank holds its own share of the weights only. After it, the policy can act again."""
+        self.strategy.release()
+        yield
+        self._let_act()
+
+    def gathered_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the published weights as full tensors, one at a time, so that no rank holds all of them; all ranks
+        together.
+        """
+        for name, tensor in self.model.weights():
+            yield name, self.strategy.unsharded(tensor)
+
+    @contextmanager
+    def full_weights(self) -> Iterator[None]:
+        """Context in which the module holds full weights, to be saved or sent; all ranks together."""
+        with self.released(), self.strategy.full_weights():
+            yield
+
+    # ---------------------------------------------------------------------------------------------------- passes
+
+    @property
+    def dummy(self) -> ModelInputs:
+        """One sample for dummy batches, by which a rank keeps step with others; only where ranks run in lockstep."""
+        assert self._dummy is not None
+        return self._dummy
+
+    def dummy_passes(self, passes: int, own: int) -> int:
+        """Return the number of dummy batches that the rank runs, with weight 0, while others have samples left.
+
+        Args:
+            passes: number of micro-batches of the rank that has the most.
+            own: number of micro-batches of this rank.
+        """
+        return passes - own if self.strategy.lockstep else 0
+
+    def adapters_cast_once(self) -> AbstractContextManager[None]:
+        """Return a context for the forward and backward passes of one optimiser step, in which adapters are cast once.
+        Shards are cast where they are gathered.
+        """
+        return nullcontext() if self.strategy.lockstep else adapters_cast_once(self.model.module)
+
+    def scores(self, batch: Batch) -> Scores:
+        scores = self.strategy.run(lambda: asdict(self.model.chunk_log_probs(batch.obs, batch.chunk), recurse=False))
+        return Scores(**scores)
+
+    def imitation_loss(self, obs: Observation, actions: Any) -> torch.Tensor:
+        return self.strategy.run(lambda: self.model.imitation_loss(obs, actions))
+
+    def imitation_losses(self, obs: Observation, actions: Any) -> torch.Tensor:
+        """Return the loss of each sample, [B]."""
+        return self.strategy.run(lambda: self.model.imitation_losses(obs, actions))
+
+    def policy_features(self, obs: Observation) -> torch.Tensor:
+        return self.strategy.run(lambda: self.model.policy_features(obs))
+
+    def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
+        """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
+        After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.
+        """
+        stepped = []
+        for name, parameter in self.parameters.items():
+            if critic_only and name not in self.critic_names:
+                parameter.grad = None
+            else:
+                stepped.append(parameter)
+        limit = self.train.max_grad_norm
+        return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+
+    def check_finite(self) -> None:
+        """Raises UserError if a loss or a gradient was not finite since the last call."""
+        self._guard.check()

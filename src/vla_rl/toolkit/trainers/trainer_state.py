@@ -1,0 +1,47 @@
+"""State of what a trainer owns beside the policy and its optimiser, for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.trainers import Trainer
+
+POLICY = "policy"
+"""Name under which a trainer lists the policy and its optimiser, which a checkpoint holds once."""
+
+
+def owned_state(trainer: Trainer) -> dict[str, Any]:
+    """Return the state of a trainer's modules, targets and optimisers other than the policy's, and its further state;
+    {} where there is nothing.
+    """
+    parts = {name: part.state_dict() for name, part in owned_parts(trainer).items()}
+    further = dict(trainer.state())
+    return parts | ({"state": further} if further else {})
+
+
+def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) -> None:
+    """Restore what `owned_state` returned. Raises UserError naming the `source` for the state of another trainer."""
+    parts = owned_parts(trainer)
+    expected = parts.keys() | ({"state"} if dict(trainer.state()) else set())
+    if saved.keys() != expected:
+        raise UserError(
+            f"{source} holds the state of another trainer: missing {sorted(expected - saved.keys())[:5]}, unexpected "
+            f"{sorted(saved.keys() - expected)[:5]}"
+        )
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    if "state" in saved:
+        trainer.load(saved["state"])
+
+
+def owned_parts(trainer: Trainer) -> dict[str, Any]:
+    """Return name -> module or optimiser that the trainer owns beside the policy's."""
+    kinds = {"modules": trainer.modules(), "targets": trainer.targets(), "optimizers": trainer.optimizers()}
+    return {
+        f"{kind}/{name}": part
+        for kind, parts in kinds.items()
+        for name, part in parts.items()
+        if kind == "targets" or name != POLICY
+    }

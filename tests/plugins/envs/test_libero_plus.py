@@ -1,0 +1,155 @@
+"""LIBERO-Plus without a simulator: its table, the choice of variants, sensor noise, and what is said of bad input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import SpecError, read_env
+from vla_rl.plugins.envs.libero import LiberoConfig
+from vla_rl.plugins.envs.libero import plus_files as files
+from vla_rl.plugins.envs.libero.plus import PlusConfig
+from vla_rl.plugins.envs.libero.plus.noise import noisy
+from vla_rl.plugins.envs.libero.plus.variants import (
+    all_variants,
+    chosen,
+    parse,
+    remarks,
+    sampled,
+    selected,
+    variant_of,
+)
+
+LEVELS = {
+    "camera": (199, 360, 325, 228, 487),
+    "robot": (248, 292, 374, 285, 351),
+    "language": (328, 280, 259, 328, 342),
+    "light": (111, 197, 244, 242, 227),
+    "background": (233, 271, 263, 163, 146),
+    "noise": (177, 500, 300, 383, 241),
+    "layout": (348, 302, 329, 257, 289),
+}
+"""Variants of each dimension in levels 1 to 5, as the authors report them; 121 of `light` have no level."""
+OFFICIAL = Path(__file__).with_name("libero_plus_noise.npz")
+"""Pictures of the authors' code (repository at 4976dc3, ImageMagick 6.9.11 Q16): `picture`, and `noise_N` with NumPy's
+generator seeded by N."""
+
+
+def test_counts_are_those_of_the_authors() -> None:
+    counts = Counter((variant.dimension, variant.level) for variant in all_variants())
+    assert counts.pop(("light", None)) == 121
+    assert counts == {(name, level): n for name, row in LEVELS.items() for level, n in enumerate(row, 1)}
+    assert Counter(variant.suite for variant in all_variants()) == {
+        "libero_spatial": 2402,
+        "libero_object": 2518,
+        "libero_goal": 2591,
+        "libero_10": 2519,
+    }
+    assert len({variant.state_id for variant in all_variants()}) == 10_030
+    assert len({variant.base for variant in all_variants()}) == 40
+    assert all(variant_of(variant.state_id) is variant for variant in all_variants()[::100])
+
+
+def test_names_are_read_from_their_end() -> None:
+    table = parse("libero_spatial", 1, "pick_up_the_black_bowl_from_table_center_and_place_it_table_7", "background", 2)
+    assert table.base == "pick_up_the_black_bowl_from_table_center_and_place_it" and table.needs_assets
+    moved = parse("libero_goal", 2, "turn_on_the_stove_moved_level1_sample4", "layout", 3)
+    assert moved.base == "turn_on_the_stove" and not moved.needs_assets
+    words = parse("libero_goal", 3, "turn_on_the_stove_language_12_view_0_0_100_0_0_initstate_0", "language", 3)
+    assert (words.base, words.language, words.robot) == ("turn_on_the_stove", 12, 0)
+    view = parse("libero_goal", 4, "turn_on_the_stove_view_45_15_122_6_356_initstate_0", "camera", 3)
+    assert view.view == (45, 15, 122, 6, 356)
+    assert view.suffix_words == " view 45 15 122 6 356 initstate 0"
+    with pytest.raises(ValueError, match="no variant of LIBERO-Plus is called 'turn_on_the_stove'"):
+        parse("libero_goal", 5, "turn_on_the_stove", "camera", 1)
+
+
+def test_variants_are_chosen_by_suite_dimension_and_level() -> None:
+    variants = chosen(PlusConfig(suites=("libero_10",), dimensions=("noise", "camera"), levels=(5,)))
+    assert {(v.suite, v.level) for v in variants} == {("libero_10", 5)}
+    assert {v.dimension for v in variants} == {"noise", "camera"}
+    assert len(selected(PlusConfig())) == 6983
+
+
+def test_a_sample_is_stratified_keyed_and_nested() -> None:
+    variants = selected(PlusConfig())
+    sample = selected(PlusConfig(sample=700))
+    assert len(sample) == 700 and sample == selected(PlusConfig(sample=700))
+    strata, in_sample = (Counter((v.dimension, v.level) for v in of) for of in (variants, sample))
+    assert all(abs(in_sample[key] - n * 700 / 6983) < 1 for key, n in strata.items())
+    assert set(sample) < set(sampled(variants, 1400, 0))
+    assert len(set(sample) & set(selected(PlusConfig(sample=700, sample_seed=1)))) < 150
+    assert len(selected(PlusConfig(dimensions=("camera",), sample=5000))) == sum(LEVELS["camera"])
+
+
+def test_results_say_what_was_played_and_what_was_left_out() -> None:
+    notes = "\n".join(remarks(PlusConfig(sample=100)))
+    assert "100 of 10030 variants are evaluated: 23 camera" in notes and "sample_seed 0" in notes
+    assert "left out: 1142 light, 1076 background, 829 layout need scenes" in notes
+    assert "robot_states: official" in notes and "instructions: task" in notes
+    plain = "\n".join(remarks(PlusConfig(dimensions=("camera",), instructions="official")))
+    assert "left out" not in plain and "robot_states" not in plain and "instructions" not in plain
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("plus.dimensions=[camara]", "no dimension 'camara'; did you mean 'camera'"),
+        ("plus.levels=[6]", "no level 6; it has 1, 2, 3, 4, 5"),
+        ("plus.suites=[libero_90]", "no suite 'libero_90'"),
+        ("plus.dimensions=[]", "name at least one dimension"),
+        ("plus.levels=[1,1]", "a level is named twice"),
+        ("plus.sample=0", "sample"),
+    ],
+)
+def test_bad_settings_are_named(override: str, said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        read_env("libero", [override])
+    assert said in str(error.value)
+
+
+def test_one_choice_of_tasks() -> None:
+    with pytest.raises(ValueError, match="give one of suite"):
+        LiberoConfig(suite="libero_10", plus=PlusConfig())
+    with pytest.raises(ValueError, match="tasks belong to suite"):
+        LiberoConfig(tasks=(0,), plus=PlusConfig())
+
+
+def test_what_lacks_assets_or_files_says_what_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"none of these variants can run: 1142 light need scenes, .* assets.zip"):
+        selected(PlusConfig(dimensions=("light",)))
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"1550 robot, 1537 language, 696 layout variants need .*: pip install --no-deps"
+    ):
+        files.require_files(selected(PlusConfig()))
+    files.require_files(selected(PlusConfig(dimensions=("camera", "noise"))))
+    robot = next(variant for variant in all_variants() if variant.language)
+    with pytest.raises(UserError, match="task files are not installed: pip install --no-deps"):
+        files.task_file(robot)
+
+
+@pytest.mark.parametrize("noise", [5, 15, 25, 35, 45])
+def test_noise_equals_the_authors_code(noise: int) -> None:
+    official = np.load(OFFICIAL)
+    picture = official["picture"].copy()
+    result = noisy(picture, noise, np.random.RandomState(noise))
+    assert np.array_equal(result, official[f"noise_{noise}"])
+    assert np.array_equal(picture, official["picture"]), "the picture itself stays"
+    again = noisy(picture, noise, np.random.RandomState(noise + 1))
+    assert np.array_equal(again, result) == (noise in (15, 25)), "three of five kinds are random"
+
+
+def test_severity_grows() -> None:
+    picture = np.load(OFFICIAL)["picture"]
+    for kind in range(5):
+        first, last = (noisy(picture, 10 * kind + n, np.random.RandomState(0)).astype(int) for n in (1, 10))
+        assert abs(last - picture).mean() > abs(first - picture).mean() > 0
+
+
+def test_fog_covers_large_pictures() -> None:
+    assert noisy(np.zeros((300, 300, 3), np.uint8) + np.uint8(9), 31, np.random.RandomState(0)).shape == (300, 300, 3)

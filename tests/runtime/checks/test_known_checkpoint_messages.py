@@ -1,0 +1,113 @@
+"""What a run says about the checkpoint that its spec names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from vla_rl.core.spec.spec import load_spec
+from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
+from vla_rl.runtime.checks.run import check_spec
+
+SPEC = """\
+name: toy
+model: {{type: {type}, checkpoint: {checkpoint}{keys}}}
+env: {{type: libero, suite: libero_spatial, num_envs: 8}}
+rollout: {{episodes: 8, group_size: 4{chunk}}}
+algorithm: {{type: grpo}}
+train: {{steps: 1, lr: 0.00001, micro_batch: 8}}
+"""
+BASE = "RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora"
+
+
+def spec_of(
+    checkpoint: str,
+    *overrides: str,
+    type: str = "openvla_oft",  # noqa: A002
+    keys: str = "",
+    chunk: str = ", chunk: 8",
+):
+    Path("spec.yaml").write_text(SPEC.format(type=type, checkpoint=checkpoint, keys=keys, chunk=chunk))
+    return load_spec("spec.yaml", overrides)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def texts(spec) -> list[str]:
+    return [text for _, text in checkpoint_warnings(spec)]
+
+
+def test_a_known_checkpoint_is_announced_once(caplog):
+    with caplog.at_level(logging.WARNING):
+        check_spec(spec_of(BASE, chunk=""), training=True)
+    (line,) = [record.getMessage() for record in caplog.records if BASE in record.getMessage()]
+    assert line.startswith(f"checkpoint {BASE} is known, and goes with model.unnorm_key=libero_130_no_noops_trajall,")
+    assert "rollout.chunk=8" in line and line.endswith(f"(vla-rl models {BASE}: who says so)")
+
+
+def test_limits_of_a_checkpoint_are_said():
+    spec = spec_of("Haozhan72/Openvla-oft-SFT-libero10-traj1")
+    assert any("RLinf runs the same folder without it" in line for line in checkpoint_lines(spec))
+
+
+def test_what_no_source_gives_is_to_be_told():
+    name = "moojink/openvla-7b-oft-finetuned-libero-spatial-object-goal-10"
+    (text,) = texts(spec_of(name))
+    assert text.startswith(f"no source gives model.unnorm_key of {name}; tell it: the suite that is run")
+    assert texts(spec_of(name, keys=", unnorm_key: libero_goal_no_noops")) == []
+
+
+def test_an_unknown_checkpoint_has_to_be_told_keys():
+    (text,) = texts(spec_of("acme/vla", keys=", unnorm_key: x, cameras: [agentview]"))
+    assert text.startswith(
+        "acme/vla is none of the known checkpoints (vla-rl models); the spec does not tell model.head"
+    )
+    assert "action_head--*_checkpoint.pt" in text and "unnorm_key" not in text and "rollout.chunk" not in text
+    given = ", unnorm_key: x, cameras: [agentview], head: l1, gripper: rlds, center_crop: true"
+    assert texts(spec_of("acme/vla", keys=given)) == []
+
+
+@pytest.mark.parametrize("kind", ["openvla", "pi0", "pi05", "smolvla", "gr00t"])
+def test_every_family_says_what_it_wants_to_be_told(kind):
+    (text,) = texts(spec_of("acme/vla", type=kind))
+    assert "the spec does not tell model." in text
+
+
+def test_a_folder_that_is_called_after_a_known_one_is_pointed_out():
+    """`hf download OWNER/NAME --local-dir NAME` makes such a folder; nothing proves that it is that one."""
+    name = BASE.partition("/")[2]
+    Path(name).mkdir()
+    (text,) = texts(spec_of(name, keys=", gripper: rlds"))
+    assert text.startswith(f"a folder of this name is known as {BASE}, which goes with model.unnorm_key=")
+    assert "model.gripper" not in text and "model.append_stop_token=false (here null)" in text
+    Path("other").mkdir()
+    assert texts(spec_of("other")) == []
+
+
+def test_a_built_in_checkpoint_needs_no_words():
+    spec = spec_of("builtin:tabletop", "env={type: tabletop, num_envs: 8}", chunk=", chunk: 4")
+    assert texts(spec) == [] and list(checkpoint_lines(spec)) == []
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "public-checkpoint.md"
+
+
+def test_the_specs_of_the_page_are_read(monkeypatch):
+    spec, table = (block.partition("```")[0] for block in PAGE.read_text("utf-8").split("```yaml\n")[1:])
+    Path("page.yaml").write_text(spec)
+    loaded = load_spec("page.yaml")
+    (line, *_) = checkpoint_lines(loaded)
+    said = " ".join(
+        part.strip() for part in PAGE.read_text("utf-8").split("    checkpoint RLinf/")[1].split("\n\n")[0].splitlines()
+    )
+    assert line.startswith(f"checkpoint RLinf/{said.partition(' (vla-rl models')[0]}")
+    Path("mine.yaml").write_text(table)
+    monkeypatch.setenv("VLA_RL_CHECKPOINTS", "mine.yaml")
+    with_own = spec_of("acme/vla", chunk="")
+    assert with_own.model.config.cameras == ("agentview", "wrist") and with_own.rollout.chunk == 8
+    assert ["model.center_crop" in text for text in texts(with_own)] == [True]

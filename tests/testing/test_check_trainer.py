@@ -1,0 +1,222 @@
+"""Trainers with one mistake each, all of which `check_trainer` finds; and the repository's own, which pass."""
+
+from __future__ import annotations
+
+import copy
+
+import attrs
+import pytest
+import torch
+from attrs import frozen
+from torch import nn
+
+from vla_rl.core.catalogue import load
+from vla_rl.core.trainers import UpdateMetrics
+from vla_rl.core.types import Plugin, TrainingData
+from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
+from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
+from vla_rl.testing import CheckFailed, check_trainer
+from vla_rl.toolkit.trainers.parallel import SingleRank
+
+MUTANTS = {}
+
+
+def found_by(text):
+    """Register a mutant, and what of a finding names its mistake."""
+
+    def register(mutant):
+        MUTANTS[mutant] = text
+        return mutant
+
+    return register
+
+
+@frozen
+class NoKeys:
+    """Settings of the trainers below."""
+
+
+def plugin_of(trainer):
+    data = TrainingData.DEMONSTRATIONS if issubclass(trainer, BehaviourCloning) else TrainingData.TRAJECTORIES
+    return Plugin(
+        config=NoKeys, build=lambda config, context: trainer(context.training), summary="test", trains_on=data
+    )
+
+
+class WithHead(PolicyGradient):
+    """A trainer with a network, an optimiser, a target and a counter of its own; it keeps to the contract."""
+
+    def __init__(self, training):
+        super().__init__(training)
+        self.head = nn.Linear(3, 1)
+        with torch.no_grad():
+            for p in self.head.parameters():
+                p.fill_(0.5)
+        self.target = copy.deepcopy(self.head)
+        self.adam = torch.optim.Adam(self.head.parameters(), lr=1e-2)
+        self.count = 0
+
+    def modules(self):
+        return {**super().modules(), "head": self.head}
+
+    def optimizers(self):
+        return {**super().optimizers(), "head": self.adam}
+
+    def targets(self):
+        return {"head": self.target}
+
+    def state(self):
+        return {"count": self.count}
+
+    def load(self, state):
+        self.count = state["count"]
+
+    def update(self, data):
+        metrics = super().update(data)
+        self.count += 1
+        self.adam.zero_grad()
+        goal = self.target(torch.ones(1, 3)).detach() + self.count
+        loss = (self.head(torch.ones(1, 3)) - goal).square().sum()
+        loss.backward()
+        self.adam.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.head.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return metrics
+
+
+@found_by("'policy' for the policy's own module")
+class AnotherPolicy(PolicyGradient):
+    def modules(self):
+        return {"policy": copy.deepcopy(self._trained.model.module)}
+
+
+@found_by("parameters of `modules`")
+class HiddenNetwork(WithHead):
+    def modules(self):
+        return PolicyGradient.modules(self)
+
+
+@found_by("networks that no optimiser trains")
+class TrainedTarget(WithHead):
+    def targets(self):
+        return {"head": self.head}
+
+
+@found_by("UpdateMetrics, got dict")
+class PlainMetrics(PolicyGradient):
+    def update(self, data):
+        return dict(super().update(data).sums)
+
+
+@found_by("finite metrics, got loss/spread")
+class InfiniteMetric(PolicyGradient):
+    def update(self, data):
+        metrics = super().update(data)
+        return attrs.evolve(metrics, sums={**metrics.sums, "loss/spread": float("nan")})
+
+
+@found_by("other weights than before")
+class Idle(PolicyGradient):
+    def update(self, data):
+        return UpdateMetrics(sums={"loss/total": 0.0})
+
+
+@found_by("data that stay as they are")
+class InPlace(PolicyGradient):
+    def update(self, data):
+        data.fields["advantages"][:] = data.fields["advantages"] / 2
+        return super().update(data)
+
+
+@found_by("whatever the global generators did before")
+class Noisy(PolicyGradient):
+    def update(self, data):
+        metrics = super().update(data)
+        with torch.no_grad():
+            for p in self._trained.parameters.values():
+                p.add_(1e-3 * torch.randn_like(p))
+        return metrics
+
+
+@found_by("global random generators left alone")
+class Seeding(PolicyGradient):
+    def update(self, data):
+        torch.manual_seed(0)
+        return super().update(data)
+
+
+@found_by("however the samples are split into micro-batches")
+class MeanOfMicroBatches(PolicyGradient):
+    def update(self, data):
+        steps = [attrs.evolve(step, divisor=len(step.micro_batches[0])) for step in data.steps]
+        return super().update(attrs.evolve(data, steps=steps))
+
+
+@found_by("gradients of two ranks that add up")
+class MeanOfRanks(PolicyGradient):
+    def update(self, data):
+        count = sum(len(batch) for batch in data.steps[0].micro_batches)
+        return super().update(attrs.evolve(data, steps=[attrs.evolve(step, divisor=count) for step in data.steps]))
+
+
+@found_by("gradients that are added up over the ranks")
+class Alone(PolicyGradient):
+    def update(self, data):
+        self._trained.strategy = SingleRank()
+        return super().update(data)
+
+
+@found_by("the same third update after a checkpoint")
+class ForgetsCount(WithHead):
+    def state(self):
+        return {}
+
+
+@found_by("the same third update after a checkpoint")
+class ForgetsTarget(WithHead):
+    def targets(self):
+        return {}
+
+
+@found_by("the same third update after a checkpoint")
+class ForgetsOptimizer(WithHead):
+    def optimizers(self):
+        return PolicyGradient.optimizers(self)
+
+
+@found_by("'loss/imitation', the sum of the losses")
+class Unnamed(BehaviourCloning):
+    def update(self, data):
+        return attrs.evolve(super().update(data), sums={})
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mistake_is_found(mutant):
+    with pytest.raises(CheckFailed) as failed:
+        check_trainer(plugin_of(mutant))
+    assert any(MUTANTS[mutant] in finding for finding in failed.value.findings), failed.value
+
+
+@pytest.mark.parametrize("name", ["policy_gradient", "behaviour_cloning", "offline"])
+def test_own_trainers_pass(name):
+    check_trainer(load("trainer", name))
+
+
+def test_offline_passes_with_each_algorithm():
+    plugin = load("trainer", "offline")
+    check_trainer(plugin, plugin.config(algorithm="awr", features="frozen"))
+
+
+def test_a_trainer_with_networks_of_its_own_passes():
+    check_trainer(plugin_of(WithHead))
+
+
+def test_a_plugin_says_what_it_trains_on():
+    with pytest.raises(CheckFailed, match=r"one of TrainingData\.TRAJECTORIES"):
+        check_trainer(attrs.evolve(plugin_of(WithHead), trains_on=None))
+
+
+def test_trainers_of_windows_are_checked_elsewhere():
+    with pytest.raises(ValueError, match="check_world_model"):
+        check_trainer(load("trainer", "world_model"))
