@@ -46,6 +46,7 @@ FILES = "VLA_RL_CHECKPOINTS"
 TABLE = "known_checkpoints.yaml"
 FACTS = (
     "trained_on",
+    "suites",
     "reaches",
     "protocol",
     "licence",
@@ -63,7 +64,7 @@ FACTS = (
     "limits",
 )
 """Names of what a row may say beside keys of a spec."""
-OWN_FACTS = ("trained_on", "reaches")
+OWN_FACTS = ("trained_on", "suites", "reaches")
 """Facts that no row takes from the row that it is like."""
 _CACHE_FOLDER = "models--"
 """Beginning of a repository's folder in the Hugging Face hub's cache: models--OWNER--NAME."""
