@@ -284,7 +284,7 @@ def version(root: Path | None) -> str:
     command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False)
-    except OSError:
+    except (OSError, subprocess.SubprocessError):
         return f"{root}, commit unknown"
     return f"{root}, commit {done.stdout.strip() or 'unknown'}"
 
