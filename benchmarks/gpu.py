@@ -12,6 +12,7 @@ Stages, each in a process of its own with a limit of seconds:
   pi0, pi05   decisions (four denoising steps) and learner steps
   weights     1 GB of weights between two processes of the GPU
   simulator   the tabletop simulator, rendered environment steps per second
+  control     rollouts of 1,024 and 4,096 tabletop envs without a network: time of the runtime beyond the simulator
   run         a training step of the 7.5B OpenVLA-OFT on the tabletop at 224 px
 
 Random weights of the public sizes in bfloat16. A stage that does not fit into the memory says so and ends. Figures are
@@ -36,6 +37,7 @@ from typing import Any
 
 import torch
 from attrs import asdict, evolve, frozen
+from measuring import command_line, write_json
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
@@ -52,6 +54,7 @@ LIMITS = {
     "pi05": 90,
     "weights": 60,
     "simulator": 40,
+    "control": 60,
     "run": 120,
 }
 """Stage -> seconds after which it is ended."""
@@ -300,6 +303,16 @@ def simulator(stage: Stage) -> None:
         env.close()
 
 
+def control(stage: Stage) -> None:
+    from runtime import ScaleCase, scale
+
+    for num_envs in (8,) if stage.tiny else (1024, 4096):
+        case = ScaleCase(name=f"{num_envs:,} envs", num_envs=num_envs, algorithm="ppo", auto_reset=True)
+        runtime_us, simulator_us = scale(case, stage.device, REPEATS)
+        stage.report(f"runtime, {case.name}, beyond the simulator", runtime_us, "us/env step")
+        stage.report(f"simulator, {case.name}", simulator_us, "us/env step")
+
+
 def run(stage: Stage) -> None:
     """Train one step of OpenVLA-OFT on the tabletop, with everything that a run does."""
     from vla_rl.core.spec.spec import parse_spec
@@ -330,9 +343,8 @@ def run(stage: Stage) -> None:
     stage.report("environment steps", steps / (last["time/rollout"] + last["time/update"]), "env steps/s")
 
 
-STAGES: dict[str, Callable[[Stage], None]] = {
-    stage.__name__: stage for stage in (smoke, card, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, run)
-}
+STAGE_FUNCTIONS = (smoke, card, oft_step, oft_act, openvla, pi0, pi05, weights, simulator, control, run)
+STAGES: dict[str, Callable[[Stage], None]] = {stage.__name__: stage for stage in STAGE_FUNCTIONS}
 
 
 def decide(stage: Stage, name: str, policy: Any, env: Any, noise: Callable[[int], Any]) -> None:
@@ -410,11 +422,9 @@ def show(figures: list[Figure]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(STAGES), default=list(STAGES), metavar="STAGE")
+    parser = command_line(__doc__, list(STAGES), "STAGE")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--minutes", type=float, default=8.0, help="no stage begins after this, or lasts longer")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--stage", choices=list(STAGES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.stage is not None:
@@ -439,8 +449,7 @@ def main() -> None:
     show(figures)
     for problem in problems:
         print(problem)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n")
+    write_json([asdict(figure) for figure in figures], arguments.json)
     sys.exit(bool(problems))
 
 

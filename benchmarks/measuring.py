@@ -1,18 +1,35 @@
-"""Seconds side by side, and memory."""
+"""What benchmarks share: their command line, seconds side by side, and memory."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
 Figures = dict[str, float]
+
+
+def command_line(description: str | None, parts: Sequence[str], metavar: str) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark whose parts (stages, cases, sections) can be chosen, with `only` and `json`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts), metavar=metavar)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    return parser
+
+
+def write_json(figures: Any, file: Path | None) -> None:
+    """Write the figures to the file of `--json`, if there is one."""
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def seconds(work: Callable[[], Any]) -> float:

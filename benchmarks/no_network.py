@@ -59,6 +59,8 @@ class TimedTabletop(SimEnv):
 def timed(work: Callable[[], Any]) -> Any:
     start = process_time()
     result = work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     TimedTabletop.seconds += process_time() - start
     return result
 

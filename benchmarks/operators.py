@@ -17,18 +17,16 @@ merged, pi0's decision with four denoising steps, and the seven tokens of an act
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from learner import ACTION_DIM, CHUNK, TEMPERATURE, Learner, noise
+from measuring import command_line, write_json
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -188,11 +186,9 @@ def compiled(case: str) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="cases")
+    parser = command_line(__doc__, list(CASES), "CASE")
     parser.add_argument("--eager", action="store_true", help="count eager operators alone, which needs no compiler")
     parser.add_argument("--top", type=int, default=0, help="print the most frequent operators of each case")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
@@ -211,8 +207,7 @@ def main() -> None:
         print(f"{'':14} compiled {counts.total():6} {share:7.2f} of before, bar {BARS[case]}", end=" ")
         print(f"({counts['generated']} of them generated, with {nests} loop nests)", flush=True)
         show(counts, options.top)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(figures, options.json)
 
 
 if __name__ == "__main__":

@@ -16,16 +16,14 @@ that take no time. Cases of a group are started together and play in turn; media
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 from attrs import frozen
+from measuring import command_line, write_json
 from no_network import TimedTabletop
 
 from vla_rl.core.plan import Cluster, Plan, Slot
@@ -136,44 +134,59 @@ SECTIONS = {
 """Groups of cases; those of a group are alive side by side."""
 
 
-SCALE = (
-    ("1,024 envs, one episode a ticket", 1024, {"episodes": 1024, "group_size": 8}, "grpo"),
-    ("1,024 envs, auto_reset", 1024, {"auto_reset": "immediate", "steps": 64}, "ppo"),
-    ("4,096 envs, auto_reset", 4096, {"auto_reset": "immediate", "steps": 64}, "ppo"),
-)
-"""Cases of `scale`: name, envs, keys of `rollout`, algorithm. Chunks are single actions, the dearest for it."""
+@frozen(kw_only=True)
+class ScaleCase:
+    """A rollout of many envs in one process. Chunks are single actions, the dearest for the runtime."""
 
+    name: str
+    num_envs: int
+    algorithm: str
+    auto_reset: bool
+    """A ticket is 64 chunk steps of an env's stream, of episodes of up to 16 steps; False: an episode of up to 64."""
 
-def scale(rounds: int) -> dict[str, float]:
-    """Print and return microseconds of an env's chunk step."""
-    figures = {}
-    print(f"{'scale: us of an env and chunk step':40} {'runtime':>12} {'simulator':>10}")
-    for name, num_envs, rollout, algorithm in SCALE:
-        spec = parse_spec(
+    def spec(self) -> Spec:
+        streams = {"auto_reset": "immediate", "steps": 64, "max_steps": 16}
+        episodes = {"episodes": self.num_envs, "group_size": 8, "max_steps": 64}
+        return parse_spec(
             {
                 "name": "scale",
                 "plugins": ["no_network"],
                 "model": {"type": "random_actions"},
-                "env": {"type": "timed_tabletop", "num_envs": num_envs, "image_size": 16},
-                "rollout": {"chunk": 1, "max_steps": 64 if algorithm == "grpo" else 16, **rollout},
-                "algorithm": {"type": algorithm},
+                "env": {"type": "timed_tabletop", "num_envs": self.num_envs, "image_size": 16},
+                "rollout": {"chunk": 1, **(streams if self.auto_reset else episodes)},
+                "algorithm": {"type": self.algorithm},
                 "runtime": {"backend": "local"},
-                "train": {"steps": 10**6, "lr": 1e-3, "micro_batch": 64},
+                "train": {"steps": 10**6, "lr": 1e-3, "micro_batch": 8},
                 "hooks": [],
             }
         )
-        runtime = start(spec)
-        flow = flow_of(spec, State())
-        play(runtime, flow)
-        runtime_us, simulator_us = min(microseconds(runtime, flow) for _ in range(rounds))
-        runtime.close()
-        figures[f"scale_{name.replace(' ', '_')}_us"] = runtime_us
-        print(f"{name:40} {runtime_us:9.2f} us {simulator_us:7.2f} us", flush=True)
-    return figures
+
+    def plan(self, device: str) -> Plan:
+        slot = Slot(roles=("sim", "policy", "learner"), cpus=1.0, device=device)
+        return Plan(slots=(slot,))
+
+
+SCALE = (
+    ScaleCase(name="1,024 envs, an episode a ticket", num_envs=1024, algorithm="grpo", auto_reset=False),
+    ScaleCase(name="1,024 envs, auto_reset", num_envs=1024, algorithm="ppo", auto_reset=True),
+    ScaleCase(name="4,096 envs, auto_reset", num_envs=4096, algorithm="ppo", auto_reset=True),
+)
+
+
+def scale(case: ScaleCase, device: str, rounds: int) -> tuple[float, float]:
+    """Return the processor time of runtime and simulator in the fastest rollout, in microseconds for each valid chunk
+    step of an env.
+    """
+    spec = case.spec()
+    runtime = start(spec, plan=case.plan(device))
+    flow = flow_of(spec, State())
+    play(runtime, flow)
+    fastest = min(microseconds(runtime, flow) for _ in range(rounds))
+    runtime.close()
+    return fastest
 
 
 def microseconds(runtime: Driver, flow: Flow) -> tuple[float, float]:
-    """Return the processor time of runtime and simulator in a rollout, for each valid chunk step of an env."""
     TimedTabletop.seconds = 0.0
     before = process_time()
     rollout, _, _ = collect_rollout(runtime, flow, flow.step + 1)
@@ -182,6 +195,18 @@ def microseconds(runtime: Driver, flow: Flow) -> tuple[float, float]:
     seconds = process_time() - before
     steps = int(rollout.valid.any(-1).sum())
     return 1e6 * (seconds - TimedTabletop.seconds) / steps, 1e6 * TimedTabletop.seconds / steps
+
+
+def print_scale(rounds: int) -> dict[str, float]:
+    """Measure all cases on the CPU. Return the figures."""
+    figures = {}
+    print(f"{'scale: us of an env and chunk step':40} {'runtime':>12} {'simulator':>10}")
+    for case in SCALE:
+        runtime_us, simulator_us = scale(case, "cpu", rounds)
+        key = case.name.replace(" ", "_")
+        figures |= {f"{key}_us": runtime_us, f"{key}_simulator_us": simulator_us}
+        print(f"{case.name:40} {runtime_us:9.2f} us {simulator_us:7.2f} us", flush=True)
+    return figures
 
 
 def play(runtime: Driver, flow: Flow) -> float:
@@ -214,15 +239,12 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ["scale", *SECTIONS]
-    parser.add_argument("--only", nargs="+", choices=sections, default=sections)
+    parser = command_line(__doc__, ["scale", *SECTIONS], "SECTION")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     import ray
 
-    figures: dict[str, Any] = scale(options.rounds) if "scale" in options.only else {}
+    figures: dict[str, Any] = print_scale(options.rounds) if "scale" in options.only else {}
     sections = [section for section in options.only if section != "scale"]
     if sections:
         ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
@@ -244,8 +266,7 @@ def main() -> None:
             ideal = case.ideal()
             figures |= {f"{key}_s": seconds, f"{key}_ratio": seconds / ideal}
             print(f"{case.name:40} {seconds:10.2f} s {ideal:8.2f} s {seconds / ideal:7.3f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(figures, options.json)
 
 
 if __name__ == "__main__":

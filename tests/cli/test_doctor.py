@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.toolkit.envs import rendering
 from vla_rl.toolkit.envs.rendering import FIXES, INSTALLERS
 
+TORCH = next(line for line in requires("vla-rl") or () if line.startswith("torch>="))
 FINE = dict.fromkeys(PROBES, (True, "works"))
 
 
@@ -92,7 +94,7 @@ def old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) -> None:
     assert doctor.main(json=True) == 1
     first, *others = json.loads(capsys.readouterr().out)
-    assert first["state"] == "broken" and first["detail"] == "vla-rl needs torch>=2.9 (2.8.0+cu128 is installed)"
+    assert first["state"] == "broken" and first["detail"] == f"vla-rl needs {TORCH} (2.8.0+cu128 is installed)"
     assert "pip freeze | grep -iE '^(torch|nvidia)' > keep.txt" in first["fix"]
     assert not any("torch>=" in row["detail"] for row in others)
     (data,) = [row for row in others if row["what"] == "data"]
@@ -103,7 +105,7 @@ def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) ->
 def test_plugins_do_not_each_ask_for_it(capsys) -> None:
     list_plugins.main(as_json=False)
     line, *table = capsys.readouterr().out.splitlines()
-    assert line.startswith("vla-rl needs torch>=2.9 (2.8.0+cu128 is installed): a plain `pip install vla-rl` would rep")
+    assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): a plain `pip install vla-rl` would rep")
     assert not any("pip install 'vla-rl'" in row or "torch>=" in row for row in table)
     assert {row["name"]: row["ready"] for row in list_plugins.rows()}["tabletop"]
 
@@ -125,7 +127,8 @@ def test_a_run_is_warned_and_not_refused(caplog) -> None:
         }
     )
     check_spec(spec, training=True)
-    assert [record.getMessage()[:32] for record in caplog.records] == ["warning: vla-rl needs torch>=2.9"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"warning: vla-rl needs {TORCH} (2.8.0+cu128 is installed)")
 
 
 def test_the_commands_of_missing_interfaces_exist_in_a_wheel() -> None:

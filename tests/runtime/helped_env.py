@@ -23,6 +23,8 @@ class HelpedConfig:
     """Size of the person's actions, towards the target."""
     each: int = 2
     """The person takes over in states whose id is a multiple of it."""
+    late: int | None = None
+    """Step that begins late, with actions in real time; None: no real time."""
     announced: bool = True
     """`EnvInfo.takeovers`."""
 
@@ -57,7 +59,8 @@ class Helped(SingleEnv):
         over = self.steps == LENGTH
         won = over and self.push * self.target > 0
         executed = None if source == ActionSource.POLICY else action
-        return Outcome(float(won), won, terminated=over, source=source, executed_action=executed)
+        late = self.steps - 1 == self.config.late
+        return Outcome(float(won), won, terminated=over, source=source, executed_action=executed, late=late)
 
     def render(self) -> View:
         image = np.full((8, 8, 3), 128 + 60 * int(self.target), np.uint8)
@@ -73,12 +76,14 @@ def helped_envs(config: HelpedConfig, context: Context) -> SubprocEnvs:
         action_high=(1.0, 1.0),
         tasks=(TaskInfo(name="sign", instruction="follow the sign", max_steps=LENGTH + 2),),
         takeovers=config.announced,
+        control_hz=None if config.late is None else 10.0,
     )
     states = {
         "train": [ResetState(id=i, task="sign") for i in range(32)],
         "eval": [ResetState(id=i, task="sign") for i in range(32, 48)],
     }
-    return SubprocEnvs(info, states, MakeHelped(config), context, Processes(apart=False))
+    processes = Processes(apart=None if config.late is not None else False)
+    return SubprocEnvs(info, states, MakeHelped(config), context, processes)
 
 
 vla_rl_plugins = {"env": {"helped": Plugin(config=HelpedConfig, build=helped_envs, summary="a person takes over")}}

@@ -95,7 +95,7 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except KeyboardInterrupt:  # a pipe that nobody reads
             typer.echo(text, nl=False)
             raise
-    rows = {"all": result["success"], **(result.get("groups") or result["tasks"])}
+    rows = {"all": result["success"], **(result.get("categories") or result["tasks"])}
     if (interventions := result.get("interventions")) is not None:
         rows["without interventions"] = interventions["unaided"]
     for name, rate in rows.items():

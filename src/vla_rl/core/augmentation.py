@@ -32,13 +32,13 @@ class AugmentSpec:
 
     random_resized_crop: CropSpec | None = None
     """Random crop. Act with `center_crop` where the model has that key."""
-    random_brightness: float = field(default=0.0, validator=v.and_(v.ge(0), v.le(1)))
+    random_brightness: float = field(default=0.0, validator=[v.ge(0), v.le(1)])
     """Most that is added to or taken from each number of a picture, which lie between 0 and 1."""
     random_contrast: tuple[float, float] = field(default=(1.0, 1.0))
     """Range of the factor of the deviation from the picture's mean colour."""
     random_saturation: tuple[float, float] = field(default=(1.0, 1.0))
     """Range of the saturation's factor."""
-    random_hue: float = field(default=0.0, validator=v.and_(v.ge(0), v.le(0.5)))
+    random_hue: float = field(default=0.0, validator=[v.ge(0), v.le(0.5)])
     """Most that the hue is turned either way; 1 is a full turn."""
     cameras: tuple[str, ...] | None = None
     """Cameras whose pictures are changed; null: all."""

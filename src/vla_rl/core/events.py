@@ -58,8 +58,8 @@ class Evaluation:
     frames: tuple[EpisodeFrames, ...] = ()
     recordings: Iterable[Any] = ()
     """Recorded episodes, as in `Rollout.recordings`."""
-    groups: Mapping[str, Rate] = field(factory=dict)
-    """Success of the groups that tasks belong to (`TaskInfo.groups`), sorted by name; empty where there are none."""
+    categories: Mapping[str, Rate] = field(factory=dict)
+    """Success of the categories that tasks belong to (`TaskInfo.categories`), sorted by name; empty: there are none."""
 
     @property
     def interventions(self) -> Interventions | None:
@@ -123,13 +123,20 @@ def interventions_of(episodes: Sequence[Episode]) -> Interventions | None:
     )
 
 
-def intervention_metrics(prefix: str, interventions: Interventions | None) -> dict[str, float]:
-    """Return the metrics "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions" and "PREFIX/unaided_success";
-    none where nobody can take over."""
-    if interventions is None:
-        return {}
-    return {
-        f"{prefix}/intervention_rate": interventions.rate,
-        f"{prefix}/episodes_with_interventions": interventions.episodes,
-        f"{prefix}/unaided_success": interventions.unaided.rate,
-    }
+def late_actions_of(episodes: Sequence[Episode]) -> float | None:
+    """Return the share of late actions in these episodes; None where they are not in real time, and without any."""
+    counts = [episode.late_actions for episode in episodes if episode.late_actions is not None]
+    return sum(counts) / max(sum(episode.steps for episode in episodes), 1) if counts else None
+
+
+def robot_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return metrics of what happens beside a robot: "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions"
+    and "PREFIX/unaided_success" where somebody can take over, "PREFIX/late_actions" in real time."""
+    metrics: dict[str, float] = {}
+    if (interventions := interventions_of(episodes)) is not None:
+        metrics[f"{prefix}/intervention_rate"] = interventions.rate
+        metrics[f"{prefix}/episodes_with_interventions"] = interventions.episodes
+        metrics[f"{prefix}/unaided_success"] = interventions.unaided.rate
+    if (late := late_actions_of(episodes)) is not None:
+        metrics[f"{prefix}/late_actions"] = late
+    return metrics

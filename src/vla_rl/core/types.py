@@ -190,8 +190,8 @@ class TaskInfo:
     """Step limit in environment steps (single actions)."""
     instruction_varies: bool = False
     """The simulator rephrases the instruction in each episode; `instruction` is then an example."""
-    groups: tuple[str, ...] = ()
-    """Groups of tasks that an evaluation reports beside the single tasks, such as a benchmark's dimensions."""
+    categories: tuple[str, ...] = ()
+    """Categories to which the task belongs, such as a dimension of a benchmark; evaluations report their success."""
 
 
 @frozen(kw_only=True)
@@ -217,6 +217,9 @@ class EnvInfo:
     takeovers: bool = False
     """A person or an expert may take over from the policy: `chunk_step` reports `ChunkResult.source` and
     `executed_actions`."""
+    control_hz: float | None = None
+    """Actions a second in real time: `chunk_step` waits until an action is due, and reports late ones in
+    `ChunkResult.late`. None: as fast as the simulator goes."""
 
     @property
     def action_dim(self) -> int:
@@ -254,8 +257,9 @@ class Observation:
         return len(self.instructions)
 
     def take(self, rows: Any) -> Observation:
-        """Return the observations at these positions (int64 NumPy array), in this order."""
-        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, rows.tolist())))
+        """Return the observations at these positions (int64 NumPy array, or other integers), in this order."""
+        positions = rows.tolist() if hasattr(rows, "tolist") else rows
+        return self._each(lambda array: pick(array, rows), tuple(map(self.instructions.__getitem__, positions)))
 
     def numpy(self) -> Observation:
         """Return the same observation in host memory, ready to send to another process."""
@@ -308,6 +312,9 @@ class ChunkResult:
     executed_actions: ArrayOrTensor | None = None
     """Actions that were executed, float32 [N, C, A] in the simulator's units; read where `source` is not the policy.
     Given with `EnvInfo.takeovers`, else None."""
+    late: ArrayOrTensor | None = None
+    """The action began later than it was due, because the policy or the simulator took too long; bool [N, C], False
+    where not executed. Given with `EnvInfo.control_hz`, else None."""
 
 
 # -------------------------------------------------------------------------------------------------- models
@@ -376,6 +383,8 @@ class Episode:
     """The episode ended by the step limit, or by the simulator's own truncation."""
     interventions: int | None = None
     """Valid environment steps whose action another source than the policy chose; None: nobody can take over."""
+    late_actions: int | None = None
+    """Valid environment steps that began late; None: not in real time."""
 
     @property
     def unaided_success(self) -> bool:

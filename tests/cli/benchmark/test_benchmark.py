@@ -15,6 +15,7 @@ from vla_rl.cli.benchmark.paired import Pair, compare, episodes
 from vla_rl.cli.benchmark.suites import load, mean_of, names
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
+from vla_rl.plugins.envs import tabletop
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml")
 SHORT = ["runtime.backend=local", "env.num_envs=16", "eval.episodes_per_task=2"]
@@ -72,6 +73,35 @@ def test_suites_are_played_kept_and_shown(tmp_path):
     other = vla_rl(*arguments, "--suite", "Put", "eval.greedy=false")
     assert "was there" not in other
     assert "all" in vla_rl("compare", str(tmp_path), str(tmp_path))
+
+
+def test_success_is_shown_by_category_where_tasks_have_any(tmp_path, monkeypatch):
+    """LIBERO-Plus has thousands of tasks: the terminal and the page show its dimensions and levels instead."""
+    task_info = tabletop.TaskInfo
+    categories = {"pick_red": ("pick",), "pick_blue": ("pick", "pick, blue")}
+    monkeypatch.setattr(
+        tabletop, "TaskInfo", lambda name, **of: task_info(name=name, categories=categories.get(name, ()), **of)
+    )
+    said = vla_rl("eval", EXAMPLE, *SHORT, "--benchmark", "tabletop", "--folder", str(tmp_path), "--suite", "Pick")
+    assert "n=8" in said
+    result = json.loads((tmp_path / "pick.json").read_text())
+    assert {name: rate["n"] for name, rate in result["categories"].items()} == {"pick": 4, "pick, blue": 2}
+    both = sum(result["tasks"][name]["rate"] for name in categories) / 2
+    assert result["categories"]["pick"]["rate"] == both
+    page = (tmp_path / "index.html").read_text()
+    assert "<td>pick, blue</td>" in page and "<th>category</th>" in page and "<td>pick_red</td>" not in page
+
+
+def test_optional_suites_are_left_out_with_the_reason(tmp_path):
+    file = tmp_path / "mine.yaml"
+    suites = "{Pick: {env.tasks: [pick_red]}, Other: {env.tasks: [pick_gold]}}"
+    file.write_text(f"title: Mine\nenv: tabletop\nsuites: {suites}\noptional: [Other]\n")
+    arguments = ["eval", EXAMPLE, *SHORT, "--benchmark", str(file), "--folder", str(tmp_path / "results")]
+    said = vla_rl(*arguments)
+    assert re.search("Other is left out: .*pick_gold", said) and re.search(r"Pick .*n=2\n", said)
+    assert "pick_gold" in refusal(*arguments, "--suite", "Other"), "one that is asked for is refused"
+    file.write_text("title: Mine\nenv: tabletop\nsuites: {A: {}}\noptional: [B]\n")
+    assert "names a suite 'B' that it does not have: A" in refusal(*arguments)
 
 
 def test_one_evaluation_is_compared_by_its_states(tmp_path):

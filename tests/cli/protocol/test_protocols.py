@@ -131,7 +131,7 @@ title: mine
 env: tabletop
 cases:
   - keys: {eval.repeats: {value: 2, source: "https://acme.example/protocol"}}
-  - when: {model.type: openvla_oft}
+  - when: {model.type: linear}
     keys: {eval.episodes_per_task: {value: 1, source: "https://acme.example/protocol"}}
 """
 
@@ -139,7 +139,7 @@ cases:
 def test_a_file_of_ones_own_and_the_command():
     Path("mine.yaml").write_text(OWN)
     Path("spec.yaml").write_text(
-        "name: toy\nmodel: {type: openvla_oft, preset: fast}\nenv: {type: tabletop, tasks: [pick_red], num_envs: 2}\n"
+        "name: toy\nplugins: [vla_rl.testing.scripted]\nmodel: {type: linear}\nenv: {type: tabletop, tasks: [pick_red], num_envs: 2}\n"
         "rollout: {episodes: 2, group_size: 2, chunk: 4, max_steps: 4}\nalgorithm: {type: grpo}\n"
         "runtime: {backend: local}\ntrain: {steps: 1, lr: 0.001, micro_batch: 2}\nhooks: []\n"
     )

@@ -260,6 +260,8 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
         ("results.json", {"env_steps": -1}, "'env_steps' is int -1, a whole number from 0 on"),
         ("results.json", {"wall_seconds": float("inf")}, "'wall_seconds' is float inf, a number from 0 on"),
         ("results.json", {"notes": 3}, "'notes' is no list"),
+        ("results.json", {"checkpoint": "acme/vla"}, "'checkpoint' is str 'acme/vla', a JSON object"),
+        ("results.json", {"checkpoint": {"keys": {"model.gripper": 1}}}, "keys: 'model.gripper' is int 1"),
         ("environment.json", "3", r"environment\.json holds int 3, a JSON object"),
         ("trace.json", {"traceEvents": 3}, "'traceEvents' is no list"),
     ],
@@ -302,6 +304,21 @@ def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):
     assert "task before after" in text
     assert "all 12.5 % 75.0 %" in text and "left 12.5 % 75.0 %" in text and "right 75.0 %" in text
     assert "before training after training lines: 95 % Wilson intervals" in text
+
+
+def test_keys_of_a_known_checkpoint_stand_with_their_sources(tmp_path):
+    parse_spec(SPEC).dump(tmp_path / "spec.yaml")
+    keys = {
+        "model.gripper": {"value": "rlds", "source": "https://example.org/eval.py#L3"},
+        "rollout.chunk": {"value": 4, "known": 8, "source": EVIL},
+    }
+    (tmp_path / "results.json").write_text(json.dumps({"checkpoint": {"name": "acme/vla", "keys": keys}}))
+    made(tmp_path)
+    page = Page((tmp_path / "report.html").read_text())
+    text = " ".join(page.text.split())
+    assert 'Keys that go with acme/vla key value source model.gripper "rlds" https://example.org/eval.py#L3' in text
+    assert "rollout.chunk 4, known as 8" in text
+    assert page.count("script") == page.count("img") == 0
 
 
 def bars(text):

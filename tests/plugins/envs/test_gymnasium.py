@@ -18,10 +18,11 @@ from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ActionSource, Array, Context
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin
+from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin, single_env
 from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, InterventionSettings, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
+from vla_rl.toolkit.envs.settings import Processes
 
 ONE_ENV, ON = np.array([0]), np.array([True])
 LIMIT = 6
@@ -371,6 +372,34 @@ def test_several_cameras_joined_states_and_dict_actions() -> None:
 def with_pad(action: Any, **kwargs: Any) -> dict[str, Any]:
     wrapper = Wrapper(name=f"{__name__}:Pad", kwargs={"action": action, **kwargs})
     return ARMS | {"wrappers": (wrapper,), "interventions": InterventionSettings()}
+
+
+def test_actions_in_real_time_wait_and_late_ones_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock in place of the real one: episodes restart it, and it says that the second action is late."""
+    calls: list[str] = []
+
+    class Clock:
+        def __init__(self, control_hz: float | None) -> None:
+            calls.append(f"{control_hz} Hz")
+
+        def restart(self) -> None:
+            calls.append("restart")
+
+        def wait(self) -> bool:
+            calls.append("wait")
+            return calls.count("wait") == 2
+
+    monkeypatch.setattr(single_env, "RealTime", Clock)
+    env = make(control_hz=20.0)
+    start(env)
+    result = act(env, 0.0, 0.0)
+    assert calls == ["20.0 Hz", "restart", "wait", "wait", "wait", "wait"] and env.info.control_hz == 20.0
+    assert result.late.tolist() == [[False, True, False, False]]
+    with pytest.raises(UserError, match="control_hz is real time, which envs that take turns in a process cannot keep"):
+        plugin.build(
+            GymnasiumConfig(**DOTS, control_hz=20.0, processes=Processes(envs_per_process=2)),
+            Context(num_envs=2, chunk=4),
+        )
 
 
 def test_takeovers_are_read_from_the_info() -> None:

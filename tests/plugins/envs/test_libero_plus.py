@@ -89,7 +89,7 @@ def test_a_sample_is_stratified_keyed_and_nested() -> None:
 def test_results_say_what_was_played_and_what_was_left_out() -> None:
     notes = "\n".join(remarks(PlusConfig(sample=100)))
     assert "100 of 10030 variants are evaluated: 23 camera" in notes and "sample_seed 0" in notes
-    assert "left out: 1142 light, 1076 background, 829 layout need assets" in notes
+    assert "left out: 1142 light, 1076 background, 829 layout need scenes" in notes
     assert "robot_states: official" in notes and "instructions: task" in notes
     plain = "\n".join(remarks(PlusConfig(dimensions=("camera",), instructions="official")))
     assert "left out" not in plain and "robot_states" not in plain and "instructions" not in plain
@@ -120,7 +120,7 @@ def test_one_choice_of_tasks() -> None:
 
 
 def test_what_lacks_assets_or_files_says_what_to_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"none of these variants can run: 1142 light need assets .* \(assets.zip of"):
+    with pytest.raises(UserError, match=r"none of these variants can run: 1142 light need scenes, .* assets.zip"):
         selected(PlusConfig(dimensions=("light",)))
     monkeypatch.setattr(files, "find_spec", lambda name: None)
     with pytest.raises(

@@ -179,13 +179,13 @@ def test_envs_that_take_turns_keep_their_cameras(env: Any) -> None:
         assert np.array_equal(env.chunk_step(stay, FIRST, False).obs.images["agentview"][0], second)
 
 
-def test_tasks_name_instructions_and_groups(task_files: Path) -> None:
+def test_tasks_name_instructions_and_categories(task_files: Path) -> None:
     plain = make(dimensions=("camera",), levels=(2,))
     tasks = {task.name: task for task in plain.info.tasks}
     task = tasks[variant(CAMERA).task_name]
     assert task.instruction == "pick up the black bowl from table center and place it on the plate"
-    assert task.groups == ("camera", "camera, level 2")
-    assert tasks[BASE].groups == () and task.max_steps == 220
+    assert task.categories == ("camera", "camera, level 2")
+    assert tasks[BASE].categories == () and task.max_steps == 220
     assert {state.task for state in plain.reset_states("train")} == {t.name for t in Suite("libero_spatial").tasks}
     assert len(plain.reset_states("eval")) == len(tasks) - 10
     official = make(dimensions=("camera",), levels=(2,), instructions="official")

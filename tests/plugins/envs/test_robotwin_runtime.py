@@ -74,4 +74,4 @@ def test_the_expert_is_recorded_as_a_data_set(assets: Path, tmp_path: Path) -> N
     info = evolve(info, cameras={"head": (HEIGHT, HEIGHT * 4 // 3)})
     plugin = load("data", "lerobot")
     data = plugin.build(plugin.config(folder=tmp_path / "set"), Context(env=info, chunk=CHUNK))
-    assert 2 * 8 <= len(data) <= 2 * 10
+    assert 2 * 8 <= data.num_samples() <= 2 * 10

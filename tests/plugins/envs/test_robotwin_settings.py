@@ -214,6 +214,21 @@ def test_no_robotwin(tmp_path: Path) -> None:
         make({"tasks": TASK, "checkout": tmp_path})
 
 
+@pytest.mark.parametrize("kind", ["wheel", "main"])
+def test_objects_of_a_task_that_are_missing(kind: Any, robotwin: Any, tmp_path: Path) -> None:
+    """RoboTwin prints their names and goes on without them, to an AttributeError."""
+    config = settings(kind, robotwin)
+    with next((tmp_path / kind).rglob(f"{TASK}.py")).open("a") as task:
+        task.write('\nHAMMER = {"modelname": "020_hammer", "model_id": 0}\n')
+    objects = config.get("assets", tmp_path / kind) / "assets" / "objects"
+    with pytest.raises(
+        UserError, match=rf"task {TASK} needs objects that are not in {objects}: 020_hammer\n  download"
+    ):
+        make(config)
+    (objects / "020_hammer").mkdir()
+    make(config).close()
+
+
 @pytest.mark.parametrize(("kind", "method"), [("wheel", "gen_sparse_reward_data"), ("main", "take_action")])
 def test_a_robotwin_of_another_version(kind: Any, method: str, robotwin: Any, tmp_path: Path) -> None:
     config = settings(kind, robotwin)

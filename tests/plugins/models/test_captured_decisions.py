@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_cases import MODELS, SPECIAL, observation
+from compiled_cases import LONG, MODELS, SPECIAL, context, observation
 from model_cases import noise
 
+from vla_rl.plugins.models.pi0 import Pi05Config, pi05
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, EagerRecorder, no_host_reads
 
 
@@ -53,3 +54,17 @@ def test_a_captured_policy_scores_what_it_sampled() -> None:
     chunk = model.sample_chunk(obs, noise(3), False)
 
     torch.testing.assert_close(model.chunk_log_probs(obs, chunk).log_probs.detach(), chunk.log_probs, rtol=0, atol=1e-5)
+
+
+def test_a_state_in_the_prompt_is_captured_for_each_width() -> None:
+    model = pi05.build(Pi05Config(preset="tiny"), context())
+    captured = CapturedFunction(model.decide, EagerRecorder())
+    expected = [
+        model.sample_chunk(observation(2, instruction), noise(2), False) for instruction in (None, LONG, None, LONG)
+    ]
+    model.decide = captured
+    for instruction, chunk in zip((None, LONG, None, LONG), expected, strict=True):
+        decided = model.sample_chunk(observation(2, instruction), noise(2), False)
+        torch.testing.assert_close(decided.log_probs, chunk.log_probs, rtol=0, atol=1e-5)
+
+    assert captured.captures == 2, "a graph for each width of the prompt"

@@ -11,7 +11,7 @@ from host_reads import host_reads
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.core.trainers import ModelInputs, OptimizerStep, TrajectoryData
+from vla_rl.core.trainers import ModelInputs, OptimizerStep, TrajectoryData, TrajectoryPart
 from vla_rl.core.types import Chunk, Context
 from vla_rl.plugins.algorithms.gipo import plugin as gipo
 from vla_rl.plugins.algorithms.grpo import plugin as grpo
@@ -81,6 +81,19 @@ def test_a_learner_step_reads_nothing_on_the_host(model: str, algorithm: str, mo
         update.update(TrajectoryData(step=2, version=2, inputs=inputs, fields=fields, steps=steps))
     assert reads == []
     assert ends == ["check", "metrics"]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gipo"])
+def test_a_part_of_a_streaming_update_reads_nothing_on_the_host(algorithm: str) -> None:
+    update, inputs, fields = _update("film_resnet", algorithm)
+    parts = [np.arange(start, start + MICRO_BATCH) for start in range(0, SAMPLES, MICRO_BATCH)]
+    with host_reads() as reads:
+        for index in range(2):
+            part = TrajectoryPart(
+                version=1, inputs=inputs, fields=fields, micro_batches=parts, passes=len(parts), first=index == 0
+            )
+            update.accumulate(part)
+    assert reads == []
 
 
 def _update(model: str, algorithm: str) -> tuple[PolicyGradient, ModelInputs, dict[str, Any]]:

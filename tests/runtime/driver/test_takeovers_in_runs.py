@@ -10,9 +10,11 @@ import pytest
 import torch
 from scripted_runs import play, read_metrics, scripted_spec, weights_in
 
+from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.start import evaluate, run, start
+from vla_rl.core.types import Context
+from vla_rl.runtime.start import clone, evaluate, run, start
 
 PPO = {"type": "ppo", "value_coef": 0.5}
 
@@ -103,3 +105,39 @@ def test_data_sets_say_which_frames_are_interventions(tmp_path):
     for table in tables:
         for action, by_person in zip(table["action"], table["is_intervention"], strict=True):
             assert not by_person or np.isclose(np.abs(action), [0.75, 0.0]).all()
+
+
+@pytest.mark.parametrize("rows", ["steps", "chunks"])
+def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
+    """The samples of `only: interventions` are those that begin with an action of the person, who pushes 0.75 towards
+    the target; `vla-rl sft` trains on them."""
+    pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+    hooks = [{"type": "lerobot", "what": "evaluation", "rows": rows}]
+    # Chunks of two, so the takeover of steps 2 to 4 begins with a chunk.
+    run(helped_spec(env={"first": 2}, train={"steps": 1}, hooks=hooks), tmp_path / "run", False)
+    data = {"type": "lerobot", "folder": str(tmp_path / "run" / "lerobot"), "only": "interventions"}
+    spec = helped_spec(imitation={"data": data, "steps": 2, "batch": 8, "lr": 1e-2}, hooks=[{"type": "jsonl"}])
+    info = helped_env.helped_envs(spec.env.config, Context(num_envs=1, chunk=2)).info
+    assert spec.imitation is not None and spec.imitation.data is not None
+    demonstrations = build("data", "lerobot", spec.imitation.data.config, Context(env=info, chunk=2))
+    helped_episodes = 2 * 8  # half of the evaluation states, before and after training
+    assert demonstrations.num_samples() == helped_episodes * (3 if rows == "steps" else 2)
+    obs, actions = demonstrations.read_samples(np.arange(demonstrations.num_samples()))
+    assert np.allclose(actions[:, 0], obs.state[:, :1] * [0.75, 0.0])
+    with pytest.raises(UserError, match="reads samples without those that follow them"):
+        demonstrations.read_rewards(np.arange(1), 1.0)
+    assert clone(spec, tmp_path / "clone", False)["steps"] == 2
+
+
+def test_a_recording_without_interventions_is_refused_where_they_are_wanted(tmp_path):
+    pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+    hooks = [{"type": "lerobot", "what": "evaluation"}]
+    for name, env, message in (
+        ("none", {"first": helped_env.LENGTH}, "has no sample that begins with an intervention"),
+        ("nobody", {"first": helped_env.LENGTH, "announced": False}, "has no feature 'is_intervention'"),
+    ):
+        run(helped_spec(env=env, train={"steps": 1}, hooks=hooks), tmp_path / name, False)
+        data = {"type": "lerobot", "folder": str(tmp_path / name / "lerobot"), "only": "interventions"}
+        spec = helped_spec(imitation={"data": data, "steps": 2, "batch": 8, "lr": 1e-2})
+        with pytest.raises(UserError, match=message):
+            clone(spec, tmp_path / f"{name} clone", False)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from vla_rl.toolkit.models import cuda_graphs
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, CudaGraphRecorder, EagerRecorder, padded_size
 
 
@@ -99,16 +100,21 @@ def test_host_reads_are_refused(read: Any) -> None:
         CapturedFunction(function, EagerRecorder())(batch(2))
 
 
-def test_another_shape_runs_without_a_graph_and_is_named(weight: nn.Parameter, caplog: Any) -> None:
+def test_each_width_has_its_own_graph_up_to_a_limit(monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(cuda_graphs, "MAX_LAYOUTS", 2)
     recorder = CountingRecorder()
     captured = CapturedFunction(lambda inputs: {"out": inputs["x"].sum(1)}, recorder)
-    captured({"x": torch.ones(2, 3)})
+    for width in (3, 5, 3, 5):
+        assert torch.equal(captured({"x": torch.ones(2, width)})["out"], torch.full((2,), float(width)))
+    assert recorder.recorded == 2
+    assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        result = captured({"x": torch.ones(2, 5)})["out"]
+        for width in (7, 9):
+            assert torch.equal(captured({"x": torch.ones(2, width)})["out"], torch.full((2,), float(width)))
 
-    assert torch.equal(result, torch.full((2,), 5.0))
-    assert recorder.recorded == 1
-    assert "x has another shape than the captured one ([5] instead of [3])" in caplog.text
+    assert recorder.recorded == 2
+    (record,) = caplog.records
+    assert "x now has another one ([7])" in record.getMessage()
 
 
 @pytest.mark.gpu

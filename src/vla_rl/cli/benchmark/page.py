@@ -64,9 +64,9 @@ def _row(name: str, cells: Sequence[str]) -> str:
 
 
 def _rates(result: Result) -> tuple[str, dict[str, Any]]:
-    """Return the rates that the page lists, and what they are of: groups of tasks where the simulator has any."""
-    what = "group" if result.get("groups") else "task"
-    rates = result[f"{what}s"]
+    """Return the rates that the page lists, and what they are of: categories of tasks where the simulator has any."""
+    what = "category" if result.get("categories") else "task"
+    rates = result["categories" if what == "category" else "tasks"]
     return what, {"all": result["success"], **rates} if len(rates) > 1 else rates
 
 

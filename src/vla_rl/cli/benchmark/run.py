@@ -39,21 +39,26 @@ def evaluate_suite(
     Args:
         policy: how the table calls it.   spec_with: further overrides -> the spec.
         evaluate: evaluates one suite.   say: is told each suite's line.
-        optional: suites that are left out where `check`, a spec's check, raises UserError.
+        optional: suites that are left out, with the reason, where the spec or its `check` raises UserError.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
-    env_type = spec_with(()).env.type
+    env_type = _env_type(benchmark, suites[0], spec_with)
     if env_type != benchmark.env:
         raise UserError(
             f"{benchmark.title} runs env {benchmark.env!r}, the spec has {env_type!r}; give a spec of that simulator, "
             f"with the cameras and the state that the policy knows"
         )
-    specs = {name: spec_with(benchmark.overrides(name)) for name in suites}
-    for name in [name for name in specs if name in optional]:
+    specs: dict[str, Spec] = {}
+    for name in suites:
         try:
-            check(specs[name])
+            spec = spec_with(benchmark.overrides(name))
+            if name in optional:
+                check(spec)
         except UserError as exc:
+            if name not in optional:
+                raise
             say(f"{name} is left out: {exc}")
-            del specs[name]
+        else:
+            specs[name] = spec
     check_folder("--folder", folder)
     with about("--folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +97,15 @@ def evaluate_suite(
     if mean is not None:
         say(f"mean of {', '.join(benchmark.mean)}: {mean:.1f} %")
     return results
+
+
+def _env_type(benchmark: Benchmark, suite: str, spec_with: Callable[[Sequence[str]], Spec]) -> str:
+    """Return the simulator of a spec, which may be complete only with a suite's keys: the command line may change keys
+    (`env.plus.sample`) that exclude those of the spec (`env.suite`)."""
+    try:
+        return spec_with(()).env.type
+    except UserError:
+        return spec_with(benchmark.overrides(suite)).env.type
 
 
 def _read_record(file: Path) -> Result:

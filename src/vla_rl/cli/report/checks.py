@@ -40,6 +40,8 @@ def read_results(file: Path) -> Mapping[str, Any]:
     for key in ("imagination", "versions"):
         if results.data.get(key) is not None:
             results.record(key)
+    if results.data.get("checkpoint") is not None:
+        results.record("checkpoint").records("keys")
     if not isinstance(results.data.get("notes") or [], list):
         raise UserError(f"{file}: 'notes' is no list, a list of texts is expected")
     if results.data.get("roles"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -208,7 +209,23 @@ def _setup(run: ReportData) -> str:
             rows += f'<tr><td>{title}</td><td class="text">{escape(_formatted(value))}</td></tr>'
     machine = f"<details><summary>Environment</summary><table>{rows}</table></details>" if rows else ""
     spec = f"<details open><summary>Spec, with all defaults</summary><pre>{escape(run.spec_text)}</pre></details>"
-    return section("Set-up", machine + spec)
+    return section("Set-up", _checkpoint(run) + machine + spec)
+
+
+def _checkpoint(run: ReportData) -> str:
+    """Return the keys that came with a known checkpoint, each with the file or page that says so."""
+    checkpoint = run.results.get("checkpoint")
+    if not checkpoint:
+        return ""
+    rows = "<tr><th>key</th><th>value</th><th>source</th></tr>"
+    for key, known in checkpoint["keys"].items():
+        value = json.dumps(known.get("value"))
+        if "known" in known:
+            value += f", known as {json.dumps(known['known'])}"
+        cells = (key, value, known.get("source", ""))
+        rows += "<tr>" + "".join(f'<td class="text">{escape(str(cell))}</td>' for cell in cells) + "</tr>"
+    title = escape(f"Keys that go with {checkpoint.get('name', 'the checkpoint')}")
+    return f'<details><summary>{title}</summary><div class="scroll"><table>{rows}</table></div></details>'
 
 
 def _foot(run: ReportData) -> str:

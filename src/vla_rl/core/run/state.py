@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import define, field
 
-from vla_rl.core.events import Evaluation
+from vla_rl.core.events import Evaluation, late_actions_of
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
 
@@ -62,16 +62,18 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
     mean = sum(evaluation.repeats) / max(len(evaluation.repeats), 1)
     spread = sum((r - mean) ** 2 for r in evaluation.repeats)
     count = len(evaluation.repeats)
-    groups = {name: attrs.asdict(rate) for name, rate in evaluation.groups.items()}
+    categories = {name: attrs.asdict(rate) for name, rate in evaluation.categories.items()}
     interventions = evaluation.interventions
+    late_actions = late_actions_of(evaluation.episodes)
     return {
         "step": evaluation.step,
         "success": attrs.asdict(evaluation.success),
         "tasks": {name: attrs.asdict(rate) for name, rate in evaluation.tasks.items()},
-        **({"groups": groups} if groups else {}),
+        **({"categories": categories} if categories else {}),
         "repeats": list(evaluation.repeats),
         "repeats_std": (spread / (count - 1)) ** 0.5 if count > 1 else None,
         **({} if interventions is None else {"interventions": attrs.asdict(interventions)}),
+        **({} if late_actions is None else {"late_actions": late_actions}),
         "seconds": evaluation.seconds,
     }
 

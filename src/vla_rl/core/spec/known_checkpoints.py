@@ -178,7 +178,7 @@ def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[
     if row.unsupported is not None:
         return row, [(("model", "checkpoint"), f"{row.name}: {row.unsupported.value}{_who_says(row.unsupported)}")]
     env = data.get("env")
-    problems = []
+    problems: list[tuple[KeyPath, str]] = []
     for key, known in row.keys_with(env.get("type") if isinstance(env, dict) else None).items():
         *sections, last = key.split(".")
         target: Any = data

@@ -88,18 +88,18 @@ class Evaluator:
         trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
         episodes = [trajectory.episodes[0] for trajectory in trajectories]
         by_task: dict[str, list[Episode]] = {}
-        by_group: dict[str, list[Episode]] = {}
-        groups_of = {task.name: task.groups for task in self.info.tasks}
+        by_category: dict[str, list[Episode]] = {}
+        categories_of = {task.name: task.categories for task in self.info.tasks}
         for episode in episodes:
             by_task.setdefault(episode.task, []).append(episode)
-            for group in groups_of[episode.task]:
-                by_group.setdefault(group, []).append(episode)
+            for category in categories_of[episode.task]:
+                by_category.setdefault(category, []).append(episode)
         recorded = [(request.number, request.episode) for request in requests if request.recorded]
         return Evaluation(
             step=step,
             success=_rate(episodes),
             tasks={task: _rate(of_task) for task, of_task in by_task.items()},
-            groups={group: _rate(by_group[group]) for group in sorted(by_group)},
+            categories={category: _rate(by_category[category]) for category in sorted(by_category)},
             repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)),
             episodes=tuple(episodes),
             seconds=perf_counter() - start,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from vla_rl.core.events import intervention_metrics, interventions_of
+from vla_rl.core.events import robot_metrics
 from vla_rl.core.types import Episode, Rollout
 from vla_rl.runtime.messages.reports import RolloutReport
 
@@ -22,7 +22,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     }
     return {
         **{name: total / count for name, total in totals.items() if count},
-        **intervention_metrics("env", interventions_of(episodes)),
+        **robot_metrics("env", episodes),
         "rollout/episodes": float(count),
     }
 

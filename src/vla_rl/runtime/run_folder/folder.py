@@ -318,9 +318,10 @@ class RunFolder:
             "repeats": last.get("repeats", []),
             "repeats_std": last.get("repeats_std"),
             **{
-                name: evaluation["interventions"]
-                for name, evaluation in (("interventions", last), ("interventions_before", before))
-                if "interventions" in evaluation
+                f"{name}{suffix}": evaluation[name]
+                for name in ("interventions", "late_actions")
+                for suffix, evaluation in (("", last), ("_before", before))
+                if name in evaluation
             },
             "split": "eval",
             "seeds": {"run": spec.seed, "rule": "episode seeds are keyed by (run seed, ticket, episode)"},

@@ -105,6 +105,8 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
     if result.succeeded is not None:
         valid &= check_array(f, result.succeeded, shape, "bool", f"{where}: succeeded")
     valid &= _check_takeovers(f, info, result, shape, where)
+    if info.control_hz is not None:
+        valid &= check_array(f, result.late, shape, "bool", f"{where}: late")
     return valid and _check_masks(f, result, active, stop, where)
 
 

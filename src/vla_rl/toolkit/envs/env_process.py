@@ -43,7 +43,7 @@ class ChunkAnswer(NamedTuple):
     rewards: Array
     """Rewards, float32 [C]."""
     flags: Array
-    """Success, terminated, truncated, executed; bool [4, C]."""
+    """Success, terminated, truncated, executed, late; bool [5, C]."""
     view: View
     """Observation after the chunk."""
     takeover: tuple[Array, Array] | None
@@ -86,14 +86,15 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
-        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((4, len(actions)), bool)
+        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((5, len(actions)), bool)
         source = np.full(len(actions), ActionSource.POLICY, np.int8)
         executed_actions = actions.copy()
         for i, action in enumerate(actions):
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
-            rewards[i], flags[:3, i], flags[3, i] = outcome.reward, outcome[1:4], True
+            rewards[i], flags[:3, i] = outcome.reward, outcome[1:4]
+            flags[3:, i] = True, outcome.late
             if outcome.source != ActionSource.POLICY:
                 source[i] = outcome.source
                 executed_actions[i] = outcome.executed_action

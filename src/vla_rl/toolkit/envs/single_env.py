@@ -23,6 +23,8 @@ class Outcome(NamedTuple):
     """Who chose the action that was executed; another source than the policy needs `EnvInfo.takeovers`."""
     executed_action: Array | None = None
     """The action that was executed instead of the policy's, float32 [A]; given with another source."""
+    late: bool = False
+    """The action began later than it was due (`EnvInfo.control_hz`)."""
 
 
 class View(NamedTuple):

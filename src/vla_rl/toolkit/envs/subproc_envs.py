@@ -64,6 +64,11 @@ class SubprocEnvs(SimEnv):
             state.id: instructions[state.task] for split in self._states.values() for state in split
         }
         apart = context.num_envs > 1 if processes.apart is None else processes.apart
+        if info.control_hz is not None and context.num_envs > 1 and not (apart and processes.envs_per_process == 1):
+            raise UserError(
+                "control_hz is real time, which envs that take turns in a process cannot keep; give every env a "
+                "process of its own (processes.envs_per_process: 1, and no processes.apart: false), or num_envs: 1"
+            )
         process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]
         first = context.first_env
@@ -111,7 +116,7 @@ class SubprocEnvs(SimEnv):
         actions = np.asarray(to_numpy(actions), np.float32)
         shape = actions.shape[:2]
         rewards = np.zeros(shape, np.float32)
-        flags = np.zeros((4, *shape), bool)
+        flags = np.zeros((5, *shape), bool)
         takeovers = self.info.takeovers
         source = np.full(shape, ActionSource.POLICY, np.int8) if takeovers else None
         executed_actions = actions.copy() if takeovers else None
@@ -123,7 +128,7 @@ class SubprocEnvs(SimEnv):
             rewards[env_id], flags[:, env_id], self._views[env_id], takeover = result
             if takeover is not None and source is not None and executed_actions is not None:
                 source[env_id], executed_actions[env_id] = takeover
-        succeeded, terminated, truncated, executed = flags
+        succeeded, terminated, truncated, executed, late = flags
         return ChunkResult(
             obs=self._observation(range(self.num_envs)),
             rewards=rewards,
@@ -134,6 +139,7 @@ class SubprocEnvs(SimEnv):
             succeeded=succeeded,
             source=source,
             executed_actions=executed_actions,
+            late=None if self.info.control_hz is None else late,
         )
 
     def expert_chunk(self) -> Array:

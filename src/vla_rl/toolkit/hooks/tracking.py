@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.events import Evaluation, Run, intervention_metrics
+from vla_rl.core.events import Evaluation, Run, robot_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def scalars_of(evaluation: Evaluation) -> dict[str, float]:
         "eval/success_low": success.low,
         "eval/success_high": success.high,
         **{f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()},
-        **intervention_metrics("eval", evaluation.interventions),
+        **robot_metrics("eval", evaluation.episodes),
         "time/eval": evaluation.seconds,
     }
 

@@ -23,6 +23,9 @@ Tensors = Mapping[str, Tensor]
 """Name -> tensor whose first dimension is the batch."""
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Batch sizes that are captured when they are first needed; larger batches are padded to a multiple of the largest."""
+MAX_LAYOUTS = 8
+"""Layouts of the inputs that are captured: sampled and greedy decisions, each with prompts of a few widths. A graph of
+each costs memory for every batch size."""
 WARM_UP = 3
 """Runs before the capture, in which kernels are compiled and chosen, as PyTorch asks for."""
 HOST_READS = frozenset(
@@ -31,6 +34,10 @@ HOST_READS = frozenset(
 """Operators whose result, or its shape, depends on values, so that the host waits for the device."""
 INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 """Operators that are host reads with a mask among the indices."""
+
+
+_Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+"""Name, shape without the batch, and type of each input."""
 
 
 class Recorder(Protocol):
@@ -129,8 +136,8 @@ class CapturedFunction:
         self._recorder = recorder
         self._sizes = tuple(sorted(sizes))
         self._captures: dict[tuple[Any, ...], _Capture] = {}
-        self._widths: dict[frozenset[str], dict[str, tuple[Any, ...]]] = {}
-        """Names of the inputs -> shape without the batch, and type, of each."""
+        self._layouts: dict[_Layout, None] = {}
+        """Captured layouts of the inputs."""
         self._warned = False
 
     @property
@@ -141,17 +148,18 @@ class CapturedFunction:
     def __call__(self, inputs: Tensors) -> dict[str, Tensor]:
         """Return the function's results for a batch. They are copies, which the next call leaves as they are.
 
-        The first batch decides all shapes but the batch size; inputs of another shape are computed without a graph, and
-        a warning names them.
+        Each of the first `MAX_LAYOUTS` layouts of the inputs (shapes without the batch, and types) has its own graphs,
+        such as prompts of a few widths. Later ones are computed without a graph, and a warning names what changed.
         """
         rows = len(next(iter(inputs.values())))
-        widths = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in inputs.items()}
-        known = self._widths.setdefault(frozenset(inputs), widths)
-        if widths != known:
-            self._warn(known, widths)
-            return dict(self._function(inputs))
+        layout = tuple((name, tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in sorted(inputs.items()))
+        if layout not in self._layouts:
+            if len(self._layouts) == MAX_LAYOUTS:
+                self._warn(layout)
+                return dict(self._function(inputs))
+            self._layouts[layout] = None
         size = padded_size(rows, self._sizes)
-        key = (size, frozenset(inputs), self._state())
+        key = (size, layout, self._state())
         if key not in self._captures:
             self._captures[key] = self._capture(inputs, size)
         return self._run(self._captures[key], inputs, rows)
@@ -177,16 +185,18 @@ class CapturedFunction:
         replay = self._recorder.record(run)
         return _Capture(buffers, outputs, replay)
 
-    def _warn(self, known: Mapping[str, Any], widths: Mapping[str, Any]) -> None:
+    def _warn(self, layout: _Layout) -> None:
         if self._warned:
             return
         self._warned = True
-        name = next(name for name in widths if widths[name] != known[name])
+        captured = {entry for known in self._layouts for entry in known}
+        name, shape = next((entry[:2] for entry in layout if entry not in captured), layout[0][:2])
         logger.warning(
-            "%s has another shape than the captured one (%s instead of %s), so this batch acts without a CUDA graph",
+            "inputs of %d shapes were captured, and %s now has another one (%s), so this batch acts without a CUDA "
+            "graph; keep its shape fixed, or set rollout.compile: blocks",
+            MAX_LAYOUTS,
             name,
-            list(widths[name][0]),
-            list(known[name][0]),
+            list(shape),
         )
 
 

@@ -97,7 +97,9 @@ class GradientAccumulator:
     _value_gradients: dict[str, torch.Tensor | None] = field(factory=dict, init=False)
     _parts: list[_Part] = field(factory=list, init=False)
     _checked: bool = field(default=False, init=False)
-    """True once the loss was checked to be linear."""
+    """True once the loss was compared with those of halved weights."""
+    _not_linear: dict[str, torch.Tensor] = field(factory=dict, init=False)
+    """Metric -> whether it differed, on the device. The host reads it in `check_linear`, where it waits anyway."""
     _failed: bool = field(default=False, init=False)
 
     @contextmanager
@@ -131,7 +133,7 @@ class GradientAccumulator:
         if batch.value_weights is not None:
             value_loss = self.loss(scores, evolve(batch, weights=torch.zeros_like(batch.weights)))
         if counts and not self._checked:
-            self._check_linear(scores, batch, loss, value_loss)
+            self._compare_halved(scores, batch, loss, value_loss)
             self._checked = True
         self._backward(loss, value_loss)
         if counts:
@@ -198,39 +200,45 @@ class GradientAccumulator:
             self._value_gradients[name] = policy_gradient
 
     @torch.no_grad()
-    def _check_linear(self, scores: Scores, batch: Batch, loss: Loss, value_loss: Loss | None) -> None:
-        """Check that the loss is linear: half the weights of the policy, or of the critic, must halve its terms. Raises
-        PluginError otherwise.
+    def _compare_halved(self, scores: Scores, batch: Batch, loss: Loss, value_loss: Loss | None) -> None:
+        """Compare the loss with those of half the weights of the policy, or of the critic, which must halve its
+        terms.
         """
         metrics = _metrics(loss)
         value_metrics = {} if value_loss is None else _metrics(value_loss)
         half = self.loss(scores, evolve(batch, weights=batch.weights / 2))
         expected = {name: (value + value_metrics.get(name, 0.0)) / 2 for name, value in metrics.items()}
-        _compare(_metrics(half), expected, metrics)
+        self._compare(_metrics(half), expected, metrics)
         if value_loss is not None and batch.value_weights is not None:
             zeros = torch.zeros_like(batch.weights)
             half = self.loss(scores, evolve(batch, weights=zeros, value_weights=batch.value_weights / 2))
-            _compare(_metrics(half), {name: value / 2 for name, value in value_metrics.items()}, value_metrics)
+            self._compare(_metrics(half), {name: value / 2 for name, value in value_metrics.items()}, value_metrics)
 
+    def _compare(
+        self,
+        metrics: Mapping[str, torch.Tensor],
+        expected: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Note where a metric differs from the expected one by more than rounding of terms of these sizes."""
+        for name, tensor in expected.items():
+            value = tensor.double()
+            half = metrics[name].double() if name in metrics else torch.full_like(value, torch.inf)
+            tolerance = LINEAR * (sizes[name].double().abs() + value.abs()) + 1e-6
+            differs = (half - value).abs() > tolerance
+            self._not_linear[name] = differs | self._not_linear.get(name, torch.zeros_like(differs))
 
-def _compare(
-    metrics: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], sizes: Mapping[str, torch.Tensor]
-) -> None:
-    """Raises PluginError where a metric differs from the expected one by more than rounding of terms of these sizes.
-    Values are copied from the device at once.
-    """
-    missing = torch.tensor(torch.inf)
-    numbers = [(sizes[name], value, metrics.get(name, missing)) for name, value in expected.items()]
-    device = numbers[0][0].device
-    on_host = torch.stack([number.to(device, torch.float64) for of_name in numbers for number in of_name]).cpu()
-    for name, (size, value, half) in zip(expected, on_host.view(-1, 3).tolist(), strict=True):
-        tolerance = LINEAR * (abs(size) + abs(value)) + 1e-6
-        if abs(half - value) > tolerance:
-            raise PluginError(
-                f"the algorithm says advantage_scope GROUP, and its {name} is not linear in the batch's "
-                f"weights and value weights, so that asynchrony.streaming_update cannot normalise it at the "
-                f"end; return sums of loss terms times weights, or leave out advantage_scope"
-            )
+    def check_linear(self) -> None:
+        """Raises PluginError if a term of the loss was not linear in its weights. The host waits for the device."""
+        if not self._not_linear:
+            return
+        for name, differs in zip(self._not_linear, torch.stack(list(self._not_linear.values())).tolist(), strict=True):
+            if differs:
+                raise PluginError(
+                    f"the algorithm says advantage_scope GROUP, and its {name} is not linear in the batch's "
+                    f"weights and value weights, so that asynchrony.streaming_update cannot normalise it at the "
+                    f"end; return sums of loss terms times weights, or leave out advantage_scope"
+                )
 
 
 def _metrics(loss: Loss) -> dict[str, torch.Tensor]:

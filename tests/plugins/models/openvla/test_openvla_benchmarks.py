@@ -52,7 +52,7 @@ def run_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 def test_code_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    stages = ("card", "oft_act", "pi0", "simulator")
+    stages = ("card", "oft_act", "pi0", "simulator", "control")
     done = run_gpu("--tiny", "--only", *stages, "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(file.read_text())
@@ -66,6 +66,8 @@ def test_code_of_the_gpu_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
         *(f"pi0: decision, {mode}, batch {n}" for mode in ("eager", "compiled blocks", "CUDA graphs") for n in (1, 2)),
         "pi0: learner step, compiled blocks, micro-batch 2",
         "simulator: tabletop, 8 envs of 32 px",
+        "control: runtime, 8 envs, beyond the simulator",
+        "control: simulator, 8 envs",
     ]
     assert all(figure["value"] > 0 for figure in figures)
     assert {figure["unit"] for figure in figures if figure["name"].startswith("oft_act")} == {"chunks/s"}

@@ -10,6 +10,7 @@ from attrs import evolve
 from helped_env import LENGTH, HelpedConfig, helped_envs
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.events import robot_metrics
 from vla_rl.core.types import ActionSource, ChunkResult, Context
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.workers.env.episodes import Episodes
@@ -68,6 +69,17 @@ def test_recordings_hold_the_executed_actions(rows):
         executed = chain(*(chunk[:n] for chunk, n in zip(recording.actions, recording.executed, strict=True)))
         assert np.array_equal(np.stack(list(executed)), actions[:LENGTH])
     assert not recordings[1].interventions.any()
+
+
+@pytest.mark.parametrize("rows", ["steps", "chunks"])
+def test_late_actions_of_episodes_in_real_time_are_counted(rows):
+    """The fifth step is late: the first one of the second chunk."""
+    finished, _ = play(helped_envs(HelpedConfig(late=4), Context(num_envs=1, chunk=CHUNK)), rows)
+    assert [finished[number].episodes[0].late_actions for number in (0, 1)] == [1, 1]
+    assert robot_metrics("env", [finished[0].episodes[0]])["env/late_actions"] == pytest.approx(1 / LENGTH)
+    untimed, _ = play(helped_envs(HelpedConfig(), Context(num_envs=1, chunk=CHUNK)))
+    assert untimed[0].episodes[0].late_actions is None
+    assert "env/late_actions" not in robot_metrics("env", untimed[0].episodes)
 
 
 def test_nobody_can_take_over_where_info_does_not_say_so():

@@ -32,6 +32,9 @@ class LeRobotConfig:
     reward: str = "next.reward"
     """Feature with the reward of each row, which trainers of recordings read; data sets without it are fine for
     others."""
+    only: Literal["all", "interventions"] = "all"
+    """Samples to read: all, or those whose first action a person or an expert chose instead of the policy (feature
+    `is_intervention` of recordings with takeovers), for HG-DAgger."""
     ends: Literal["drop", "repeat"] = "drop"
     """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
     leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, for short episodes whose end

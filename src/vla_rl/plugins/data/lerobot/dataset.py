@@ -28,6 +28,7 @@ from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
+INTERVENTION = "is_intervention"
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 """Arrow type of an image that is stored in a Parquet file."""
 INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
@@ -47,6 +48,8 @@ class LeRobotData(Demonstrations):
         sizes = {name: _length(meta, where, name) for name in (config.action, *([config.state] if uses_state else []))}
         rewarded = config.reward in meta.features
         columns = sizes | ({config.reward: _length(meta, where, config.reward)} if rewarded else {})
+        helped = config.only == "interventions"
+        columns |= {INTERVENTION: _length(meta, where, INTERVENTION)} if helped else {}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -81,6 +84,8 @@ class LeRobotData(Demonstrations):
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
         self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
         self._last = self._first + lengths - 1
+        self._chosen = self._interventions(table[INTERVENTION][:, 0] > 0, where) if helped else None
+        """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
         self._where = where
         self._order = order
@@ -89,10 +94,11 @@ class LeRobotData(Demonstrations):
         self._stored = _open_stored(where, files, stored) if stored else None
 
     def num_samples(self) -> int:
-        return len(self._windows)
+        return len(self._windows) if self._chosen is None else len(self._chosen)
 
     def read_samples(self, indices: Any) -> tuple[Observation, Array]:
-        episodes, steps = self._windows.find(np.asarray(indices))
+        samples = np.asarray(indices) if self._chosen is None else self._chosen[np.asarray(indices)]
+        episodes, steps = self._windows.find(samples)
         rows = self._first[episodes] + steps
         stored = {} if self._stored is None else self._stored[self._order[rows].tolist()]
         images = {}
@@ -120,11 +126,28 @@ class LeRobotData(Demonstrations):
                 f"{self._where} has no feature {self._reward!r} with rewards; record with the hook lerobot, or "
                 f"give imitation.data.reward"
             )
+        if self._chosen is not None:
+            raise UserError(
+                f"{self._where}: `only: interventions` reads samples without those that follow them, and a "
+                "trainer of rewards needs both; leave it out"
+            )
         episodes, steps = self._windows.find(np.asarray(indices))
         rows = self._first[episodes] + steps
         return self._windows.rewards(
             np.asarray(indices), self._rewards, rows, self._last[episodes], 1 if self._whole else self._chunk, discount
         )
+
+    def _interventions(self, flags: Array, where: str) -> Array:
+        """Return the samples whose first row is flagged (bool [rows]). Raise UserError where there are none."""
+        samples = np.arange(len(self._windows))
+        episodes, steps = self._windows.find(samples)
+        chosen: Array = samples[flags[self._first[episodes] + steps]]
+        if not len(chosen):
+            raise UserError(
+                f"{where} has no sample that begins with an intervention ({INTERVENTION}), which is all that `only: "
+                "interventions` reads"
+            )
+        return chosen
 
     def data_statistics(self) -> Any:
         features = {"action": self._actions.reshape(-1, self._action_dim)} | (

@@ -20,6 +20,7 @@ from vla_rl.plugins.envs.gymnasium.settings import (
     no_duplicates,
     no_limit,
     preflight,
+    rate,
     words,
 )
 from vla_rl.toolkit.envs.settings import Processes
@@ -64,6 +65,9 @@ class GymnasiumConfig:
     """Number of initial states (seeds) in the train split, 1 to 1,000,000."""
     eval_states: int = field(default=50, validator=[validators.ge(1), validators.le(STATES)])
     """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
+    control_hz: float | None = field(default=None, validator=rate)
+    """Actions a second in real time, above 0 and at most 1000, for robots and people; late ones are counted. null: as
+    fast as the environment goes."""
     deterministic: bool = True
     """Whether the same actions from the same seed give the same episode (`EnvInfo.deterministic`)."""
     processes: Processes = field(factory=Processes)

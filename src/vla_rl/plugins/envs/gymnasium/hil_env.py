@@ -65,6 +65,7 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
         max_steps=config.max_steps,
         train_states=config.train_states,
         eval_states=config.eval_states,
+        control_hz=config.control_hz,
         deterministic=person is None or person.controller == SCRIPTED,
         processes=config.processes,
     )

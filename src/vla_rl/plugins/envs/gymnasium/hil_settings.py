@@ -10,7 +10,7 @@ from attrs import field, frozen, validators
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.gymnasium.settings import STATES
+from vla_rl.plugins.envs.gymnasium.settings import STATES, rate
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
 SCRIPTED = "scripted"
@@ -62,6 +62,9 @@ class GymHilConfig:
     """`sparse`: 1 when the cube is 10 cm up; `dense`: nearness and height at every step."""
     random_block: bool = True
     """Whether the cube's place differs between reset states."""
+    control_hz: float | None = field(default=None, validator=rate)
+    """Actions a second in real time, above 0 and at most 1000; a person at a device needs 10, the simulated rate. Late
+    actions are counted. null: as fast as the simulator goes."""
     max_steps: int = field(default=100, validator=[validators.ge(1), validators.le(10_000)])
     """Step limit of an episode, at 10 actions a second of simulated time."""
     train_states: int = field(default=200, validator=[validators.ge(1), validators.le(STATES)])

@@ -78,6 +78,11 @@ class InterventionSettings:
     """Who takes over: a person, or a scripted expert."""
 
 
+def rate(instance: Any, attribute: Any, control_hz: float | None) -> None:
+    if control_hz is not None and not 0 < control_hz <= 1000:
+        raise ValueError(f"{control_hz} actions a second; give a number above 0 and at most 1000")
+
+
 def words(instance: Any, attribute: Any, text: str) -> None:
     if not text.strip():
         raise ValueError("is empty; say in words what the policy shall do, or name what is meant")

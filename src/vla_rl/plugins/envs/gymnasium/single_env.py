@@ -19,6 +19,7 @@ from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
+from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.rendering import FIXES, require
 from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -57,6 +58,7 @@ def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | Non
         notes=(f"success in {config.id} means {meaning}",),
         deterministic=config.deterministic,
         takeovers=config.interventions is not None,
+        control_hz=config.control_hz,
     )
     return SubprocEnvs(info, states, make_env or MakeGymnasiumEnv(config), context, config.processes)
 
@@ -99,6 +101,7 @@ class GymnasiumEnv(SingleEnv):
         self._config = config
         self._env: Environment | None = None
         self._end: Outcome | None = None
+        self._real_time = RealTime(config.control_hz)
 
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines the initial state; both together determine all later random
@@ -117,17 +120,19 @@ class GymnasiumEnv(SingleEnv):
         self._env.unwrapped.np_random = generator(seed, purpose, state_id)
         self._generators = Generators(derived_seed(seed, purpose, state_id))
         self._end = None
+        self._real_time.restart()
 
     def step(self, action: Array) -> Outcome:
         if self._end is not None:
-            return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None)
+            return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None, late=False)
         assert self._env is not None
+        late = self._real_time.wait()
         with self._generators.in_use():
             observation, reward, terminated, truncated, info = self._env.step(self._actions.action(action))
             self._observation = observation
         success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
         source, executed = self._takeover(info)
-        outcome = Outcome(float(reward), success, bool(terminated), bool(truncated), source, executed)
+        outcome = Outcome(float(reward), success, bool(terminated), bool(truncated), source, executed, late)
         if outcome.terminated or outcome.truncated:
             self._end = outcome
         return outcome

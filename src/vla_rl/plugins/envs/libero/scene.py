@@ -188,9 +188,9 @@ class LiberoScene:
     def _look_from(self, view: tuple[int, ...] | None) -> None:
         """Move the camera as LIBERO-Plus's variant says, or put it back (None)."""
         number, position, orientation = self._camera_pose
-        self._model.cam_pos[number], self._model.cam_quat[number] = (
-            self._own_view if view is None else camera_pose(position, orientation, view)
-        )
+        pose = self._own_view if view is None else camera_pose(position, orientation, view)
+        self._model.cam_pos[number] = pose[0]
+        self._model.cam_quat[number] = pose[1]
 
     def _reset_simulator(self) -> None:
         """Reset model and data to exactly what loading the model again would give.

@@ -106,7 +106,7 @@ def variant_task(variant: Variant, suite: Suite, config: LiberoConfig) -> TaskIn
         name=variant.task_name,
         instruction=instruction(variant, base.instruction, config.plus.instructions == "official"),
         max_steps=suite.max_steps(config.step_limits),
-        groups=variant.groups,
+        categories=variant.categories,
     )
 
 

@@ -25,7 +25,8 @@ ASSET_VARIABLES = ("ROBOTWIN_ASSETS_ROOT", "ASSETS_PATH")
 DOWNLOAD = (
     "download them (data set TianxingChen/RoboTwin2.0: background_texture.zip, embodiments.zip, objects.zip) with "
     "`robotwin-download-assets --output FOLDER` of the runtime wheel, or `_download_assets.sh` of a checkout, and "
-    "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT"
+    "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT; tasks of blocks run with a robot of boxes, which "
+    "tools/robotwin_assets.py of a clone of vla-rl writes"
 )
 
 

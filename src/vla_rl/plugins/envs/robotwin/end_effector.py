@@ -29,17 +29,21 @@ def move_to_poses(task: Any, action: Array) -> None:
 
 @contextmanager
 def arms_may_stay(robot: Any) -> Generator[None]:
-    """Report plans without points as failed, inside the context.
+    """Report plans without points and planners' errors as failed plans, inside the context: then the arm stays.
 
-    An arm that is told to be where it is has such a plan. RoboTwin's `take_action` divides by the number of its points
-    and raises ZeroDivisionError, while it lets an arm without a plan stay.
+    An arm that is told to be where it is has a plan without points. Beside an arm that moves, RoboTwin's `take_action`
+    divides by their number; where both stay, it moves no gripper either.
+    mplib raises RuntimeError where it finds a path and no motion along it, as for some poses out of reach.
     """
     sides = ("left_plan_path", "right_plan_path")
     for name in sides:
         plan = getattr(robot, name)
 
         def plan_with_points(*args: Any, plan: Any = plan, **kwargs: Any) -> Any:
-            result = plan(*args, **kwargs)
+            try:
+                result = plan(*args, **kwargs)
+            except RuntimeError:
+                return {"status": "Fail"}
             stays = result["status"] == "Success" and not len(result["position"])
             return {**result, "status": "Fail"} if stays else result
 

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from importlib import metadata
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_r
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
 from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
+from vla_rl.plugins.envs.robotwin.tasks import task_names
 from vla_rl.toolkit.json_files import read_record
 
 NO_LIMIT = 10**9
@@ -34,6 +35,8 @@ would."""
 ARM_JOINTS = 6
 UNLIMITED = (-10.0, 10.0)
 """Bounds of a joint without limits in its URDF [rad]: those of the aloha-agilex, RoboTwin's own robot."""
+OBJECT = re.compile(r"[\"'](\d{3}_[A-Za-z0-9_-]+)[\"']")
+"""An object's folder, such as "020_hammer", in the source of a task."""
 CALLED = {"vector": ("play_once", "gen_sparse_reward_data"), "classic": ("play_once", "take_action")}
 """Methods of `Base_Task` that an API needs."""
 GRIPPER = (0.0, 1.0)
@@ -223,6 +226,7 @@ def find_installation(config: RobotwinConfig) -> Installation:
     package, root = available[api]
     check_version(api, root)
     assets = _assets_of_classic(config, root) if api == "classic" and root is not None else asset_root(config)
+    check_objects(task_names(config.tasks), root, assets)
     settings = _settings(config, root)
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
@@ -253,6 +257,21 @@ def check_version(api: Literal["vector", "classic"], root: Path | None) -> None:
             f"{', '.join(missing)}\n  known: the runtime wheel 0.1.3; branches RLinf_support (0008ae6), main "
             "(cf47ab5), stable_2.0 (13c3c47)"
         )
+
+
+def check_objects(tasks: Iterable[str], root: Path | None, assets: Path) -> None:
+    """Raise UserError for a task with objects that are not among the assets. RoboTwin only prints their names."""
+    package = root if root is not None else _package("robotwin")
+    for task in tasks:
+        file = package / "envs" / f"{task}.py" if package is not None else None
+        text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+        needed = sorted(set(OBJECT.findall(text)))
+        missing = [name for name in needed if not (assets / "assets" / "objects" / name).is_dir()]
+        if missing:
+            raise UserError(
+                f"task {task} needs objects that are not in {assets / 'assets' / 'objects'}: {', '.join(missing)}\n"
+                f"  {DOWNLOAD}"
+            )
 
 
 def version(root: Path | None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from vla_rl.core.events import Evaluation, Run, intervention_metrics
+from vla_rl.core.events import Evaluation, Run, robot_metrics
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.jsonl import JsonlConfig
@@ -57,7 +57,7 @@ class JsonlWriter:
                 "eval/episodes": success.n,
                 "eval/repeats": list(evaluation.repeats),
                 **{f"eval/task/{name}": rate.rate for name, rate in evaluation.tasks.items()},
-                **intervention_metrics("eval", evaluation.interventions),
+                **robot_metrics("eval", evaluation.episodes),
                 "time/eval": evaluation.seconds,
             }
         )

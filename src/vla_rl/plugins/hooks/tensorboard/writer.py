@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from vla_rl.core.events import Evaluation, Run, intervention_metrics
+from vla_rl.core.events import Evaluation, Run, robot_metrics
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.tensorboard import TensorboardConfig
@@ -42,7 +42,7 @@ class TensorboardWriter:
             "eval/success_high": success.high,
         }
         scalars |= {f"eval_task/{name}": rate.rate for name, rate in evaluation.tasks.items()}
-        scalars |= intervention_metrics("eval", evaluation.interventions)
+        scalars |= robot_metrics("eval", evaluation.episodes)
         self._scalars(scalars | {"time/eval": evaluation.seconds}, step)
         if self._writer is not None:
             self._writer.flush()

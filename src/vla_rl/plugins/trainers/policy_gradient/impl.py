@@ -80,6 +80,7 @@ class PolicyGradient(Trainer):
                 critic_only = step <= trained.train.critic_warmup_steps
                 norms.append(trained.optimizer_step(f"step {step}", loss, critic_only))
             metrics.add({}, self._comparison.statistics)
+            self._accumulator.check_linear()
             trained.check_finite()
             self.restart()
         metrics.maxima["policy/grad_norm"] = torch.stack([torch.zeros((), device=trained.device), *norms]).max()

@@ -41,6 +41,8 @@ def checked_result(env: str, info: EnvInfo, result: ChunkResult, num_envs: int, 
         _check_array(env, getattr(result, field), (num_envs, width), "bool", field)
     _check_array(env, result.success, (num_envs,), "bool", "success")
     _check_takeovers(env, info, result, (num_envs, width))
+    if info.control_hz is not None:
+        _check_array(env, result.late, (num_envs, width), "bool", "late")
     rewards = to_numpy(result.rewards)
     if not np.isfinite(rewards).all():
         env_id, step = (int(i) for i in np.argwhere(~np.isfinite(rewards))[0])

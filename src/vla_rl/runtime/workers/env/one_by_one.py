@@ -52,6 +52,7 @@ def one_by_one(
         succeeded=stacked_if_given("succeeded"),
         source=stacked_if_given("source"),
         executed_actions=stacked_if_given("executed_actions"),
+        late=stacked_if_given("late"),
         **{name: stacked(name) for name in ("rewards", "terminated", "truncated", "executed")},
     )
     return result, faults

@@ -60,6 +60,8 @@ class EpisodeStatistics:
         self.at_end = np.zeros(num_envs, bool)
         self.interventions: Array | None = None
         """Valid steps of each episode whose action another source chose, int64 [N]; None: nobody can take over."""
+        self.late_actions: Array | None = None
+        """Valid steps of each episode that began late, int64 [N]; None: not in real time."""
 
     def open(self, env_ids: Array) -> None:
         """Reset the statistics of envs whose episodes begin."""
@@ -70,6 +72,8 @@ class EpisodeStatistics:
         self.once[env_ids] = False
         if self.interventions is not None:
             self.interventions[env_ids] = 0
+        if self.late_actions is not None:
+            self.late_actions[env_ids] = 0
 
     def remaining(self, active: Array) -> Array:
         """Return the number of actions before the step limit, int64 [N]; 0 for envs that are not active."""
@@ -130,6 +134,10 @@ class EpisodeStatistics:
             if self.interventions is None:
                 self.interventions = np.zeros(self.num_envs, np.int64)
             self.interventions += (valid & (record["source"] != ActionSource.POLICY)).sum(1)
+        if result.late is not None:
+            if self.late_actions is None:
+                self.late_actions = np.zeros(self.num_envs, np.int64)
+            self.late_actions += (valid & to_numpy(result.late)).sum(1)
         if width < self.chunk:
             missing = self.chunk - width
             record = {
@@ -151,4 +159,5 @@ class EpisodeStatistics:
             success_at_end=bool(self.at_end[env_id]),
             truncated=truncated,
             interventions=None if self.interventions is None else int(self.interventions[env_id]),
+            late_actions=None if self.late_actions is None else int(self.late_actions[env_id]),
         )

@@ -47,6 +47,8 @@ class Robot:
         if abs(np.linalg.norm(pose[3:]) - 1) > 1e-6:
             raise ValueError("a quaternion has the length 1")
         target = np.array([*pose[:3], *pose[4:]])
+        if np.abs(target[:3]).max() > 2 * REACH:
+            raise RuntimeError("Fail to parametrize path")
         if np.abs(target[:3]).max() > REACH:
             return {"status": "Fail"}
         points = 0 if np.allclose(target, self.targets[arm], atol=1e-6) else SUB_STEPS
@@ -181,16 +183,21 @@ class Base_Task:
         return [*joints[:3].tolist(), w, *joints[3:].tolist()]
 
     def _planned(self, poses):
-        """An arm without a plan stays; one whose plan has no points ends in a division by their number."""
-        target = self.robot.targets.copy()
+        """An arm without a plan stays. One whose plan has no points ends in a division by their number, and if both are
+        such, nothing moves, grippers neither."""
+        target, points = self.robot.targets.copy(), []
         for arm, plan, pose in (
             (slice(0, 6), self.robot.left_plan_path, poses[:7]),
             (slice(7, 13), self.robot.right_plan_path, poses[8:15]),
         ):
             result = plan(pose)
-            if result["status"] == "Success":
-                1 / len(result["position"])
+            planned = result["status"] == "Success"
+            points.append(len(result["position"]) if planned else 50)
+            if planned and points[-1]:
                 target[arm] = result["position"][-1]
+        if points == [0, 0]:
+            return target
+        1 / min(points)
         target[GRIPPERS] = poses[[7, 15]]
         return target
 

@@ -47,8 +47,8 @@ class PlusConfig:
     suites: tuple[str, ...] | None = field(default=None, validator=_among(SUITES, "suite"))
     """Suites: libero_spatial, libero_object, libero_goal, libero_10; null: all four."""
     dimensions: tuple[str, ...] | None = field(default=None, validator=_among(DIMENSIONS, "dimension"))
-    """Dimensions: camera, robot, language, light, background, noise, layout; null: all. Variants whose assets are not
-    installed are left out, and results.json says how many."""
+    """Dimensions: camera, robot, language, light, background, noise, layout; null: all. Variants that need the
+    authors' assets (light, background, 829 layouts) are left out, and results.json says how many."""
     levels: tuple[int, ...] | None = field(default=None, validator=_among(LEVELS, "level"))
     """Difficulty levels, 1 to 5; null: all, and the 121 light variants without a level."""
     sample: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

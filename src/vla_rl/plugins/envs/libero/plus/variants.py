@@ -26,7 +26,10 @@ WITH_VIEW = re.compile(
 WITHOUT_VIEW = re.compile(r"(?P<base>.+?)(?:_(?P<asset>light|table|tb|add)_\d+|(?:_moved)?_level\d+_sample\d+)")
 FIRST_VARIANT, IDS_PER_SUITE = 1_000_000_000, 10_000
 """State ids: 1,000,000,000, plus 10,000 times the suite's number, plus the variant's official number in the suite."""
-ASSETS = "assets.zip of the data set Sylvest/LIBERO-plus on huggingface.co"
+ASSETS = (
+    "need scenes, textures or meshes of the authors' assets.zip (data set Sylvest/LIBERO-plus on huggingface.co), "
+    "which this plugin does not load; evaluate them with the authors' code"
+)
 PLAIN_VIEW = (0, 0, 100, 0, 0)
 """View of variants whose camera is not moved: turns of 0 degrees, the distance in percent."""
 
@@ -64,8 +67,8 @@ class Variant:
         return f"{self.suite}/{self.name}"
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """Groups in which results are reported: the dimension, and its level."""
+    def categories(self) -> tuple[str, ...]:
+        """Categories in which results are reported: the dimension, and its level."""
         level = "no level" if self.level is None else f"level {self.level}"
         return self.dimension, f"{self.dimension}, {level}"
 
@@ -140,11 +143,11 @@ def selected(config: PlusConfig) -> tuple[Variant, ...]:
 
 
 def left_out(variants: Sequence[Variant]) -> str:
-    """Return which variants lack their assets, and how to get them; empty if none does."""
+    """Return which variants cannot run, and why; empty if all can."""
     missing = [variant for variant in variants if variant.needs_assets]
     if not missing:
         return ""
-    return f"{counts(missing)} need assets that LIBERO does not have ({ASSETS})"
+    return f"{counts(missing)} {ASSETS}"
 
 
 def remarks(config: PlusConfig) -> tuple[str, ...]:
