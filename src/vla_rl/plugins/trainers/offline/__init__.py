@@ -22,7 +22,7 @@ class OfflineConfig:
     Q-values and an expectile of them, learned by temporal differences (iql, Kostrikov et al. 2021)."""
     discount: float = field(default=0.99, validator=positive(0.0, 1.0))
     """Discount of rewards per environment step, above 0, at most 1."""
-    temperature: float = field(default=0.1, validator=positive(1e-4, 1e4))
+    temperature: float = field(default=0.3, validator=positive(1e-4, 1e4))
     """Temperature of the weights exp(advantage / temperature). Rewards are scaled so that recorded returns span a range
     of 1."""
     max_weight: float = field(default=20.0, validator=positive(1e-3, 1e6))
