@@ -202,7 +202,7 @@ def test_a_package_of_another_distribution_adds_rows(tmp_path, monkeypatch):
         ("trained_on", "traned_on", r"mine.yaml:6: .*unknown fact; did you mean 'trained_on'\?"),
         ("like: acme/first", "like: acme/third", r"mine.yaml:8: .*no row 'acme/third' stands before this one"),
         ("    like: acme/first\n", "", r"mine.yaml:7: checkpoints.acme/second: has neither `type` nor `like`"),
-        ("sources:", "sorces:", r"mine.yaml:1: sorces: unknown key; did you mean 'sources'\?"),
+        ("sources:", "sourcess:", r"mine.yaml:1: sourcess: unknown key; did you mean 'sources'\?"),
         ("keys: {rollout", "keys: {{rollout", r"mine.yaml:10: not valid YAML"),
     ],
 )
