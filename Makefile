@@ -48,7 +48,7 @@ LOWEST := build/lowest/bin/python -m pip install -q
 
 test-lowest:
 	$(PYTHON) -m venv build/lowest
-	grep -viE '^(torch|triton|nvidia-.*|transformers|tokenizers|huggingface_hub|filelock|fsspec|sympy)==' constraints.txt \
+	grep -viE '^(torch|triton|nvidia-.*|transformers|tokenizers|huggingface_hub)==' constraints.txt \
 	  > build/lowest/constraints.txt
 	grep -v '^#' lowest.txt >> build/lowest/constraints.txt
 	$(LOWEST) $$(grep '^torch==' lowest.txt)
