@@ -467,6 +467,7 @@ def _add_collection(name: str, about: str) -> None:
 
 
 _add_collection("examples", "List the specs of small runs that come with vla-rl; `vla-rl run NAME` takes them.")
+_add_collection("recipes", "List the specs of published experiments; `vla-rl run NAME` takes them.")
 
 
 @app.command()

@@ -402,6 +402,17 @@ def examples(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Pa
     return _specs("examples", to, names)
 
 
+@_with_path_errors
+def recipes(to: str | Path | None = None, names: Sequence[str] = ()) -> list[Path]:
+    """Return the specs of published experiments in the package (`vla-rl recipes`), or with `to` their copies there.
+
+    Args:
+        to: folder to copy to; None: nothing is copied.
+        names: of those to copy; none: all.
+    """
+    return _specs("recipes", to, names)
+
+
 def doctor() -> list[dict[str, Any]]:
     """`vla-rl doctor`: one entry for each thing that was looked at, and the command that mends it."""
     from attrs import asdict
@@ -478,6 +489,7 @@ __all__ = [
     "new_plugin",
     "open_run",
     "plan",
+    "recipes",
     "report",
     "run",
     "serve",

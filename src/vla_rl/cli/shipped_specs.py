@@ -1,4 +1,4 @@
-"""Specs in the package, for those who have no clone of the repository."""
+"""Specs in the package, for those who have no clone of the repository: `vla-rl examples` and `vla-rl recipes`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class SpecCollection:
 
 
 EXAMPLES = SpecCollection(name="examples")
-COLLECTIONS = (EXAMPLES,)
+RECIPES = SpecCollection(name="recipes")
+COLLECTIONS = (EXAMPLES, RECIPES)
 
 
 def shipped(path: Path) -> Path | None:

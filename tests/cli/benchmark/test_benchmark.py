@@ -12,9 +12,11 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from vla_rl.cli.benchmark.paired import Pair, compare, episodes
+from vla_rl.cli.benchmark.run import _env_type
 from vla_rl.cli.benchmark.suites import load, mean_of, names
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
+from vla_rl.core.spec.spec import load_spec
 from vla_rl.plugins.envs import tabletop
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml")
@@ -102,6 +104,17 @@ def test_optional_suites_are_left_out_with_the_reason(tmp_path):
     assert "pick_gold" in refusal(*arguments, "--suite", "Other"), "one that is asked for is refused"
     file.write_text("title: Mine\nenv: tabletop\nsuites: {A: {}}\noptional: [B]\n")
     assert "names a suite 'B' that it does not have: A" in refusal(*arguments)
+
+
+def test_a_benchmarks_keys_may_complete_the_spec():
+    """As with env.plus.sample=200 on the command line, which excludes the env.suite of the run."""
+
+    def spec_with(changes):
+        if not changes:
+            raise UserError("give one of suite, suites and plus")
+        return load_spec(Path(EXAMPLE), changes)
+
+    assert _env_type(load("tabletop"), "Pick", spec_with) == "tabletop"
 
 
 def test_one_evaluation_is_compared_by_its_states(tmp_path):

@@ -173,6 +173,12 @@ def test_a_person_holds_one_robot():
     ("settings", "message"),
     [
         ({"person": {"controller": "joystick"}}, "'joystick' is none of scripted, gamepad, keyboard and module:Class"),
+        ({"person": {"kwargs": {"speed": 1}}}, "has no effect with controller: scripted; it is for module:Class"),
+        (
+            {"person": {"controller": "keyboard", "after": 3}},
+            "after and steps have no effect with controller: keyboard",
+        ),
+        ({"control_hz": 0}, "0.* actions a second; give a number above 0"),
         ({"cameras": ["front", "front"]}, "front, front: a camera stands there twice"),
         ({"cameras": ["side"]}, "side"),
     ],

@@ -177,3 +177,55 @@ def test_the_script_says_what_is_missing_and_never_fails(tmp_path: Path) -> None
     assert "Mesa 24.3 or newer" in run(env=bare).stderr
     content = run(env=bare | {"VK_ICD_FILENAMES": "mine.json"})
     assert content.stdout + content.stderr == "", "the user chose a driver"
+
+
+TASK_MODULE = """
+from mani_skill.envs.tasks import PickCubeEnv
+from mani_skill.utils.registration import register_env
+
+
+@register_env("{name}", max_episode_steps=7)
+class TaskOfAnotherPackage(PickCubeEnv):
+    def __init__(self, *args, cubes, **kwargs):
+        self.cubes = cubes
+        super().__init__(*args, **kwargs)
+"""
+
+
+def test_tasks_of_another_package_are_registered_by_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vla_rl.plugins.envs.maniskill.checks import check_task, registered
+
+    (tmp_path / "tasks_of_another_package.py").write_text(TASK_MODULE.format(name="OtherPick-v1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = ManiSkillConfig(task="OtherPick-v1", imports=("tasks_of_another_package",))
+    assert plugin.check is not None
+    plugin.check(config, Context())
+    with pytest.raises(ValueError, match="no ManiSkill task 'OtherPick-v1'"):
+        plugin.check(ManiSkillConfig(task="OtherPick-v1"), Context())
+    assert registered(config.imports)["OtherPick-v1"].max_episode_steps == 7
+    check_task("OtherPick-v1", {"OtherPick-v1": "pick up the cube"}, config.imports)
+    with pytest.raises(UserError, match="imports: 'no_such_package' cannot be imported: No module named"):
+        registered(("no_such_package",))
+
+
+@pytest.mark.sim
+def test_a_task_of_another_package_gets_its_arguments_and_keeps_its_resolution(
+    vulkan: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vla_rl.plugins.envs.maniskill.env import probe_tasks
+    from vla_rl.plugins.envs.maniskill.scene import SimulationDevices
+
+    (tmp_path / "tasks_with_arguments.py").write_text(TASK_MODULE.format(name="ArgumentPick-v1"))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = ManiSkillConfig(
+        task="ArgumentPick-v1",
+        imports=("tasks_with_arguments",),
+        kwargs={"cubes": 1},
+        instructions={"ArgumentPick-v1": "pick up the cube"},
+        cameras={"base_camera": None},
+        backend="cpu",
+    )
+    (task,) = probe_tasks(config, SimulationDevices())
+    assert task.info.max_steps == 7
+    assert task.recipe.cameras == {"base_camera": {"width": 128, "height": 128}}
+    assert (task.recipe.imports, task.recipe.kwargs) == (config.imports, config.kwargs)

@@ -186,6 +186,61 @@ def test_merged_reports_take_the_longest_and_say_each_thing_once() -> None:
     assert merged == CompilationReport(graphs=3, seconds=3.0, recompilations=3, notes=("a", "b"))
 
 
+class Scaled(Tower):
+    def __init__(self, *widths: int) -> None:
+        super().__init__(*widths)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def begin(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.begin(x))
+
+
+class Policy:
+    def __init__(self, tower: nn.Module) -> None:
+        self.module = tower
+        self.offset = torch.ones(4)
+
+    def act(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.module(x) + self.offset
+        return y, y.sum(-1)
+
+
+def test_a_region_contains_the_blocks_and_regions_that_it_calls() -> None:
+    tower, x = Scaled(4, 4), torch.randn(3, 4)
+    policy = Policy(tower)
+    expected = policy.act(x)
+    compiled = CompiledBlocks(tower, (Block,), regions=(Policy.act, Scaled.begin), policy=policy, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(policy.act(x), expected)
+    assert (compiled.failure, compiled.graphs) == (None, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(tower(x), expected[0] - 1)
+    assert compiled.graphs == 3, "outside of the region its begin and its blocks are graphs of their own"
+
+
+def test_gradients_flow_through_regions_and_blocks() -> None:
+    tower, x = Scaled(4, 4), torch.randn(3, 4)
+    expected = torch.autograd.grad(tower(x).sum(), list(tower.parameters()))
+    compiled = CompiledBlocks(tower, (Block,), regions=(Scaled.begin,), backend="aot_eager")
+    for a, b in zip(torch.autograd.grad(tower(x).sum(), list(tower.parameters())), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert (compiled.failure, compiled.graphs) == (None, 2)
+
+
+def test_a_failing_region_is_named_and_runs_in_eager_mode() -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no C++ compiler")
+
+    policy, x = Policy(Tower(4)), torch.randn(3, 4)
+    expected = policy.act(x)
+    compiled = CompiledBlocks(policy.module, (Block,), regions=(Policy.act,), policy=policy, backend=broken)
+    assert torch.equal(policy.act(x)[0], expected[0])
+    assert "Policy.act could not be compiled" in (compiled.failure or "")
+
+
 def test_inductor_compiles_a_block() -> None:
     tower, x = Tower(4, 4), torch.randn(3, 4)
     expected = tower(x)

@@ -46,6 +46,7 @@ FILES = "VLA_RL_CHECKPOINTS"
 TABLE = "known_checkpoints.yaml"
 FACTS = (
     "trained_on",
+    "suites",
     "reaches",
     "protocol",
     "licence",
@@ -63,7 +64,7 @@ FACTS = (
     "limits",
 )
 """Names of what a row may say beside keys of a spec."""
-OWN_FACTS = ("trained_on", "reaches")
+OWN_FACTS = ("trained_on", "suites", "reaches")
 """Facts that no row takes from the row that it is like."""
 _CACHE_FOLDER = "models--"
 """Beginning of a repository's folder in the Hugging Face hub's cache: models--OWNER--NAME."""
@@ -236,19 +237,19 @@ def _of_plugins() -> Iterator[Path]:
     """Yield the tables beside installed model plugins."""
     targets = {item.target for items in catalogue.installed("model").values() for item in items if item.entry}
     for target in sorted(targets):
-        yield from _beside(target.partition(":")[0])
+        yield from _tables_in(target.partition(":")[0])
 
 
 def _of_entry_points() -> Iterator[Path]:
     """Yield the tables of distributions that name a package. Raise PluginError for a package without a table."""
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.value):
-        files = list(_beside(entry.value))
+        files = list(_tables_in(entry.value))
         if not files:
             raise PluginError(f"entry point {entry.name!r} of {GROUP}: package {entry.value!r} has no {TABLE}")
         yield from files
 
 
-def _beside(module: str) -> Iterator[Path]:
+def _tables_in(module: str) -> Iterator[Path]:
     """Yield the table in a package's folder or beside a module, which is not imported."""
     try:
         spec = find_spec(module)

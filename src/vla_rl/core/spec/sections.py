@@ -340,8 +340,9 @@ class TrainSpec(RateSchedule):
     gradients and optimiser keep their own."""
     compile: Literal["off", "blocks"] | None = None
     """Compilation of the model where it learns: not at all (off), or its repeated layers (blocks), once for each kind
-    of them. Null: blocks on CUDA, if the model names its layers and `sharding` is replicated, else off. In a worker
-    that also acts there is one model: null takes what `rollout.compile` says, and different settings are refused."""
+    of them, and what lies between them. Null: blocks on CUDA, if the model names its layers and `sharding` is
+    replicated, else off. In a worker that also acts there is one model: null takes what `rollout.compile` says, and
+    different settings are refused."""
     keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
     """Newest checkpoints that are kept; older ones are removed."""
 

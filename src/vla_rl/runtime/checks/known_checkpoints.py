@@ -36,6 +36,7 @@ def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
         for key, text in row.tell.items():
             if not _is_given(spec, key):
                 yield PATH, f"no source gives {key} of {row.name}; tell it: {text}"
+        yield from _suite_warnings(spec, row)
         return
     if Path(name).exists():
         path = str(Path(name).absolute())
@@ -50,6 +51,16 @@ def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
 
 
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _suite_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:
+    """Yield the suites of the simulator that a known checkpoint was not trained on."""
+    known = row.facts.get("suites")
+    chosen = getattr(spec.env.config, "suites", None) or [getattr(spec.env.config, "suite", None)]
+    others = [suite for suite in chosen if suite is not None and known is not None and suite not in known.value]
+    if known is not None and others:
+        trained = f"{row.name} was trained on {', '.join(known.value)} (says {known.source})"
+        yield ("env",), f"{trained}, not on {', '.join(others)}; success there may be 0"
 
 
 def _namesake_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:

@@ -155,7 +155,8 @@ def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
 def _camera_sizes(config: Any, rates: SimulatorRates) -> dict[str, tuple[int, int]]:
     cameras = config.cameras
     if isinstance(cameras, Mapping):
-        return {camera: (size, size) for camera, size in cameras.items()}
+        own = rates.picture or (224, 224)
+        return {camera: own if size is None else (size, size) for camera, size in cameras.items()}
     assert rates.picture is not None
     return dict.fromkeys(cameras, rates.picture)
 

@@ -130,9 +130,11 @@ def measure_costs(
 
 def without_adapters(spec: Spec) -> Spec:
     """Return the spec of the model whose adapters are merged: the same layers, and nothing beside them."""
-    config = evolve(spec.model.config, lora=None)
+    config = spec.model.config
+    changes: dict[str, Any] = {"lora": None}
     if getattr(config, "autocast", False) and getattr(config, "dtype", "float32") != "float32":
-        config = evolve(config, autocast=False)
+        changes["autocast"] = False
+    config = evolve(config, **changes)
     return evolve(spec, model=evolve(spec.model, config=config))
 
 

@@ -46,7 +46,7 @@ class CompilationReport:
     """Seconds of the calls that compiled something."""
     recompilations: int = 0
     """Graphs of a kind of blocks beyond its first one in each mode: without gradients, with them, and with them in its
-    inputs too."""
+    inputs too, each for every set of inputs that are given."""
     notes: tuple[str, ...] = ()
     """Remarks for results.json and the console: the compiler failed, or compiles too often."""
 
@@ -184,7 +184,8 @@ class _CompiledKind:
         self.name = name
         self.call = torch.compile(_with_own_code(method, name), backend=blocks.backend, fullgraph=True)
         self._counts: dict[Any, int] = {}
-        """Mode -> number of graphs. A mode is whether gradients are recorded, and whether an input has one."""
+        """Mode -> number of graphs. A mode is whether gradients are recorded, whether an input has one, and which
+        inputs are given."""
         self._shapes: dict[Any, Shapes] = {}
         """Mode -> shapes of the last call that compiled a graph."""
 
@@ -210,7 +211,7 @@ class _CompiledKind:
     def _count(self, args: Any, kwargs: Any) -> None:
         tensors = _tensors(args, kwargs)
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values())
+        mode = torch.is_grad_enabled(), any(tensor.requires_grad for tensor in tensors.values()), frozenset(tensors)
         count = self._counts.get(mode, 0)
         if count:
             self.blocks.add_recompilation(self.name, count, self._shapes[mode], shapes)

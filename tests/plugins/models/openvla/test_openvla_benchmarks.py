@@ -81,3 +81,23 @@ def test_gpu_benchmark_needs_cuda(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "PyTorch sees no CUDA device; --tiny runs the same code on the CPU" in done.stderr
     assert not file.exists()
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    import operators
+
+    return operators
+
+
+@pytest.mark.parametrize("case", ["oft_step", "pi0_decision"])
+def test_eager_code_launches_no_more_operators_than_before(operators: ModuleType, case: str) -> None:
+    assert 0.5 * operators.BEFORE[case] < operators.eager(case).total() <= operators.BEFORE[case]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["oft_step", "oft_merged", "pi0_decision", "ar_action"])
+def test_compiled_code_launches_few_operators(operators: ModuleType, case: str) -> None:
+    counts = operators.compiled(case)
+    assert counts.total() - counts["nests"] <= operators.BARS[case] * operators.BEFORE[case]

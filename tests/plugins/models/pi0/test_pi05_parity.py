@@ -58,8 +58,8 @@ def prefix(module: Pi05Module, data: dict[str, Tensor]) -> PiPrefix:
 
 @torch.no_grad()
 def test_embeddings(module: Pi05Module, data: dict[str, Tensor]) -> None:
-    pixels, ids, *_ = inputs(data)
-    assert_same_up_to(16, module.embed_prefix(pixels, ids), data["prefix_embs"])
+    pixels, *rest = inputs(data)
+    assert_same_up_to(16, module.lay_out(module.embed_images(pixels), *rest).embeds, data["prefix_embs"])
     embed = module.pi0.embed_action_time
     assert_same_up_to(8, embed.action_in_proj(data["x_t"]), data["suffix_embs"])
     assert_same_up_to(8, embed(data["time"]), data["adarms_cond"])

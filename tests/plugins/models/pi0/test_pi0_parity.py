@@ -64,7 +64,9 @@ def rows(module: Pi0Module, data: dict[str, Tensor]) -> Rows:
 @torch.no_grad()
 def test_embeddings(module: Pi0Module, data: dict[str, Tensor]) -> None:
     pixels = torch.stack([data[f"image_{i}"] for i in range(3)], dim=1)
-    assert_same_up_to(16, module.embed_prefix(pixels, data["tokens"]), data["prefix_embs"])
+    mask = torch.ones_like(data["tokens"], dtype=torch.bool)
+    layout = module.lay_out(module.embed_images(pixels), data["tokens"], mask, None)
+    assert_same_up_to(16, layout.embeds, data["prefix_embs"])
     suffix = module.pi0.embed_action_time(data["state"], data["noise"], data["time"])
     assert_same_up_to(8, suffix, data["suffix_embs"])
 

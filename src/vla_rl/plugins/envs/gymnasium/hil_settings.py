@@ -15,11 +15,21 @@ from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
 SCRIPTED = "scripted"
 DEVICES = ("gamepad", "keyboard")
+AFTER = 10
 
 
 def _controller(instance: Any, attribute: Any, name: str) -> None:
     if name not in (SCRIPTED, *DEVICES) and ":" not in name:
         raise ValueError(f"{name!r} is none of {SCRIPTED}, {', '.join(DEVICES)} and module:Class")
+
+
+def _with_effect(instance: Any, attribute: Any, kwargs: dict[str, Any]) -> None:
+    """Refuse keys that the chosen controller does not read."""
+    scripted = instance.controller == SCRIPTED
+    if kwargs and ":" not in instance.controller:
+        raise ValueError(f"has no effect with controller: {instance.controller}; it is for module:Class")
+    if not scripted and (instance.after != AFTER or instance.steps is not None):
+        raise ValueError(f"after and steps have no effect with controller: {instance.controller}; leave them out")
 
 
 def _no_duplicates(instance: Any, attribute: Any, cameras: tuple[str, ...]) -> None:
@@ -34,13 +44,13 @@ class PersonSettings:
     controller: str = field(default=SCRIPTED, validator=_controller)
     """`scripted`: a script that lifts the cube; `keyboard` or `gamepad`: a person at the machine, by gym-hil's own
     controllers; or `module:Class`, an object with their methods."""
-    after: int = field(default=10, validator=validators.ge(0))
+    after: int = field(default=AFTER, validator=validators.ge(0))
     """Scripted: actions of the policy without progress towards a lifted cube, after which the script takes over."""
     steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     """Scripted: actions after which the script gives the robot back; null: it keeps it to the end of the episode."""
     in_evaluation: bool = True
     """Whether takeovers are possible in evaluations. Results then have the success without interventions beside."""
-    kwargs: dict[str, Any] = field(factory=dict)
+    kwargs: dict[str, Any] = field(factory=dict, validator=_with_effect)
     """Keyword arguments of `module:Class`, which also gets the environment as its first argument."""
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.toolkit.envs.rendering import require_mujoco
 from vla_rl.toolkit.envs.settings import check_camera_size
+
+logger = logging.getLogger(__name__)
 
 CAMERAS = {
     "agentview": "agentview",
@@ -20,6 +24,13 @@ CAMERAS = {
     "robotview": "robot0_robotview",
 }
 """Camera name in specs and observations -> name in the simulator."""
+
+CHANGES = {
+    (3, 3, 3): "draws the floors of libero_object darker (github.com/Lifelong-Robot-Learning/LIBERO/issues/88)",
+    (3, 4, 0): "drops the bowl of libero_spatial's task 5 beside its ramekin, where public checkpoints fail "
+    "(github.com/RLinf/RLinf/issues/1460)",
+}
+"""First version of MuJoCo -> what it changed in LIBERO's scenes, and who says so."""
 
 
 def known_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
@@ -68,5 +79,16 @@ def check(config: Any, context: Context) -> None:
 
 
 def preflight(config: Any) -> None:
-    """Raise UserError unless MuJoCo can draw on this machine."""
+    """Raise UserError unless MuJoCo can draw here. Warn of a version in which public checkpoints do worse."""
     require_mujoco("libero")
+    if text := newer_mujoco(metadata.version("mujoco")):
+        logger.warning("warning: %s", text)
+
+
+def newer_mujoco(version: str) -> str | None:
+    """Say what a version of MuJoCo changes against the recorded demonstrations; None: nothing that is known."""
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:3])
+    changes = [text for since, text in CHANGES.items() if numbers >= since]
+    if not changes:
+        return None
+    return f"MuJoCo {version} {', and '.join(changes)}; pip install mujoco==3.3.2 to repeat published rates"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,11 +47,12 @@ def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str,
             raise ValueError(f"the instruction of {name} is empty")
 
 
-def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int]) -> None:
+def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int | None]) -> None:
     if not cameras:
         raise ValueError("name at least one camera, such as {base_camera: 224}")
     for name, size in cameras.items():
-        check_camera_size(name, size)
+        if size is not None:
+            check_camera_size(name, size)
 
 
 def action_dim(config: Any) -> int | None:
@@ -61,7 +63,9 @@ def action_dim(config: Any) -> int | None:
 
 
 def check(config: Any, context: Context) -> None:
-    """Raise UserError for a task that ManiSkill does not have."""
+    """Raise UserError for a task that ManiSkill does not have. What `imports` register is known once it is imported."""
+    if config.imports:
+        return
     for i, task in enumerate(chosen_tasks(config)):
         with at("tasks", i) if config.tasks else at("task"):
             if task not in INSTRUCTIONS and not any(fnmatchcase(task, name) for name in written_tasks()):
@@ -98,9 +102,10 @@ def preflight(config: Any) -> None:
     probe_settings(config)
 
 
-def check_task(task: str, instructions: Mapping[str, str]) -> None:
-    """Raise UserError for a task that does not exist, has no instruction, or lacks files."""
-    registry = registered()
+def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str] = ()) -> None:
+    """Raise UserError for a task that does not exist, has no instruction, or lacks files. `imports`: modules that
+    register tasks."""
+    registry = registered(imports)
     if task not in registry:
         raise unknown_task_error(task, registry)
     kind = registry[task].cls
@@ -121,8 +126,9 @@ def check_task(task: str, instructions: Mapping[str, str]) -> None:
         )
 
 
-def registered() -> Mapping[str, Any]:
-    """Return task -> how ManiSkill registered it. Imports SAPIEN."""
+def registered(imports: Sequence[str] = ()) -> Mapping[str, Any]:
+    """Return task -> how ManiSkill registered it. Imports SAPIEN, and these modules, which register tasks of their own.
+    Raises UserError for one that cannot be imported."""
     use_unpacked_driver()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SAPIEN prints which Vulkan loader it uses
@@ -132,6 +138,11 @@ def registered() -> Mapping[str, Any]:
 
     logger.setLevel(logging.ERROR)  # it warns authors of tasks whenever a scene is built
     download_asset.prompt_yes_no = refuse
+    for module in imports:
+        try:
+            importlib.import_module(module)
+        except ImportError as exc:
+            raise UserError(f"maniskill: imports: {module!r} cannot be imported: {exc}") from exc
     result: Mapping[str, Any] = REGISTERED_ENVS
     return result
 

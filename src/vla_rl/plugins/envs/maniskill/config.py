@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
@@ -21,9 +21,14 @@ class ManiSkillConfig:
     instructions: dict[str, str] = field(factory=dict, validator=checks.known_instructions)
     """Instructions: task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to
     reword those."""
-    cameras: dict[str, int] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
-    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them; every task has
-    to have them."""
+    imports: tuple[str, ...] = ()
+    """Modules whose import registers tasks, such as rlinf.envs.maniskill.tasks.put_on_in_scene_multi of RLinf's
+    repository; importable by the interpreter of the simulators."""
+    kwargs: dict[str, Any] = field(factory=dict)
+    """Further arguments of the tasks' class, such as {obj_set: train} of that module."""
+    cameras: dict[str, int | None] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
+    """Cameras: name -> height and width in pixels (8 to 1024; null: the task's own resolution), in the order in which a
+    model sees them; every task has to have them."""
     control_mode: str = "pd_ee_delta_pose"
     """Controller, which defines an action: pd_ee_delta_pose (change of the hand's pose, and the gripper),
     pd_ee_delta_pos, or another that the robot offers."""

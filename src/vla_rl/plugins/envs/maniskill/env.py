@@ -100,11 +100,18 @@ def probe_tasks(config: ManiSkillConfig, place: SimulationDevices) -> list[TaskP
     not offer."""
     properties = []
     for name in chosen_tasks(config):
-        check_task(name, config.instructions)
+        check_task(name, config.instructions, config.imports)
         try:
             if config.robot is not None:
                 _check_offered(config.robot, _robots(name), f"robot for {name}")
-            recipe = SceneRecipe(task=name, show_goals=False, goals_in_state=config.goals_in_state, robot=config.robot)
+            recipe = SceneRecipe(
+                task=name,
+                show_goals=False,
+                goals_in_state=config.goals_in_state,
+                robot=config.robot,
+                imports=config.imports,
+                kwargs=config.kwargs,
+            )
             scene = ManiSkillScene(recipe, evolve(place, physics="physx_cpu"))
         except UserError:
             raise
@@ -154,11 +161,13 @@ def _properties_of(scene: ManiSkillScene, config: ManiSkillConfig) -> TaskProper
     )
 
 
-def _camera(env: Any, task: str, camera: str, size: int) -> dict[str, Any]:
-    """Return the changes to ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's
-    matrix."""
+def _camera(env: Any, task: str, camera: str, size: int | None) -> dict[str, Any]:
+    """Return the changes to ManiSkill's settings of a camera: the resolution, and with it a calibrated camera's matrix.
+    None: the task's own resolution."""
     _check_offered(camera, env._sensor_configs, f"camera of {task}")
     sensor = env._sensor_configs[camera]
+    if size is None:
+        return {"width": sensor.width, "height": sensor.height}
     change: dict[str, Any] = {"width": size, "height": size}
     if sensor.intrinsic is not None:
         change["intrinsic"] = np.diag([size / sensor.width, size / sensor.height, 1.0]) @ np.asarray(sensor.intrinsic)

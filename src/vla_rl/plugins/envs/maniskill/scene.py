@@ -35,6 +35,10 @@ class SceneRecipe:
     goals_in_state: bool = False
     robot: str | None = None
     """Robot by ManiSkill's name; None: the task's own."""
+    imports: tuple[str, ...] = ()
+    """Modules that register tasks."""
+    kwargs: Mapping[str, Any] = field(factory=dict)
+    """Further arguments of the task's class."""
     placements: int = 0
     """Number of fixed placements among which the task chooses; 0: it draws placements at random."""
 
@@ -71,7 +75,7 @@ class ManiSkillScene:
     """Simulator of N copies of one task. Images are rendered only when they are asked for."""
 
     def __init__(self, recipe: SceneRecipe, place: SimulationDevices, num_envs: int = 1) -> None:
-        spec = _registered()[recipe.task]
+        spec = _registered(recipe.imports)[recipe.task]
         kind = _quiet(spec.cls, recipe)
         self.recipe = recipe
         self.num_envs = num_envs
@@ -85,6 +89,7 @@ class ManiSkillScene:
             sensor_configs=deepcopy(dict(recipe.cameras)),
             **spec.default_kwargs,
             **({} if recipe.robot is None else {"robot_uids": recipe.robot}),
+            **recipe.kwargs,
         )
         self.device: torch.device = self.env.device
         self._stream = Stream(self.device)
@@ -193,10 +198,10 @@ class ManiSkillScene:
 
 
 @lru_cache(maxsize=1)
-def _registered() -> Mapping[str, Any]:
-    """Return `registered()` once, and exclude what was imported from garbage collection: ManiSkill collects whenever it
-    builds a scene, which takes a quarter of a second with torch loaded."""
-    tasks = registered()
+def _registered(imports: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return `registered(imports)` once, and exclude what was imported from garbage collection: ManiSkill collects
+    whenever it builds a scene, which takes a quarter of a second with torch loaded."""
+    tasks = registered(imports)
     gc.collect()
     gc.freeze()
     return tasks

@@ -14,7 +14,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.robotwin.checks import CAMERAS
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
-from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, joint_targets, solve
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, joint_targets, solve
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -41,7 +41,7 @@ class RobotwinEnv(SingleEnv):
         self._name = ""
         self._task: Any = None
         self._arguments: dict[str, Any] = {}
-        self._solutions: dict[tuple[str, int], Solution | None] = {}
+        self._solutions: dict[tuple[str, int], ExpertMotion | None] = {}
         """(Task, seed) -> the expert's solution, of the scenes that it has played; None: it failed."""
         self._scenes = 0
         self._seed = 0
@@ -149,7 +149,7 @@ class RobotwinEnv(SingleEnv):
             self._task.close_env(clear_cache=self._scenes % often == 0)
         self._scenes += 1
 
-    def _solve(self, seed: int) -> Solution | None:
+    def _solve(self, seed: int) -> ExpertMotion | None:
         """Return the expert's solution of a scene, which it plays with this task object."""
         key = self._name, seed
         if key not in self._solutions:

@@ -23,7 +23,7 @@ PHYSICS_STEPS = 25
 
 
 @frozen(kw_only=True, eq=False)
-class Solution:
+class ExpertMotion:
     """The expert's solution of one scene."""
 
     targets: Array
@@ -36,7 +36,7 @@ class Solution:
         return self.targets[np.clip(np.arange(start, start + length), 0, len(self.targets) - 1)]
 
 
-def solve(robotwin: Installation, task: Any, name: str, seed: int) -> Solution | None:
+def solve(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMotion | None:
     """Set up a scene and let the expert play it. Return its solution, or None where the objects do not come to rest or
     the expert fails. The scene is left as it then is.
 
@@ -70,7 +70,7 @@ def solve(robotwin: Installation, task: Any, name: str, seed: int) -> Solution |
         return None
     targets.append(joint_targets(task.robot))
     inside = np.clip(np.stack(targets[1:]), np.float32(low), np.float32(high))
-    return Solution(targets=inside, things=dict(info["info"]))
+    return ExpertMotion(targets=inside, things=dict(info["info"]))
 
 
 def joint_targets(robot: Any) -> Array:

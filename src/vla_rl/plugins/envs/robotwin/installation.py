@@ -283,8 +283,8 @@ def version(root: Path | None) -> str:
             return "runtime wheel of unknown version"
     command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except OSError:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False)
+    except (OSError, subprocess.SubprocessError):
         return f"{root}, commit unknown"
     return f"{root}, commit {done.stdout.strip() or 'unknown'}"
 

@@ -21,7 +21,7 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
 from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
-from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, Solution, solve
+from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, solve
 from vla_rl.plugins.envs.robotwin.installation import Installation
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness, quiet
 from vla_rl.plugins.envs.robotwin.seeds import SeedBook
@@ -57,7 +57,7 @@ class VectorRobotwin(SimEnv):
         """Actions of each instance's episode."""
         self._seeds = [0] * self.num_envs
         self._usable: dict[tuple[str, int], bool] = {}
-        self._solutions: dict[tuple[str, int], Solution | None] = {}
+        self._solutions: dict[tuple[str, int], ExpertMotion | None] = {}
         """(Task, seed) -> the expert's solution, of the scenes that it has played; None: it failed."""
         self._faults: dict[int, list[str]] = {}
         robotwin.enter()
@@ -132,13 +132,13 @@ class VectorRobotwin(SimEnv):
         """Execute chunks and return instance -> (index of the action that solved the task, truncated), without the
         instances that broke."""
         outcomes: dict[int, tuple[int | None, bool]] = {}
-        play = _play_joints if self._robotwin.config.control == "joints" else _play_poses
+        execute = _execute_joint_targets if self._robotwin.config.control == "joints" else _execute_poses
         with quiet(), kept_randomness():
             running = {}
             for env_id in (int(env_id) for env_id in env_ids):
                 if self._ready[env_id]:
                     venv = self._venvs[self._tasks[env_id]]
-                    running[env_id] = venv.env_thread_pool.submit(play, venv.envs[env_id], actions[env_id])
+                    running[env_id] = venv.env_thread_pool.submit(execute, venv.envs[env_id], actions[env_id])
                 else:
                     self._break(env_id, "it has not been reset since it broke")
             for env_id, future in running.items():
@@ -202,7 +202,7 @@ class VectorRobotwin(SimEnv):
         self._solved[env_id] = False
         self._views[env_id] = self._view(sub.get_obs())
 
-    def _solution(self, env_id: int) -> Solution | None:
+    def _solution(self, env_id: int) -> ExpertMotion | None:
         """Return the expert's solution of an instance's scene. It is played in another scene of the same seed."""
         task, seed = self._tasks[env_id], self._seeds[env_id]
         if (task, seed) not in self._solutions:
@@ -210,7 +210,7 @@ class VectorRobotwin(SimEnv):
                 self._solve(self._robotwin.task(task), task, seed)
         return self._solutions[task, seed]
 
-    def _solve(self, scene: Any, task: str, seed: int) -> Solution | None:
+    def _solve(self, scene: Any, task: str, seed: int) -> ExpertMotion | None:
         """Let the expert play a seed in this scene, which is closed before and after."""
         scene.close_env()
         try:
@@ -261,7 +261,7 @@ class VectorRobotwin(SimEnv):
         )
 
 
-def _play_joints(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+def _execute_joint_targets(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
     """Execute a chunk of joint targets, which RoboTwin plays as one motion. Return the observation, the action that
     solved the task (RoboTwin tells only that one did: the last), and whether RoboTwin truncated the episode."""
     result = sub.step(actions)
@@ -269,8 +269,8 @@ def _play_joints(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | Non
     return result["obs"], len(actions) - 1 if solved else None, bool(result["truncated"][0])
 
 
-def _play_poses(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
-    """Execute a chunk of end-effector actions, one motion each. Return as `_play_joints` does."""
+def _execute_poses(sub: Any, actions: Array) -> tuple[Mapping[str, Any], int | None, bool]:
+    """Execute a chunk of end-effector actions, one motion each. Return as `_execute_joint_targets` does."""
     solved_at = None
     with sub.lock:
         for index, action in enumerate(actions):

@@ -120,12 +120,11 @@ class Pi0Module(FlowModule):
             pixels: [B, cameras, 3, S, S] in [-1, 1].   ids: prompts, int64 [B, L].
             mask: bool [B, L], False at padding.   shown: bool [B, cameras], False where masked; None: all visible.
         """
-        vlm = self.pi0.model.vlm
-        features = vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
-        layout = self._lay_out(features.unflatten(0, pixels.shape[:2]), ids, mask, shown)
-        recorded = [RecordedLayer() for _ in vlm.language_model.layers]
+        language = self.pi0.model.vlm.language_model
+        layout = self.lay_out(self.embed_images(pixels), ids, mask, shown)
+        recorded = [RecordedLayer() for _ in language.layers]
         hidden = run_layers(
-            vlm.language_model,
+            language,
             layout.embeds,
             layout.mask.expand(-1, 1, layout.embeds.shape[1], -1),
             layout.rotation,
@@ -140,7 +139,12 @@ class Pi0Module(FlowModule):
             mean_over(hidden, self._counted(layout.valid, ids.shape[1])) if self._summarises else None,
         )
 
-    def _lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """Return features [B, cameras, N, D] of images [B, cameras, 3, S, S] in [-1, 1]."""
+        features: Tensor = self.pi0.model.vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
+        return features.unflatten(0, pixels.shape[:2])
+
+    def lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
         """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as `see`."""
         rows, cameras, patches = features.shape[:3]
         language, expert = self.pi0.model.vlm.language_model, self.pi0.model.dit
@@ -193,7 +197,7 @@ class Pi0Module(FlowModule):
         result: Tensor = self.pi0.action_out_proj(hidden)
         return result
 
-    regions = (_lay_out, _embed_suffix, GemmaRMSNorm.forward, SiglipVisionEmbeddings.forward)
+    regions = (lay_out, _embed_suffix, GemmaRMSNorm.forward, SiglipVisionEmbeddings.forward)
     """Methods to compile besides the blocks."""
 
 
