@@ -97,6 +97,7 @@ def test_every_renamed_key_is_one_of_this_version_and_keeps_its_value():
             "quality_thresholds": True,
             "max_over_estimation": 0.2,
         },
+        "trainer": {"type": "policy_gradient"},
     }
     assert all(old != new for old, new in SPEC_KEYS.items())
 
@@ -132,3 +133,10 @@ def test_a_trace_of_the_earlier_version_has_the_names_of_this_one():
         ],
     }
     assert current_trace(current_trace(earlier)) == current_trace(earlier)
+
+
+def test_runs_from_before_trainers_have_those_that_did_the_same():
+    spec = current_spec({"imitation": {"steps": 1}})
+    assert spec["trainer"] == {"type": "policy_gradient"}
+    assert spec["imitation"]["trainer"] == {"type": "behaviour_cloning"}
+    assert current_spec({"imitation": None})["imitation"] is None

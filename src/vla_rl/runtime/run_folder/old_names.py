@@ -31,7 +31,12 @@ SPEC_VALUES: Mapping[str, Mapping[Any, Any]] = {
     "model.recompute": {False: "off", True: "full"},
 }
 """Key -> old value -> value now."""
-NEW_KEYS: Mapping[str, Any] = {"rollout.engine": {"type": "torch"}, "placement.weight_transfer": "auto"}
+NEW_KEYS: Mapping[str, Any] = {
+    "rollout.engine": {"type": "torch"},
+    "placement.weight_transfer": "auto",
+    "trainer": {"type": "policy_gradient"},
+    "imitation.trainer": {"type": "behaviour_cloning"},
+}
 """Key that earlier versions did not have -> value that does what they did."""
 STATE_KEYS: Mapping[str, str] = {
     "doing": "mode",
