@@ -107,7 +107,7 @@ def test_optional_suites_are_left_out_with_the_reason(tmp_path):
 
 
 def test_a_benchmarks_keys_may_complete_the_spec():
-    """As with env.plus.sample=200 on the command line, which excludes the env.suite of the run."""
+    """The command line gives env.plus.sample=200, which excludes the env.suite of the run."""
 
     def spec_with(changes):
         if not changes:
