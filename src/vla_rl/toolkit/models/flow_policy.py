@@ -8,7 +8,7 @@ depend on the weights; nor do actions that are denoised but not executed.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 from zlib import crc32
@@ -353,7 +353,7 @@ class FlowPolicy(VLAModel):
         """Return a context that disables gradients if the vision-language model is not trained."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self._train_prefix)
 
-    regions = (
+    regions: tuple[Callable[..., Any], ...] = (
         _process,
         _begin,
         _denoise,

@@ -90,7 +90,9 @@ class RobotwinEnv(SingleEnv):
         solution = self._solutions[key]
         if solution is None:
             low, high = self._robotwin.joint_bounds()
-            targets = np.clip(joint_targets(self._task.robot), np.float32(low), np.float32(high))
+            targets = np.clip(
+                joint_targets(self._task.robot), np.asarray(low, np.float32), np.asarray(high, np.float32)
+            )
             return np.tile(targets, (length, 1))
         return solution.chunk(self._executed, length)
 

@@ -69,7 +69,7 @@ def solve(robotwin: Installation, task: Any, name: str, seed: int) -> ExpertMoti
     if not (task.plan_success and task.check_success()):
         return None
     targets.append(joint_targets(task.robot))
-    inside = np.clip(np.stack(targets[1:]), np.float32(low), np.float32(high))
+    inside = np.clip(np.stack(targets[1:]), np.asarray(low, np.float32), np.asarray(high, np.float32))
     return ExpertMotion(targets=inside, things=dict(info["info"]))
 
 

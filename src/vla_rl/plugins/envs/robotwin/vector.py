@@ -43,8 +43,8 @@ class VectorRobotwin(SimEnv):
         self._robotwin = robotwin
         self._first_env = context.first_env
         self._chunk = context.chunk
-        self._low = np.float32(info.action_low)
-        self._high = np.float32(info.action_high)
+        self._low = np.asarray(info.action_low, np.float32)
+        self._high = np.asarray(info.action_high, np.float32)
         self._deadline_s = robotwin.config.processes.deadline_s
         self._states = {split: book.states(split) for split in ("train", "eval")}
         self._venvs: dict[str, Any] = {}
@@ -110,7 +110,9 @@ class VectorRobotwin(SimEnv):
         with quiet(), kept_randomness():
             for env_id, start in enumerate(self._executed):
                 solution = self._solution(env_id) if self._ready[env_id] else None
-                state = np.clip(self._views[env_id].state, self._low, self._high)
+                seen = self._views[env_id].state
+                assert seen is not None
+                state = np.clip(seen, self._low, self._high)
                 chunks.append(np.tile(state, (length, 1)) if solution is None else solution.chunk(int(start), length))
         return np.stack(chunks)
 

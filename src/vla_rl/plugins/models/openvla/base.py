@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -66,7 +67,7 @@ class FamilyPolicy(VLAModel):
     """Name of the plugin, for messages."""
     module: PolicyModule
     blocks = (LlamaDecoderLayer, VisionBlock)
-    regions = (*REGIONS, OFTModule.read, OpenVLAValueHead.forward)
+    regions: tuple[Callable[..., Any], ...] = (*REGIONS, OFTModule.read, OpenVLAValueHead.forward)
 
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module

@@ -64,7 +64,8 @@ class OFTPolicy(FamilyPolicy):
 
     def _in_chunks(self, logits: Tensor) -> Tensor:
         """Return logits [B, C * M, bins] as [B, C, M, bins]."""
-        return logits.unflatten(1, (self._chunk, self.tokens_per_action))
+        in_chunks: Tensor = logits.unflatten(1, (self._chunk, self.tokens_per_action))
+        return in_chunks
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:

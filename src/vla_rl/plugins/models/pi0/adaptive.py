@@ -147,4 +147,9 @@ class Pi05Module(Pi0Module):
         embed = self.pi0.embed_action_time
         return embed.action_in_proj(x).to(self._dtype), embed(time)
 
-    regions = (Pi0Module.lay_out, _embed_suffix, AdaptiveNorm.forward, SiglipVisionEmbeddings.forward)
+    regions = (
+        Pi0Module.lay_out,
+        _embed_suffix,
+        AdaptiveNorm.forward,
+        SiglipVisionEmbeddings.forward,
+    )

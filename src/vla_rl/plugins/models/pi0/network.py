@@ -7,6 +7,7 @@ state, actions. A missing camera is left out: pi0 masks it, and positions count 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,10 @@ class LastLayer(GemmaDecoderLayer):
     ) -> Tensor:
         if self.output_read:
             result: Tensor = super().forward(
-                hidden, position_embeddings=position_embeddings, past_key_values=past_key_values, **attention
+                hidden,
+                position_embeddings=position_embeddings,
+                past_key_values=past_key_values,  # type: ignore[arg-type]  # read and written like a Cache
+                **attention,
             )
             return result
         attend = self.self_attn
@@ -142,7 +146,8 @@ class Pi0Module(FlowModule):
     def embed_images(self, pixels: Tensor) -> Tensor:
         """Return features [B, cameras, N, D] of images [B, cameras, 3, S, S] in [-1, 1]."""
         features: Tensor = self.pi0.model.vlm.get_image_features(pixels.flatten(0, 1)).pooler_output
-        return features.unflatten(0, pixels.shape[:2])
+        by_camera: Tensor = features.unflatten(0, pixels.shape[:2])
+        return by_camera
 
     def lay_out(self, features: Tensor, ids: Tensor, mask: Tensor, shown: Tensor | None) -> _Layout:
         """Lay out features [B, cameras, N, D] and prompts as one sequence, with the suffix after it; else as `see`."""
@@ -197,7 +202,12 @@ class Pi0Module(FlowModule):
         result: Tensor = self.pi0.action_out_proj(hidden)
         return result
 
-    regions = (lay_out, _embed_suffix, GemmaRMSNorm.forward, SiglipVisionEmbeddings.forward)
+    regions: tuple[Callable[..., Any], ...] = (
+        lay_out,
+        _embed_suffix,
+        GemmaRMSNorm.forward,
+        SiglipVisionEmbeddings.forward,
+    )
     """Methods to compile besides the blocks."""
 
 

@@ -180,7 +180,7 @@ class Episodes:
         last = ends
         if self.chunk_steps is not None:
             last = self.active & (self.trajectories.lengths(self.all_envs) == self.chunk_steps)
-        truncated: Array = record["truncated"].any(1)
+        truncated = np.asarray(record["truncated"].any(1))
         cut = truncated | (last & ~ends)
         cut[broken] = False
         valued = np.flatnonzero(cut & self.active) if self.bootstrap else NO_ENVS
