@@ -185,4 +185,4 @@ def test_the_command_finds_them_by_name_and_refuses_what_does_not_fit() -> None:
     assert result.exit_code == 0 and "ok: pi05 on libero (64 envs) with ppo" in result.stdout, result.output
     assert CliRunner().invoke(app, ["check", f"{name}s"]).output.count("did you mean") == 1
     unfit = CliRunner().invoke(app, ["check", "rlinf_openvla_maniskill_ppo", "--devices", "4"])
-    assert (unfit.exit_code == 2 and "device 4" in unfit.output) or "0 to 3" in unfit.output
+    assert unfit.exit_code == 2 and "device 7 is needed, and there are 4 GPUs: 0-3" in unfit.output
