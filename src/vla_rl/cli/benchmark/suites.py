@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import cattrs
@@ -28,8 +26,10 @@ from cattrs.errors import ClassValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.paths import read_text
+from vla_rl.core.shipped_files import names_in, read_named
 from vla_rl.core.spec.yaml import parse
+
+PACKAGE = "vla_rl.cli.benchmark"
 
 Keys = dict[str, Any]
 
@@ -72,27 +72,12 @@ class Benchmark:
 
 def names() -> list[str]:
     """Return the names of this package's benchmarks."""
-    return sorted(item.name.removesuffix(".yaml") for item in _folder().iterdir() if item.name.endswith(".yaml"))
+    return names_in(PACKAGE)
 
 
 def load(name: str) -> Benchmark:
     """Load a benchmark by name or path. Raises UserError if there is none, or if the file does not hold one."""
-    if name in names():
-        return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
-    try:
-        return _read(read_text(Path(name)), name)
-    except UnicodeDecodeError as exc:
-        raise UserError(f"{name}: is no text in UTF-8 ({exc.reason} at byte {exc.start})") from None
-    except (OSError, ValueError):
-        near = did_you_mean(name, names())
-        raise UserError(
-            f"no benchmark {name!r}{near}\n  there are: {', '.join(names())}; or the path of a YAML file like "
-            f"{_folder().joinpath('libero.yaml')}"
-        ) from None
-
-
-def _folder() -> Any:
-    return resources.files("vla_rl.cli.benchmark")
+    return _read(read_named("benchmark", name, PACKAGE, "libero.yaml"), name)
 
 
 def _read(text: str, where: str) -> Benchmark:

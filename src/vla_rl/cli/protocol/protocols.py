@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
 
-from vla_rl.core.errors import SpecError, UserError, did_you_mean
-from vla_rl.core.paths import read_text
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.shipped_files import names_in, read_named
 from vla_rl.core.spec.known_checkpoints import KnownValue, written_source
 from vla_rl.core.spec.source import located
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.structure import Problems, Structurer
-from vla_rl.core.spec.yaml import dotted, parse
+from vla_rl.core.spec.yaml import dotted, parse, value_at
+
+PACKAGE = "vla_rl.cli.protocol"
 
 
 @frozen(kw_only=True)
@@ -55,29 +55,21 @@ class Protocol:
         """Return the keys that hold with a spec, given as plain data."""
         keys: dict[str, KnownValue] = {}
         for case in self.cases:
-            if all(_value(plain, key) in (v if isinstance(v, list) else [v]) for key, v in case.when.items()):
+            if all(
+                value_at(plain, key.split(".")) in (v if isinstance(v, list) else [v]) for key, v in case.when.items()
+            ):
                 keys |= case.keys
         return keys
 
 
 def names() -> list[str]:
     """Return the names of this package's protocols."""
-    return sorted(item.name.removesuffix(".yaml") for item in _folder().iterdir() if item.name.endswith(".yaml"))
+    return names_in(PACKAGE)
 
 
 def load(name: str) -> Protocol:
     """Load a protocol by name or path. Raise UserError if there is none, or if the file does not hold one."""
-    if name in names():
-        return _read(_folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8"), name)
-    try:
-        text = read_text(Path(name))
-    except (OSError, ValueError):
-        near = did_you_mean(name, names())
-        raise UserError(
-            f"no protocol {name!r}{near}\n  there are: {', '.join(names())}; or the path of a YAML file like "
-            f"{_folder().joinpath('openvla.yaml')}"
-        ) from None
-    return _read(text, name)
+    return _read(read_named("protocol", name, PACKAGE, "openvla.yaml"), name)
 
 
 def with_protocol(
@@ -100,7 +92,8 @@ def with_protocol(
     problems = []
     own = {override.partition("=")[0].strip() for override in overrides}
     for key, known in protocol.keys_for(plain).items():
-        path, value = tuple(key.split(".")), _value(plain, key)
+        path = tuple(key.split("."))
+        value = value_at(plain, path)
         lines = spec.source.lines if spec.source is not None and not recorded else {}
         is_own = path in lines or any(key == other or key.startswith(f"{other}.") for other in own)
         if value == known.value:
@@ -129,17 +122,6 @@ def protocol_record(name: str, spec: Spec) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------ internal
-
-
-def _folder() -> Any:
-    return resources.files("vla_rl.cli.protocol")
-
-
-def _value(plain: Mapping[str, Any], key: str) -> Any:
-    value: Any = plain
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _read(text: str, where: str) -> Protocol:

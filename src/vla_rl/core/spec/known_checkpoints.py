@@ -36,7 +36,7 @@ from vla_rl.core import catalogue
 from vla_rl.core.errors import PluginError, did_you_mean
 from vla_rl.core.paths import expanded, read_text
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, to_plain
-from vla_rl.core.spec.yaml import Document, dotted, parse
+from vla_rl.core.spec.yaml import Document, dotted, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 GROUP = "vla_rl.checkpoints"
@@ -182,9 +182,7 @@ def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[
     problems: list[tuple[KeyPath, str]] = []
     for key, known in row.keys_with(env.get("type") if isinstance(env, dict) else None).items():
         *sections, last = key.split(".")
-        target: Any = data
-        for section in sections:
-            target = target.get(section) if isinstance(target, dict) else None
+        target = value_at(data, sections)
         if not isinstance(target, dict):
             continue  # reported when the section is read
         given = to_plain(target.get(last))

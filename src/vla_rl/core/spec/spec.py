@@ -38,7 +38,7 @@ from vla_rl.core.spec.sections import (
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
-from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse
+from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 
 __all__ = [
@@ -242,9 +242,7 @@ def checkpoint_record(spec: Spec) -> dict[str, Any] | None:
     plain = spec.to_dict()
     keys: dict[str, Any] = {}
     for key, known in row.keys_with(spec.env.type).items():
-        value: Any = plain
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = value_at(plain, key.split("."))
         differs = {} if value == known.value or value in known.also else {"known": known.value}
         keys[key] = {"value": value, **differs, "source": known.source}
     return {"name": row.name, "table": row.location, "keys": keys}

@@ -7,6 +7,7 @@ PyYAML follows YAML 1.1, where `1e-6` is text, `off` is False, `010` is 8 and th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import yaml
@@ -118,6 +119,13 @@ def dump(data: Any) -> str:
 def dotted(path: Path) -> str:
     """Format a path with dots: `hooks.1.every`."""
     return ".".join(map(str, path))
+
+
+def value_at(data: Any, keys: Iterable[str]) -> Any:
+    """Return the value under these keys, each inside the one before; None where there is none."""
+    for key in keys:
+        data = data.get(key) if isinstance(data, Mapping) else None
+    return data
 
 
 class _TooMuch(Exception):
