@@ -20,9 +20,10 @@ from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.placement.components import build_env, build_reward_model, open_data, values_for
 from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
+from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
@@ -70,9 +71,18 @@ class RoleBuilder:
             camera=self.algorithm.camera,
             local=self.assignment.local,
             recordings=recordings,
+            scorer=self._scorer(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
+
+    def _scorer(self, info: EnvInfo) -> RewardScorer | None:
+        """Build the teller of success of the spec's `rewards:`; None: the simulator tells it."""
+        rewards = self.spec.rewards
+        if rewards is None:
+            return None
+        model = build_reward_model(self.spec, self.assignment, info, self.wrappers)
+        return RewardScorer(model, name=rewards.type, threshold=rewards.threshold)
 
     def world_model(self, info: EnvInfo, folder: Path) -> WorldModelWorker:
         return WorldModelWorker(

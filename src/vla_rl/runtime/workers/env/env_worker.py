@@ -24,6 +24,7 @@ from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
+from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
@@ -42,6 +43,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         camera: str | None,
         local: bool,
         recordings: WorldModelRecordings | None = None,
+        scorer: RewardScorer | None = None,
         heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
     ):
@@ -54,6 +56,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
             recordings: store of the episodes to which the run's world model is fitted.
+            scorer: teller of success and rewards by the spec's `rewards:`; None: the simulator.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """
@@ -95,11 +98,16 @@ class EnvWorker(EnvLanes, EnvInterface):
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observer=None if recordings is None else recordings.observer(),
                 recorder=self._recorder(env, "rollout"),
+                scorer=scorer,
                 **shared,
             )
             for i, env in envs.items()
         }
-        self.eval = {i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation")) for i, env in envs.items()}
+        evaluation_scorer = scorer if spec.rewards is not None and spec.rewards.evaluation else None
+        self.eval = {
+            i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation"), scorer=evaluation_scorer)
+            for i, env in envs.items()
+        }
         self.running = dict(self.train)
         self.episodes_of = {"action": self.train, "evaluation": self.eval}
         if not self.states:
