@@ -15,6 +15,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
 from vla_rl.core.manager import Named, wrap
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
@@ -23,7 +24,6 @@ from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, build_reward_model, open_data, values_for
 from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
-from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
@@ -71,18 +71,26 @@ class RoleBuilder:
             camera=self.algorithm.camera,
             local=self.assignment.local,
             recordings=recordings,
-            scorer=self._scorer(next(iter(envs.values())).info),
+            reward_model=self._reward_model(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
 
-    def _scorer(self, info: EnvInfo) -> RewardScorer | None:
-        """Build the teller of success of the spec's `rewards:`; None: the simulator tells it."""
+    def _reward_model(self, info: EnvInfo) -> RewardModel | None:
+        """Build the model of the spec's `rewards:`; None: there is none. Raises UserError for a wait that would be
+        reported as hung.
+        """
         rewards = self.spec.rewards
         if rewards is None:
             return None
         model = build_reward_model(self.spec, self.assignment, info, self.wrappers)
-        return RewardScorer(model, name=rewards.type, threshold=rewards.threshold)
+        limit = self.spec.runtime.deadline_s
+        if 2 * model.waits_s >= limit:
+            raise UserError(
+                f"rewards: {rewards.type!r} waits up to {model.waits_s:g} s for a person, twice in a chunk step, and "
+                f"runtime.deadline_s is {limit:g}; give more than {2 * model.waits_s:g}"
+            )
+        return model
 
     def world_model(self, info: EnvInfo, folder: Path) -> WorldModelWorker:
         return WorldModelWorker(

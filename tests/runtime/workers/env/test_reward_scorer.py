@@ -111,3 +111,32 @@ def test_an_answer_that_is_no_probability_is_refused(answer):
     scorer = RewardScorer(Wrong(), name="wrong", threshold=0.5)
     with pytest.raises(PluginError, match="reward model 'wrong': .*expected one probability from 0 to 1 for each"):
         scorer.score(result_of([90]), np.ones(1, bool), np.full(1, 9))
+
+
+def test_a_failure_ends_the_episode_without_a_reward():
+    class Both(Told):
+        def failed(self, obs):
+            return obs.images["top"][:, 0, 0, 0] != 50
+
+    scorer = RewardScorer(Both(), name="both", threshold=0.5)
+    result = scorer.score(result_of([10, 50, 90]), np.ones(3, bool), np.full(3, 9))
+    assert result.success.tolist() == [False, True, True]
+    assert result.rewards.sum(1).tolist() == [0, 1, 1]
+    assert result.terminated.tolist() == [[False, False, True]] * 3
+
+
+@pytest.mark.parametrize("answer", [np.zeros(2, bool), np.zeros(1)])
+def test_failures_of_another_form_are_refused(answer):
+    class Wrong(Told):
+        def failed(self, obs):
+            return answer
+
+    scorer = RewardScorer(Wrong(), name="wrong", threshold=0.5)
+    with pytest.raises(PluginError, match="reward model 'wrong': failed returned .*expected True or False for each"):
+        scorer.score(result_of([90]), np.ones(1, bool), np.full(1, 9))
+
+
+def test_without_success_to_tell_the_simulators_stays():
+    before = result_of([10])
+    scorer = RewardScorer(Told(), name="told", threshold=0.5, tells_success=False)
+    assert scorer.score(before, np.ones(1, bool), np.full(1, 9)) is before

@@ -13,6 +13,7 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
@@ -43,7 +44,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         camera: str | None,
         local: bool,
         recordings: WorldModelRecordings | None = None,
-        scorer: RewardScorer | None = None,
+        reward_model: RewardModel | None = None,
         heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
     ):
@@ -56,7 +57,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
             recordings: store of the episodes to which the run's world model is fitted.
-            scorer: teller of success and rewards by the spec's `rewards:`; None: the simulator.
+            reward_model: model of the spec's `rewards:`; None: the simulator tells success.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """
@@ -67,6 +68,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.local = local
         self.heartbeat = heartbeat
         self.stop_requested = stop_requested
+        self.reward_model = reward_model
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
@@ -98,12 +100,12 @@ class EnvWorker(EnvLanes, EnvInterface):
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observer=None if recordings is None else recordings.observer(),
                 recorder=self._recorder(env, "rollout"),
-                scorer=scorer,
+                scorer=self._scorer(tells_success=True),
                 **shared,
             )
             for i, env in envs.items()
         }
-        evaluation_scorer = scorer if spec.rewards is not None and spec.rewards.evaluation else None
+        evaluation_scorer = self._scorer(tells_success=spec.rewards is not None and spec.rewards.evaluation)
         self.eval = {
             i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation"), scorer=evaluation_scorer)
             for i, env in envs.items()
@@ -218,8 +220,19 @@ class EnvWorker(EnvLanes, EnvInterface):
         """Close all simulators. Return what went wrong, in words."""
         for writer in self.outboxes.values():
             writer.close()
+        if self.reward_model is not None:
+            self.reward_model.close()
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
+
+    def _scorer(self, *, tells_success: bool) -> RewardScorer | None:
+        """Return the scorer of chunk steps by the spec's `rewards:`; None: there is none."""
+        rewards = self.spec.rewards
+        if rewards is None or self.reward_model is None:
+            return None
+        return RewardScorer(
+            self.reward_model, name=rewards.type, threshold=rewards.threshold, tells_success=tells_success
+        )
 
     def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
         """Return episode number `episode` of a ticket, with a drawn reset state (auto_reset)."""

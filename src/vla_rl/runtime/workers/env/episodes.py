@@ -314,7 +314,7 @@ class Episodes:
         if not len(env_ids):
             return []
         has_begun = np.array([len(self.streams.earlier_chunks[env_id]) > 0 for env_id in env_ids.tolist()])
-        if not self.simulator.info.deterministic:
+        if not self.simulator.deterministic:
             for env_id in env_ids[has_begun].tolist():
                 self._next_episode(env_id)
                 self.counts.restarted += 1

@@ -7,35 +7,39 @@ from attrs import evolve
 
 from vla_rl.core.errors import PluginError
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.types import Array, ChunkResult, to_numpy
+from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 
 
 class RewardScorer:
     """Rewrites the results of chunk steps as the spec's `rewards:` says."""
 
-    def __init__(self, model: RewardModel, *, name: str, threshold: float) -> None:
+    def __init__(self, model: RewardModel, *, name: str, threshold: float, tells_success: bool = True) -> None:
         """Wrap a reward model.
 
         Args:
             name: name of its plugin, for errors.
             threshold: probability from which an observation counts as success.
+            tells_success: whether the model tells success; False: it only watches, and waits before resets.
         """
         self.model = model
         self.name = name
         self.threshold = threshold
+        self.tells_success = tells_success
 
     def score(
         self, result: ChunkResult, active: Array, remaining: Array, *, ignore_terminations: bool = False
     ) -> ChunkResult:
         """Return the result of a chunk step with the model's success: reward 1 and a termination at the last valid
         action of the envs that it calls solved, and no other reward. An end by the simulator stays an end. Raises
-        PluginError for an answer that is no probability.
+        PluginError for an answer that is no probability. Without `tells_success` the result is left as it is.
 
         Args:
             active: envs that were to execute the chunk, bool [N].
             remaining: actions before each env's step limit, int64 [N].
             ignore_terminations: episodes continue after a termination.
         """
+        if not self.tells_success:
+            return result
         executed = to_numpy(result.executed).astype(bool)
         terminated = to_numpy(result.terminated).astype(bool)
         truncated = to_numpy(result.truncated).astype(bool)
@@ -45,27 +49,41 @@ class RewardScorer:
         last = np.minimum(np.minimum(first_end, remaining - 1), count - 1)
         env_ids = np.flatnonzero(active & (count > 0))  # an env that broke may have executed nothing
         success = np.zeros(len(active), bool)
+        over = np.zeros(len(active), bool)
         if len(env_ids):
+            obs = result.obs.take(env_ids)
             ends = stops.any(1) | (count >= remaining)
-            success[env_ids] = self._probability(result, env_ids, ends) >= self.threshold
+            success[env_ids] = self._probability(obs, ends[env_ids]) >= self.threshold
+            over[env_ids] = success[env_ids] | self._failed(obs)
         solved = np.flatnonzero(success)
+        ended = np.flatnonzero(over)
         rewards = np.zeros(executed.shape, np.float32)
         rewards[solved, last[solved]] = 1.0
         terminated = terminated.copy()
-        terminated[solved, last[solved]] = True
+        terminated[ended, last[ended]] = True
         truncated = truncated.copy()
-        truncated[solved, last[solved]] = False
+        truncated[ended, last[ended]] = False
         return evolve(
             result, rewards=rewards, terminated=terminated, truncated=truncated, success=success, succeeded=None
         )
 
-    def _probability(self, result: ChunkResult, env_ids: Array, ends: Array) -> Array:
-        """Return the model's answers for these envs, float32 [R]."""
-        answer = to_numpy(self.model.success_probability(result.obs.take(env_ids), ends[env_ids]))
-        probability = np.asarray(answer, np.float32)
-        if probability.shape != env_ids.shape or not ((probability >= 0) & (probability <= 1)).all():
+    def _probability(self, obs: Observation, ends: Array) -> Array:
+        """Return the model's answers, float32 [R]."""
+        probability = np.asarray(to_numpy(self.model.success_probability(obs, ends)), np.float32)
+        if probability.shape != ends.shape or not ((probability >= 0) & (probability <= 1)).all():
             raise PluginError(
                 f"reward model {self.name!r}: success_probability returned {probability.tolist()!r:.200} for "
-                f"{len(env_ids)} observations; expected one probability from 0 to 1 for each"
+                f"{len(ends)} observations; expected one probability from 0 to 1 for each"
             )
         return probability
+
+    def _failed(self, obs: Observation) -> Array:
+        """Return the episodes that the model ends as failures, bool [R]."""
+        answer = self.model.failed(obs)
+        failed = np.zeros(len(obs), bool) if answer is None else np.asarray(to_numpy(answer))
+        if failed.shape != (len(obs),) or failed.dtype != bool:
+            raise PluginError(
+                f"reward model {self.name!r}: failed returned {failed.tolist()!r:.200} for {len(obs)} observations; "
+                "expected True or False for each, or None"
+            )
+        return failed

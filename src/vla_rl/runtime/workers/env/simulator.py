@@ -71,6 +71,8 @@ class LaneSimulator:
 
     def reset(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
         """Reset envs; arrays are int64 [R]. Return their observations. Raises EnvError."""
+        if self.scorer is not None:
+            self.scorer.model.before_reset(env_ids)
         before = perf_counter()
         obs = self.env.reset(env_ids, state_ids, seeds)
         self.counts.seconds += perf_counter() - before
@@ -80,9 +82,15 @@ class LaneSimulator:
         """Execute actions float32 [N, C', A] in the active envs, bool [N], with `remaining` actions before their step
         limits, int64 [N]. Raises EnvError.
         """
+        watches = self.scorer is not None and self.scorer.model.watches and not self.info.chunk_is_one_motion
+        if self.scorer is not None:
+            self.scorer.model.watch(None)
         before = perf_counter()
-        if self.recorder.wants_steps(active):
-            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, self.recorder.add_observations)
+        if watches or self.recorder.wants_steps(active):
+            observers = [self.recorder.add_observations] if self.recorder.wants_steps(active) else []
+            if watches:
+                observers.append(self._watch)
+            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, observers)
             self._faults = faults
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
@@ -91,6 +99,15 @@ class LaneSimulator:
         if self.scorer is not None:
             result = self.scorer.score(result, active, remaining, ignore_terminations=self.ignore_terminations)
         return result if result.source is None else _with_own_actions(result, actions)
+
+    def _watch(self, env_ids: Array, obs: Observation) -> None:
+        assert self.scorer is not None
+        self.scorer.model.watch(obs)
+
+    @property
+    def deterministic(self) -> bool:
+        """Return whether the same actions from the same reset give the same episode."""
+        return self.info.deterministic and (self.scorer is None or self.scorer.model.deterministic)
 
     def faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""
