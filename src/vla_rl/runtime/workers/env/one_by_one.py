@@ -18,7 +18,8 @@ def one_by_one(
     """Return what `env.chunk_step` returns for the whole chunk, and the envs that broke with the texts of their faults.
 
     Args:
-        observers: functions that are called after each action with the envs that executed it (int64) and the observation of all envs.
+        observers: functions that are called after each action with the envs that executed it (int64) and the
+            observation of all envs.
     """
     going, faults = active.copy(), dict[int, Sequence[str]]()
     last = np.zeros(len(active), np.int64)
