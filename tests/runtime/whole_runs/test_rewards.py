@@ -58,6 +58,8 @@ def test_rollouts_get_the_models_success_and_evaluations_the_simulators(train):
 def test_evaluations_are_judged_if_asked_for(train, evaluation, some):
     rewards = {"type": "sees", "answer": "never", "evaluation": evaluation}
     results, _ = train(rewards=rewards, train={"steps": 0}, **PLUGINS)
+    (note,) = [note for note in results["notes"] if "reward model 'sees', threshold 0.5" in note]
+    assert note.startswith("success is told" if evaluation else "success of rollouts (not of evaluations) is told")
     assert (results["success"]["rate"] > 0) == some
 
 
