@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from time import sleep
+
 import numpy as np
 import pytest
 from attrs import evolve
@@ -140,3 +144,20 @@ def test_without_success_to_tell_the_simulators_stays():
     before = result_of([10])
     scorer = RewardScorer(Told(), name="told", threshold=0.5, tells_success=False)
     assert scorer.score(before, np.ones(1, bool), np.full(1, 9)) is before
+
+
+def test_lanes_ask_one_after_the_other():
+    class Alone(Told):
+        busy = False
+
+        def watch(self, obs):
+            assert not self.busy
+            self.busy = True
+            sleep(0.002)
+            self.busy = False
+
+    model, lock = Alone(), Lock()
+    scorers = [RewardScorer(model, lock, name="alone", threshold=0.5) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(scorers[i % 2].watch, None) for i in range(20)]
+        assert [call.result() for call in calls] == [None] * 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.heartbeat = heartbeat
         self.stop_requested = stop_requested
         self.reward_model = reward_model
+        self._reward_lock = Lock()
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
@@ -231,7 +233,11 @@ class EnvWorker(EnvLanes, EnvInterface):
         if rewards is None or self.reward_model is None:
             return None
         return RewardScorer(
-            self.reward_model, name=rewards.type, threshold=rewards.threshold, tells_success=tells_success
+            self.reward_model,
+            self._reward_lock,
+            name=rewards.type,
+            threshold=rewards.threshold,
+            tells_success=tells_success,
         )
 
     def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Lock
+
 import numpy as np
 from attrs import evolve
 
@@ -11,20 +13,46 @@ from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 
 
 class RewardScorer:
-    """Rewrites the results of chunk steps as the spec's `rewards:` says."""
+    """Rewrites the results of chunk steps as the spec's `rewards:` says. A model gets one call at a time, though
+    concurrent lanes have threads of their own.
+    """
 
-    def __init__(self, model: RewardModel, *, name: str, threshold: float, tells_success: bool = True) -> None:
+    def __init__(
+        self, model: RewardModel, lock: Lock | None = None, *, name: str, threshold: float, tells_success: bool = True
+    ) -> None:
         """Wrap a reward model.
 
         Args:
+            lock: lock of all scorers that share the model; None: there is one.
             name: name of its plugin, for errors.
             threshold: probability from which an observation counts as success.
             tells_success: whether the model tells success; False: it only watches, and waits before resets.
         """
         self.model = model
+        self.lock = lock or Lock()
         self.name = name
         self.threshold = threshold
         self.tells_success = tells_success
+
+    @property
+    def watches(self) -> bool:
+        """Return whether the model watches each action."""
+        return self.model.watches
+
+    @property
+    def deterministic(self) -> bool:
+        """Return whether the model answers equal observations equally."""
+        return self.model.deterministic
+
+    def before_reset(self, env_ids: Array) -> None:
+        """Let the model wait before these envs (int64 [R]) are reset. Raises SafetyStop."""
+        with self.lock:
+            self.model.before_reset(env_ids)
+
+    def watch(self, obs: Observation | None) -> None:
+        """Let the model see the observations of all envs, or, before a chunk, None. Raises SafetyStop."""
+        with self.lock:
+            self.model.watch(obs)
 
     def score(
         self, result: ChunkResult, active: Array, remaining: Array, *, ignore_terminations: bool = False
@@ -53,8 +81,9 @@ class RewardScorer:
         if len(env_ids):
             obs = result.obs.take(env_ids)
             ends = stops.any(1) | (count >= remaining)
-            success[env_ids] = self._probability(obs, ends[env_ids]) >= self.threshold
-            over[env_ids] = success[env_ids] | self._failed(obs)
+            with self.lock:
+                success[env_ids] = self._probability(obs, ends[env_ids]) >= self.threshold
+                over[env_ids] = success[env_ids] | self._failed(obs)
         solved = np.flatnonzero(success)
         ended = np.flatnonzero(over)
         rewards = np.zeros(executed.shape, np.float32)

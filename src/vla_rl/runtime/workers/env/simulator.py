@@ -72,7 +72,7 @@ class LaneSimulator:
     def reset(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
         """Reset envs; arrays are int64 [R]. Return their observations. Raises EnvError."""
         if self.scorer is not None:
-            self.scorer.model.before_reset(env_ids)
+            self.scorer.before_reset(env_ids)
         before = perf_counter()
         obs = self.env.reset(env_ids, state_ids, seeds)
         self.counts.seconds += perf_counter() - before
@@ -82,9 +82,9 @@ class LaneSimulator:
         """Execute actions float32 [N, C', A] in the active envs, bool [N], with `remaining` actions before their step
         limits, int64 [N]. Raises EnvError.
         """
-        watches = self.scorer is not None and self.scorer.model.watches and not self.info.chunk_is_one_motion
+        watches = self.scorer is not None and self.scorer.watches and not self.info.chunk_is_one_motion
         if self.scorer is not None:
-            self.scorer.model.watch(None)
+            self.scorer.watch(None)
         before = perf_counter()
         if watches or self.recorder.wants_steps(active):
             observers = [self.recorder.add_observations] if self.recorder.wants_steps(active) else []
@@ -102,12 +102,12 @@ class LaneSimulator:
 
     def _watch(self, env_ids: Array, obs: Observation) -> None:
         assert self.scorer is not None
-        self.scorer.model.watch(obs)
+        self.scorer.watch(obs)
 
     @property
     def deterministic(self) -> bool:
         """Return whether the same actions from the same reset give the same episode."""
-        return self.info.deterministic and (self.scorer is None or self.scorer.model.deterministic)
+        return self.info.deterministic and (self.scorer is None or self.scorer.deterministic)
 
     def faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""
