@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from vla_rl.core.hookspecs import hookspec
 from vla_rl.core.types import Array, ArrayOrTensor, Observation
@@ -20,6 +21,8 @@ class RewardModel(ABC):
     """`watch` is called after each action, so chunks are executed action by action and cameras render after each."""
     waits_s: float = 0.0
     """Longest time that a call waits for a person, in seconds; `runtime.deadline_s` has to exceed twice this time."""
+    stop_requested: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the run has to stop (Ctrl-C). Core sets it; a call that waits asks it, and raises StopRequested."""
 
     @abstractmethod
     @hookspec(firstresult=True)

@@ -17,6 +17,7 @@ import pytest
 
 from vla_rl import Context, Observation, load
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
+from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import component
 from vla_rl.core.spec.structure import Problems
 from vla_rl.plugins.reward_models.person.page import PagePanel
@@ -294,6 +295,13 @@ def test_nobody_who_answers_is_named_with_the_deadline(person):
     model = person(deadline_s=0.05)
     expected = r"nobody answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
     with pytest.raises(NobodyAnswered, match=expected):
+        model.before_reset(np.array([0]))
+
+
+def test_ctrl_c_ends_the_wait(person):
+    model = person(deadline_s=3600.0)
+    model.stop_requested = lambda: True
+    with pytest.raises(StopRequested):
         model.before_reset(np.array([0]))
 
 

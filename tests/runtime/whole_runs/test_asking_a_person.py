@@ -5,6 +5,7 @@ uses the page's requests.
 from __future__ import annotations
 
 import json
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from scripted_runs import scripted_spec
 
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
+from vla_rl.core.interrupts import RunStopped
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.start import run
 
@@ -107,6 +109,21 @@ def test_a_stop_saves_and_the_run_goes_on_from_there(tmp_path):
         results = start(tmp_path / "run", tmp_path / "address", resume=True)
     assert len(steps_of(tmp_path / "run")) == 2
     assert results["success"]["n"] == 2
+
+
+def test_ctrl_c_while_a_person_is_waited_for(tmp_path):
+    """The signal comes when the scene of the second step is to be reset."""
+
+    left = Event()
+
+    def leaving(state: dict, count: int) -> str | None:
+        if count == 8 and "ready" in state["answers"] and not left.is_set():
+            left.set()
+            signal.raise_signal(signal.SIGINT)
+        return None if left.is_set() else obliging(state, count)
+
+    with beside(tmp_path / "address", leaving), pytest.raises(RunStopped, match="stopped after step 1; saved in"):
+        start(tmp_path / "run", tmp_path / "address", deadline_s=250.0)
 
 
 def test_a_run_beside_which_nobody_is_ends_with_a_name(tmp_path):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import numpy as np
 
 from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
+from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.reward_models.person import PersonConfig
@@ -14,6 +17,8 @@ from vla_rl.plugins.reward_models.person.terminal import TerminalPanel
 
 RUNNING = "the robot acts: press success or failure when the episode is over"
 RESET = "reset the scene: ready?"
+ASKED_S = 0.1
+"""Seconds between looks at whether the run has to stop, while a person is waited for."""
 THANKS = "thank you"
 OUTCOME = "the episode is over: was it a success?"
 
@@ -76,9 +81,14 @@ class PersonRewards(RewardModel):
         self.panel.close()
 
     def _ask(self, question: str, answers: tuple[Answer, ...]) -> Answer:
-        """Wait for an answer. Raises SafetyStop, and NobodyAnswered when the deadline has passed."""
+        """Wait for an answer. Raises SafetyStop, NobodyAnswered when the deadline has passed, and StopRequested."""
         self.panel.show(question, answers)
-        answer = self.panel.take(self._config.deadline_s)
+        end = monotonic() + self._config.deadline_s
+        answer = None
+        while answer is None and (left := end - monotonic()) > 0:
+            if self.stop_requested():
+                raise StopRequested
+            answer = self.panel.take(min(left, ASKED_S))
         self._check_stop(answer)
         if answer is None:
             raise NobodyAnswered(

@@ -12,6 +12,7 @@ from attrs import evolve
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.manager import unwrapped
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.reward_models import RewardModel
@@ -70,6 +71,8 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.heartbeat = heartbeat
         self.stop_requested = stop_requested
         self.reward_model = reward_model
+        if reward_model is not None:
+            unwrapped(reward_model).stop_requested = stop_requested
         self._reward_lock = Lock()
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
