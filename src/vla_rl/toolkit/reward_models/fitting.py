@@ -6,6 +6,7 @@ is positive, because an episode has one such frame and many others. Episodes are
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,7 +42,7 @@ class ClassifierSettings:
     lr: float = field(default=1e-3, validator=v.gt(0))
     """Learning rate of AdamW."""
     held_out: float = field(default=0.2, validator=v.and_(v.gt(0), v.lt(1)))
-    """Share of the episodes of either outcome that measures the classifier and is never trained on."""
+    """Share of the episodes that measures the classifier and is never trained on."""
     threshold: float = field(default=0.5, validator=v.and_(v.gt(0), v.le(1)))
     """Probability from which a frame counts as success in the measures."""
     image_size: int = field(default=64, validator=v.and_(v.ge(SMALLEST_PICTURE), v.le(1024)))
@@ -176,14 +177,27 @@ def _read(data: Demonstrations, settings: ClassifierSettings) -> tuple[_Frames, 
 
 
 def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
-    """Return which episodes are held out, bool [episodes]: the same share of successes and of failures."""
+    """Return which episodes are held out, bool [episodes]. Episodes that begin with the same pictures, such as those of
+    a group, are held out together: else the classifier is measured on scenes that it knows. Raises UserError where
+    either side lacks an outcome.
+    """
     outcomes = frames.outcomes
+    first = np.flatnonzero(np.diff(frames.episodes, prepend=-1))
+    starts = [hashlib.sha256(frames.pictures[row].numpy().tobytes()).digest() for row in first.tolist()]
+    scenes = np.unique(np.array([start.hex() for start in starts]), return_inverse=True)[1]
+    order = generator(settings.seed, "success-classifier/held-out").permutation(int(scenes.max()) + 1)
     held_out = np.zeros(len(outcomes), bool)
-    for outcome in (False, True):
-        candidates = np.flatnonzero(outcomes == outcome)
-        order = generator(settings.seed, "success-classifier/held-out", int(outcome)).permutation(candidates)
-        count = min(max(round(settings.held_out * len(candidates)), 1), len(candidates) - 1)
-        held_out[order[:count]] = True
+    for scene in order.tolist():
+        if held_out.sum() >= settings.held_out * len(outcomes):
+            break
+        held_out |= scenes == scene
+    for part, what in ((held_out, "held out"), (~held_out, "left to learn from")):
+        if len(set(outcomes[part].tolist())) < 2:
+            raise UserError(
+                f"the recordings have {len(order)} different first pictures, and the episodes that are {what} "
+                f"({int(part.sum())}) have only one outcome; record from more initial states, or change --held-out or "
+                "--seed"
+            )
     return held_out
 
 
