@@ -33,6 +33,8 @@ EXAMPLES: Mapping[str, Any] = {
     "trainer.type": "policy_gradient",
     "placement.type": "collocated",
     "world_model": {"type": "edm", "preset": "tiny"},
+    "rewards.type": "classifier",
+    "rewards.folder": "classifiers/lift",
     "hooks": [{"type": "console"}, {"type": "jsonl"}, {"type": "tensorboard"}],
     "env.type": "tabletop",
     "env.num_envs": 16,
@@ -62,6 +64,7 @@ KINDS = {
     "data": ("Data", "The keys of `imitation.data` ([how to](../how-to/clone-demonstrations.md))."),
     "hook": ("Hooks", "The keys of an item of `hooks`."),
     "world_model": ("World models", "[World models](world-models.md)"),
+    "reward_model": ("Reward models", "The keys of `rewards` ([how to](../how-to/reward-models.md))."),
 }
 """Kind of plugin -> heading, and what stands below it."""
 
@@ -245,7 +248,8 @@ def table(cls: type, leave_out: Sequence[str] = ()) -> str:
 
 
 def snippet(name: str, cls: type, given: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
-    """Return a section in YAML with the defaults of its keys; `given` has the values of others."""
+    """Return a section in YAML with the defaults of its keys; `given` has the values of others, and keys of its
+    plugin."""
     lines = []
     for key, attribute in keys_of(cls).items():
         if key in leave_out and key not in given:
@@ -255,6 +259,7 @@ def snippet(name: str, cls: type, given: Mapping[str, Any], leave_out: Sequence[
             lines.append(f"  # {key}: required" if attribute.default is attrs.NOTHING else f"  # {key}")
         else:
             lines.append(f"  {key}: {flow(value)}")
+    lines += [f"  {key}: {flow(value)}" for key, value in given.items() if key not in keys_of(cls)]
     return "\n".join([f"{name}:", *lines])
 
 
@@ -324,7 +329,7 @@ defaults.
             if all(item.dist != OWN_DIST for item in items):
                 continue
             plugin = load(kind, name)
-            section = {"hook": "hooks", "data": "imitation.data"}.get(kind, kind)
+            section = {"hook": "hooks", "data": "imitation.data", "reward_model": "rewards"}.get(kind, kind)
             body = snippet("", plugin.config, {}).partition("\n")[2]
             indented = f"  type: {name}\n{body}".rstrip()
             if kind == "hook":

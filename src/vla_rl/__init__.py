@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from vla_rl.core.manager import broadcast, hookimpl, wrap
     from vla_rl.core.plan import Batching, Cluster, DoesNotFit, Job, MeasureFirst, Node, Plan, Slot
     from vla_rl.core.randomness import Noise, derived_seed, generator
+    from vla_rl.core.reward_models import RewardModel
     from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
     from vla_rl.core.spec.structure import at
     from vla_rl.core.trainers import (
@@ -128,6 +129,7 @@ __all__ = [
     "RecordedRewards",
     "Requirements",
     "ResetState",
+    "RewardModel",
     "Rollout",
     "Run",
     "RunEvents",
@@ -235,6 +237,7 @@ _MODULES = {
         "UpdateMetrics",
         "WindowData",
     ),
+    "core.reward_models": ("RewardModel",),
     "core.types": (
         "AdvantageScope",
         "Advantages",

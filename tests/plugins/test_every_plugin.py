@@ -95,6 +95,7 @@ def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> No
         "data": DOCS / "how-to" / "clone-demonstrations.md",
         "world_model": DOCS / "reference" / "world-models.md",
         "trainer": DOCS / "reference" / "trainers.md",
+        "reward_model": DOCS / "how-to" / "reward-models.md",
     }
     assert pages.get(kind, folder / "README.md").is_file() or (folder / "README.md").is_file()
     assert load(kind, name).summary

@@ -123,6 +123,35 @@ def sft(
 
 @app.command()
 @reported
+def fit_rewards(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Recorded episodes, a data set in LeRobot's format.")],
+    to: Annotated[Path, typer.Option(help="The folder to write.")],
+    camera: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Look at this camera only; may be repeated.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="FEATURE", help="Feature above 0 at frames of success; default: next.success.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 400,
+    held_out: Annotated[
+        float, typer.Option(min=0.01, max=0.9, help="Share of the episodes that measures it and is not trained on.")
+    ] = 0.2,
+    threshold: Annotated[float, typer.Option(min=1e-6, max=1, help="Probability that counts as success.")] = 0.5,
+    image_size: Annotated[int, typer.Option(min=16, max=1024, help="Side that pictures are scaled to.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, batches and held-out episodes.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a success classifier on recorded episodes, for `rewards: {type: classifier, folder: ...}` in a spec."""
+    from vla_rl.cli.fit_rewards import main as fit
+    from vla_rl.toolkit.reward_models.fitting import ClassifierSettings
+
+    settings = ClassifierSettings(steps=steps, held_out=held_out, threshold=threshold, image_size=image_size, seed=seed)
+    fit(data, to, settings, cameras=camera or (), label=label, device=device)
+
+
+@app.command()
+@reported
 def check(
     spec: SpecFile,
     overrides: Overrides = None,
@@ -424,7 +453,8 @@ def new_plugin(
     kind: Annotated[
         str,
         typer.Argument(
-            help="model, env, single_env (an env of one scene), algorithm, placement, data, world_model or hook."
+            help="model, env, single_env (an env of one scene), algorithm, placement, data, world_model, reward_model "
+            "or hook."
         ),
     ],
     name: Annotated[str, typer.Argument(help="By which specs will call it.")],

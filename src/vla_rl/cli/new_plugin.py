@@ -21,6 +21,7 @@ IN_A_SPEC = {
     "placement": "placement: {type: $name}",
     "data": "imitation: {data: {type: $name, file: demonstrations.npz}, steps: 1000, lr: 1e-4}",
     "world_model": "world_model: {type: $name}\nimagination: {}     # its keys: docs/reference/world-models.md",
+    "reward_model": "rewards: {type: $name}",
     "hook": "hooks: [{type: console}, {type: $name}]",
 }
 

@@ -40,6 +40,7 @@ from vla_rl.core.hookspecs import (
     VLAModel,
 )
 from vla_rl.core.paths import expanded, resolved, shown, why
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
@@ -70,6 +71,7 @@ KINDS = {
         Kind("placement", "vla_rl.placement", Placement),
         Kind("data", "vla_rl.data", Demonstrations),
         Kind("world_model", "vla_rl.world_models", WorldModel),
+        Kind("reward_model", "vla_rl.reward_models", RewardModel),
         Kind("hook", "vla_rl.hooks", RunEvents),
     )
 }

@@ -40,6 +40,14 @@ class WorkerDied(UserError):
     """A worker's process ended while it was needed."""
 
 
+class SafetyStop(UserError):
+    """A person stopped the robot, or nobody is there who could. The run saves what it has, and ends."""
+
+
+class NobodyAnswered(SafetyStop):
+    """Nobody answered a question within its deadline. The message names the question and the deadline."""
+
+
 class HookFailed(UserError):
     """A listener of a run raised an exception. The message says which listener, where and what."""
 

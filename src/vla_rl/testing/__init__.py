@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vla_rl.testing.linear import LinearModel
     from vla_rl.testing.models import check_model
     from vla_rl.testing.placements import check_placement
+    from vla_rl.testing.reward_models import check_reward_model
     from vla_rl.testing.scripted import ScriptedEnv
     from vla_rl.testing.trainers import check_trainer
     from vla_rl.testing.training import train_on
@@ -38,6 +39,7 @@ __all__ = [
     "check_env",
     "check_model",
     "check_placement",
+    "check_reward_model",
     "check_trainer",
     "check_world_model",
     "train_on",
@@ -53,6 +55,7 @@ _HOMES = {
     "check_env": "envs",
     "check_model": "models",
     "check_placement": "placements",
+    "check_reward_model": "reward_models",
     "check_trainer": "trainers",
     "check_world_model": "world_models",
     "train_on": "training",

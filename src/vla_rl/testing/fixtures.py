@@ -85,3 +85,11 @@ def check_trainer() -> Callable[..., None]:
     from vla_rl.testing import check_trainer as check
 
     return check
+
+
+@pytest.fixture(scope="session")
+def check_reward_model() -> Callable[..., None]:
+    """`vla_rl.testing.check_reward_model`."""
+    from vla_rl.testing import check_reward_model as check
+
+    return check

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from attrs import define, field
 
 from vla_rl.core.catalogue import build, hook_modules
-from vla_rl.core.errors import CheckpointError, HookFailed, UserError, WorkerDied
+from vla_rl.core.errors import CheckpointError, HookFailed, SafetyStop, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
@@ -181,6 +181,11 @@ class Session(ABC):
         try:
             self.loop()
         except StopRequested:
+            if not self.interrupts.worth_saving:
+                raise
+            raise self._stop() from None
+        except SafetyStop as exc:
+            self.interrupts.stop_because(exc)
             if not self.interrupts.worth_saving:
                 raise
             raise self._stop() from None

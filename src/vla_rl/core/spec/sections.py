@@ -50,6 +50,18 @@ class EnvSpec(Component):
     simulator), if their packages conflict with the model's; none: this one. Ray only."""
 
 
+@frozen(kw_only=True)
+class RewardsSpec(Component):
+    """The reward model that tells success at the end of each chunk, instead of the simulator. Success ends the episode,
+    and its last action has the reward 1; all other rewards are 0."""
+
+    threshold: float = field(default=0.5, validator=positive(0.0, 1.0))
+    """Probability from which an observation counts as success, above 0 and at most 1."""
+    evaluation: bool = False
+    """Let it tell success in evaluations and in demonstrations of the simulator's expert too; false: there the
+    simulator tells success."""
+
+
 WeightStrategy = Literal["shared", "ipc", "nccl", "host"]
 """Way by which weights reach policies, as `PlacementSpec.weight_transfer` describes it."""
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, cast, get_args
 
 import attrs
@@ -30,6 +30,7 @@ from vla_rl.core.spec.sections import (
     ImaginationSpec,
     ImitationSpec,
     PlacementSpec,
+    RewardsSpec,
     RolloutSpec,
     RuntimeSpec,
     TrainSpec,
@@ -49,6 +50,7 @@ __all__ = [
     "ImaginationSpec",
     "ImitationSpec",
     "PlacementSpec",
+    "RewardsSpec",
     "RolloutSpec",
     "RuntimeSpec",
     "Spec",
@@ -112,6 +114,7 @@ class Spec:
     installation."""
     model: Component = field(metadata={"kind": "model"})
     env: EnvSpec = field(metadata={"kind": "env"})
+    rewards: RewardsSpec | None = field(default=None, metadata={"kind": "reward_model"})
     rollout: RolloutSpec = field()
     asynchrony: AsynchronySpec = field(factory=AsynchronySpec)
     algorithm: Component = field(metadata={"kind": "algorithm"})
@@ -261,6 +264,8 @@ def missing(spec: Spec, imitation: bool = True) -> Iterator[Item]:
         named += [(path, "data", part) for path, part in spec.imitation.data_sets()]
     if spec.world_model is not None:
         named.append((("world_model",), "world_model", spec.world_model))
+    if spec.rewards is not None:
+        named.append((("rewards",), "reward_model", spec.rewards))
     for path, kind, part in (*named, *((("hooks", i), "hook", hook) for i, hook in enumerate(spec.hooks))):
         if kind == "env" and spec.env.python is not None:
             continue  # its packages are installed in the other interpreter
@@ -287,7 +292,7 @@ class _Reader(Structurer):
         if isinstance(as_type, UnionType):
             if data is None:
                 return None
-            as_type = Component
+            as_type = next(member for member in get_args(as_type) if member is not NoneType)
         if not (isinstance(as_type, type) and issubclass(as_type, Component)):
             if not isinstance(data, list | tuple):
                 raise problem(f"expected a list such as [{{type: ...}}], got {formatted(data)}")

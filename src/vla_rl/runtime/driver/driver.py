@@ -140,7 +140,7 @@ class Driver:
             recording_folder=world_model_folder,
             gpu_memory=smallest_gpu_memory() if spec.runtime.address is None else None,
         )
-        self.info = started.info
+        self.info = evolve(started.info, notes=(*started.info.notes, *_success_notes(spec)))
         self.scaling = started.scaling
         self.recorded_samples = started.recorded_samples
         self.memory = SampleMemory(self.fleet, spec, self.plan, self.info)
@@ -349,3 +349,12 @@ class Driver:
 
     def _read_clock(self, worker: Handle[HostInterface]) -> tuple[str, float]:
         return self.fleet.get(worker.call(HostInterface.clock))
+
+
+def _success_notes(spec: Spec) -> tuple[str, ...]:
+    """Return what a reader of results must know about who tells success."""
+    rewards = spec.rewards
+    if rewards is None:
+        return ()
+    where = "success" if rewards.evaluation else "success of rollouts (not of evaluations)"
+    return (f"{where} is told by reward model {rewards.type!r}, threshold {rewards.threshold:g}, not by the simulator",)

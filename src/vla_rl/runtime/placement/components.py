@@ -5,6 +5,7 @@ from __future__ import annotations
 from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, SimEnv
 from vla_rl.core.manager import Named, wrap
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.spec.sections import Component
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import dotted
@@ -52,6 +53,20 @@ def build_env(spec: Spec, assignment: Assignment, index: int) -> SimEnv:
     config = in_processes(spec.env.config) if assignment.concurrent_lanes else spec.env.config
     env: SimEnv = build("env", spec.env.type, config, context, spec.plugins)
     return env
+
+
+def build_reward_model(spec: Spec, assignment: Assignment, info: EnvInfo, wrappers: Named) -> RewardModel:
+    """Build the model of the spec's `rewards:` for the simulators of a worker."""
+    assert spec.rewards is not None
+    context = Context(
+        seed=spec.seed,
+        device=assignment.slot.device,
+        chunk=spec.rollout.chunk,
+        num_envs=sum(lane.num_envs for lane in assignment.lanes),
+        env=info,
+    )
+    model: RewardModel = build("reward_model", spec.rewards.type, spec.rewards.config, context, spec.plugins)
+    return wrap("reward_model", model, spec.rewards.type, wrappers)
 
 
 def open_data(spec: Spec, info: EnvInfo, device: str, wrappers: Named) -> Demonstrations:

@@ -15,12 +15,13 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
 from vla_rl.core.manager import Named, wrap
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
-from vla_rl.runtime.placement.components import build_env, open_data, values_for
+from vla_rl.runtime.placement.components import build_env, build_reward_model, open_data, values_for
 from vla_rl.runtime.workers.compilation import compile_model, role_of_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
@@ -70,9 +71,26 @@ class RoleBuilder:
             camera=self.algorithm.camera,
             local=self.assignment.local,
             recordings=recordings,
+            reward_model=self._reward_model(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
+
+    def _reward_model(self, info: EnvInfo) -> RewardModel | None:
+        """Build the model of the spec's `rewards:`; None: there is none. Raises UserError for a wait that would be
+        reported as hung.
+        """
+        rewards = self.spec.rewards
+        if rewards is None:
+            return None
+        model = build_reward_model(self.spec, self.assignment, info, self.wrappers)
+        limit = self.spec.runtime.deadline_s
+        if 2 * model.waits_s >= limit:
+            raise UserError(
+                f"rewards: {rewards.type!r} waits up to {model.waits_s:g} s for a person, twice in a chunk step, and "
+                f"runtime.deadline_s is {limit:g}; give more than {2 * model.waits_s:g}"
+            )
+        return model
 
     def world_model(self, info: EnvInfo, folder: Path) -> WorldModelWorker:
         return WorldModelWorker(

@@ -33,6 +33,16 @@ class RecordSettings:
     once per chunk, which takes longer. `chunks`: a row for each chunk, with the frame that the policy saw and the C
     actions it chose."""
 
+    final_frame: bool = field(default=False)
+    """Add a row with the observation after the last action, which repeats that action and has the reward 0. A success
+    classifier learns from it ([reward models](../how-to/reward-models.md)); leave it out of data that a policy clones.
+    With `rows: steps` only."""
+
+    @final_frame.validator
+    def _final_frame(self, attribute: Any, value: bool) -> None:
+        if value and self.rows != "steps":
+            raise ValueError("needs rows: steps, since a chunk has no row of its own after it")
+
     def records(self, what: Literal["evaluation", "rollout"], step: int) -> bool:
         """Return whether the rollout or the evaluation at `step` is recorded."""
         return self.what in (what, "both") and (self.every == 0 or step % self.every == 0)

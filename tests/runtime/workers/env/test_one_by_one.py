@@ -30,7 +30,7 @@ def test_nothing_but_the_frames_between_is_new(stop_at_end):
         actions = to_numpy(whole.expert_chunk()).astype(np.float32)
         wanted = whole.chunk_step(actions, active.copy(), stop_at_end)
         found, faults = one_by_one(
-            single, actions, active, stop_at_end, lambda env_ids, obs: seen.append((env_ids, obs))
+            single, actions, active, stop_at_end, [lambda env_ids, obs: seen.append((env_ids, obs))]
         )
         for name in ("rewards", "terminated", "truncated", "executed"):
             assert np.array_equal(getattr(found, name), to_numpy(getattr(wanted, name))), (turn, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from attrs import evolve
 from vla_rl.core.errors import NotOffered, PluginError, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.manager import unwrapped
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
+from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
@@ -24,6 +27,7 @@ from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
+from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
@@ -42,6 +46,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         camera: str | None,
         local: bool,
         recordings: WorldModelRecordings | None = None,
+        reward_model: RewardModel | None = None,
         heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
     ):
@@ -54,6 +59,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
             recordings: store of the episodes to which the run's world model is fitted.
+            reward_model: model of the spec's `rewards:`; None: the simulator tells success.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """
@@ -64,6 +70,10 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.local = local
         self.heartbeat = heartbeat
         self.stop_requested = stop_requested
+        self.reward_model = reward_model
+        if reward_model is not None:
+            unwrapped(reward_model).stop_requested = stop_requested
+        self._reward_lock = Lock()
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
@@ -95,11 +105,16 @@ class EnvWorker(EnvLanes, EnvInterface):
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observer=None if recordings is None else recordings.observer(),
                 recorder=self._recorder(env, "rollout"),
+                scorer=self._scorer(tells_success=True),
                 **shared,
             )
             for i, env in envs.items()
         }
-        self.eval = {i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation")) for i, env in envs.items()}
+        evaluation_scorer = self._scorer(tells_success=spec.rewards is not None and spec.rewards.evaluation)
+        self.eval = {
+            i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation"), scorer=evaluation_scorer)
+            for i, env in envs.items()
+        }
         self.running = dict(self.train)
         self.episodes_of = {"action": self.train, "evaluation": self.eval}
         if not self.states:
@@ -210,8 +225,23 @@ class EnvWorker(EnvLanes, EnvInterface):
         """Close all simulators. Return what went wrong, in words."""
         for writer in self.outboxes.values():
             writer.close()
+        if self.reward_model is not None:
+            self.reward_model.close()
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
+
+    def _scorer(self, *, tells_success: bool) -> RewardScorer | None:
+        """Return the scorer of chunk steps by the spec's `rewards:`; None: there is none."""
+        rewards = self.spec.rewards
+        if rewards is None or self.reward_model is None:
+            return None
+        return RewardScorer(
+            self.reward_model,
+            self._reward_lock,
+            name=rewards.type,
+            threshold=rewards.threshold,
+            tells_success=tells_success,
+        )
 
     def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
         """Return episode number `episode` of a ticket, with a drawn reset state (auto_reset)."""

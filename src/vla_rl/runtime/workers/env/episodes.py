@@ -35,6 +35,7 @@ from vla_rl.runtime.workers.env.auto_reset import StreamPositions
 from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
+from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.simulator import LaneSimulator
 from vla_rl.runtime.workers.env.statistics import EpisodeStatistics, StepCounts
 from vla_rl.runtime.workers.env.stream_replay import StreamReplay
@@ -76,6 +77,7 @@ class Episodes:
         observer: RolloutObserver | None = None,
         on_fault: Callable[[str], None] = lambda text: None,
         recorder: EpisodeRecorder | None = None,
+        scorer: RewardScorer | None = None,
     ):
         """Wrap a simulator.
 
@@ -87,6 +89,7 @@ class Episodes:
             observer: observer of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
             recorder: recorder of episodes as data.
+            scorer: teller of success and rewards; None: the simulator.
         """
         num_envs = env.num_envs
         self.num_envs = num_envs
@@ -108,6 +111,8 @@ class Episodes:
             stop_at_end=auto_reset != "deferred" and not ignore_terminations,
             recorder=self.recorder,
             counts=self.counts,
+            scorer=scorer,
+            ignore_terminations=ignore_terminations,
         )
         self.statistics = EpisodeStatistics(
             num_envs,
@@ -171,7 +176,8 @@ class Episodes:
         env_ids = np.flatnonzero(self.active)
         chosen = self.simulator.all_actions(actions, env_ids)
         remaining = self.statistics.remaining(self.active)
-        result = self.simulator.chunk_step(chosen[:, : min(self.chunk, int(remaining.max()))], self.active)
+        width = min(self.chunk, int(remaining.max()))
+        result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
         broken = self.recovery.broken(self.active)
         record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
         self.counts.env_steps += executed
@@ -308,7 +314,7 @@ class Episodes:
         if not len(env_ids):
             return []
         has_begun = np.array([len(self.streams.earlier_chunks[env_id]) > 0 for env_id in env_ids.tolist()])
-        if not self.simulator.info.deterministic:
+        if not self.simulator.deterministic:
             for env_id in env_ids[has_begun].tolist():
                 self._next_episode(env_id)
                 self.counts.restarted += 1

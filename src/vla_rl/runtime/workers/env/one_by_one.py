@@ -13,12 +13,13 @@ Saw = Callable[[Array, Observation], None]
 
 
 def one_by_one(
-    env: SimEnv, actions: Array, active: Array, stop_at_end: bool, saw: Saw
+    env: SimEnv, actions: Array, active: Array, stop_at_end: bool, observers: Sequence[Saw]
 ) -> tuple[ChunkResult, dict[int, Sequence[str]]]:
     """Return what `env.chunk_step` returns for the whole chunk, and the envs that broke with the texts of their faults.
 
     Args:
-        saw: called after each action with the envs that executed it (int64) and the observation of all envs.
+        observers: functions that are called after each action with the envs that executed it (int64) and the
+            observation of all envs.
     """
     going, faults = active.copy(), dict[int, Sequence[str]]()
     last = np.zeros(len(active), np.int64)
@@ -30,7 +31,8 @@ def one_by_one(
         faults.update(broken)
         going &= to_numpy(part.executed)[:, 0].astype(bool)
         going[list(broken)] = False
-        saw(np.flatnonzero(going), part.obs)
+        for saw in observers:
+            saw(np.flatnonzero(going), part.obs)
         if stop_at_end:
             going &= ~(to_numpy(part.terminated) | to_numpy(part.truncated))[:, 0].astype(bool)
         if not going.any():

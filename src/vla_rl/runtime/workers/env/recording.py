@@ -136,6 +136,10 @@ class EpisodeRecorder:
         running = self._running.pop(env_id, None)
         if running is None or not self.settings.keeps(episode.success_once):
             return
+        if self.settings.final_frame:
+            running.actions.append(running.actions[-1])
+            running.rewards.append(0.0)
+            running.interventions += [False] if running.interventions else []
         n = len(running.actions)
         self.store.put(
             (episode.number, episode.episode),

@@ -13,6 +13,7 @@ from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observa
 from vla_rl.runtime.workers.env.checked import checked_actions, checked_observation, checked_result
 from vla_rl.runtime.workers.env.one_by_one import one_by_one
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder
+from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.statistics import StepCounts
 
 
@@ -20,7 +21,16 @@ class LaneSimulator:
     """The simulator of a lane of N envs. Seconds of its calls are added to `counts`."""
 
     def __init__(
-        self, env: SimEnv, *, name: str, chunk: int, stop_at_end: bool, recorder: EpisodeRecorder, counts: StepCounts
+        self,
+        env: SimEnv,
+        *,
+        name: str,
+        chunk: int,
+        stop_at_end: bool,
+        recorder: EpisodeRecorder,
+        counts: StepCounts,
+        scorer: RewardScorer | None = None,
+        ignore_terminations: bool = False,
     ) -> None:
         """Wrap a simulator.
 
@@ -28,6 +38,8 @@ class LaneSimulator:
             name: name of the simulator, for errors.
             stop_at_end: whether the rest of a chunk is dropped after an end.
             recorder: recorder that may ask for the observation after every action.
+            scorer: teller of success and rewards; None: the simulator.
+            ignore_terminations: episodes continue after a termination.
         """
         self.env = env
         self.name = name
@@ -35,6 +47,8 @@ class LaneSimulator:
         self.stop_at_end = stop_at_end
         self.recorder = recorder
         self.counts = counts
+        self.scorer = scorer
+        self.ignore_terminations = ignore_terminations
         self.num_envs = env.num_envs
         self.low = np.asarray(env.info.action_low, np.float32)
         self.high = np.asarray(env.info.action_high, np.float32)
@@ -57,22 +71,43 @@ class LaneSimulator:
 
     def reset(self, env_ids: Array, state_ids: Array, seeds: Array) -> Observation:
         """Reset envs; arrays are int64 [R]. Return their observations. Raises EnvError."""
+        if self.scorer is not None:
+            self.scorer.before_reset(env_ids)
         before = perf_counter()
         obs = self.env.reset(env_ids, state_ids, seeds)
         self.counts.seconds += perf_counter() - before
         return checked_observation(self.name, self.info, obs, len(env_ids), "reset")
 
-    def chunk_step(self, actions: Array, active: Array) -> ChunkResult:
-        """Execute actions float32 [N, C', A] in the active envs, bool [N]. Raises EnvError."""
+    def chunk_step(self, actions: Array, active: Array, remaining: Array) -> ChunkResult:
+        """Execute actions float32 [N, C', A] in the active envs, bool [N], with `remaining` actions before their step
+        limits, int64 [N]. Raises EnvError.
+        """
+        watches = self.scorer is not None and self.scorer.watches and not self.info.chunk_is_one_motion
+        if self.scorer is not None:
+            self.scorer.watch(None)
         before = perf_counter()
-        if self.recorder.wants_steps(active):
-            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, self.recorder.add_observations)
+        if watches or self.recorder.wants_steps(active):
+            observers = [self.recorder.add_observations] if self.recorder.wants_steps(active) else []
+            if watches:
+                observers.append(self._watch)
+            result, faults = one_by_one(self.env, actions, active, self.stop_at_end, observers)
             self._faults = faults
         else:
             result = self.env.chunk_step(actions, active.copy(), self.stop_at_end)
         self.counts.seconds += perf_counter() - before
         result = checked_result(self.name, self.info, result, self.num_envs, actions.shape[1])
+        if self.scorer is not None:
+            result = self.scorer.score(result, active, remaining, ignore_terminations=self.ignore_terminations)
         return result if result.source is None else _with_own_actions(result, actions)
+
+    def _watch(self, env_ids: Array, obs: Observation) -> None:
+        assert self.scorer is not None
+        self.scorer.watch(obs)
+
+    @property
+    def deterministic(self) -> bool:
+        """Return whether the same actions from the same reset give the same episode."""
+        return self.info.deterministic and (self.scorer is None or self.scorer.deterministic)
 
     def faults(self) -> dict[int, Sequence[str]]:
         """Return the envs that broke since the last call, with the texts of their faults."""

@@ -53,9 +53,10 @@ class StreamReplay:
             actions = self.simulator.no_actions()
             for env_id in remaining:
                 actions[env_id] = self.streams.earlier_chunks[env_id][executed_chunks[env_id]]
-            result = self.simulator.chunk_step(actions, active)
+            remaining_steps = self.statistics.remaining(active)
+            result = self.simulator.chunk_step(actions, active, remaining_steps)
             broken = self.recovery.broken(active)
-            _, ends, executed = self.statistics.add(active, self.statistics.remaining(active), result, broken)
+            _, ends, executed = self.statistics.add(active, remaining_steps, result, broken)
             self.counts.replayed += executed
             for env_id in set(remaining) - set(broken.tolist()):
                 executed_chunks[env_id] += 1

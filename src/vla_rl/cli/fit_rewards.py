@@ -1,0 +1,104 @@
+"""`vla-rl fit-rewards`: a success classifier from recorded episodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import typer
+
+from vla_rl.core.catalogue import build, load
+from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.types import Context, EnvInfo
+from vla_rl.toolkit.json_files import Record, read_record
+from vla_rl.toolkit.reward_models.fitting import ClassifierSettings, fit_classifier
+from vla_rl.toolkit.reward_models.folder import check_new_folder
+from vla_rl.toolkit.reward_models.success_classifier import save_classifier
+
+IMAGES = "observation.images."
+LABELS = ("next.success", "next.reward")
+"""Features that say at which frames an episode succeeded; the first one that the data set has counts."""
+REPORTED = 100
+"""Optimiser steps per printed line."""
+
+
+def main(
+    data: Path,
+    to: Path,
+    settings: ClassifierSettings,
+    *,
+    cameras: Sequence[str],
+    label: str | None,
+    device: str | None,
+) -> None:
+    """Train a classifier and write it to `to`. Raises UserError for data from which it cannot learn."""
+    check_new_folder(to)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def report(step: int, loss: float) -> None:
+        if step % REPORTED == 0 or step == settings.steps:
+            typer.echo(f"step {step}/{settings.steps}: loss {loss:.4f}")
+
+    model = fit_classifier(open_frames(data, cameras, label), settings, device, report)
+    save_classifier(model, to)
+    fitted = model.shape.fitted
+    typer.echo(
+        f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} told right; frames: "
+        f"{fitted['frame_accuracy']:.1%} told right, {fitted['missed_successes']:.1%} of those of success missed, "
+        f"{fitted['false_successes']:.1%} of the others taken for success"
+    )
+    typer.echo(f"wrote {to}; use it with: rewards: {{type: classifier, folder: {to}}}")
+
+
+def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demonstrations:
+    """Open a data set so that a sample is a frame, and rewards say where it shows success.
+
+    Args:
+        cameras: cameras to look at; empty: all.
+        label: feature that is above 0 at frames of success; None: the first of `LABELS`.
+    Raises UserError for a folder that is no such data set.
+    """
+    info = read_record(folder / "meta" / "info.json")
+    features = info.records("features")
+    recorded = [name.removeprefix(IMAGES) for name in features if name.startswith(IMAGES)]
+    for camera in cameras:
+        if camera not in recorded:
+            raise UserError(
+                f"{folder} has no camera {camera!r}{did_you_mean(camera, recorded)}\n  it has: {', '.join(recorded)}"
+            )
+    if "action.executed" in features:
+        raise UserError(
+            f"{folder} has a row for each chunk, and a classifier learns from every frame; record with rows: steps"
+        )
+    chosen = label or next((name for name in LABELS if name in features), None)
+    if chosen is None or chosen not in features:
+        raise UserError(
+            f"{folder} has no feature {chosen or LABELS[0]!r} that says where an episode succeeded; give --label\n"
+            f"  it has: {', '.join(features)}"
+        )
+    if "action" not in features:
+        raise UserError(f"{folder} has no feature 'action'; it is no data set of a robot")
+    actions = math.prod(features["action"].sizes("shape"))
+    env = EnvInfo(
+        cameras={name: _pixels(features[IMAGES + name]) for name in cameras or recorded},
+        state_dim=0,
+        action_low=(-math.inf,) * actions,
+        action_high=(math.inf,) * actions,
+        tasks=(),
+    )
+    if not env.cameras:
+        raise UserError(f"{folder} has no camera pictures ({IMAGES}...)")
+    config = load("data", "lerobot").config(folder=folder, reward=chosen)
+    opened: Demonstrations = build("data", "lerobot", config, Context(chunk=1, env=env))
+    return opened
+
+
+def _pixels(feature: Record) -> tuple[int, int]:
+    """Return (height, width) of a picture feature."""
+    shape = feature.sizes("shape")
+    if len(shape) != 3:
+        raise feature.wrong("shape", "three sizes of a picture")
+    return (shape[1], shape[2]) if shape[0] in (1, 3) else (shape[0], shape[1])

@@ -1,0 +1,196 @@
+"""A web page with the camera picture and three buttons, which only this machine can open, and only with its token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from hmac import compare_digest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from string import Template
+from threading import Condition, Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
+from vla_rl.plugins.reward_models.person.panel import Answer, Panel
+from vla_rl.toolkit.data.recording import png
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+HTML = Path(__file__).with_name("page.html")
+LONGEST_REQUEST = 1000
+"""Most bytes of a request's body."""
+IDLE_S = 10.0
+"""Seconds after which a silent connection is closed."""
+POLL_S = 0.05
+"""Seconds after which the server notices that it is closed."""
+
+
+class PagePanel(Panel):
+    """The page, and the thread that serves it."""
+
+    def __init__(self, port: int, address_file: Path | None) -> None:
+        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written."""
+        self.token = secrets.token_urlsafe(24)
+        self._changed = Condition()
+        self._text = ""
+        self._answers: tuple[Answer, ...] = ()
+        self._answer: Answer | None = None
+        self._stopped = False
+        self._picture: Array | None = None
+        self._pictures = 0
+        """Number of pictures that were shown, by which the page knows a new one."""
+        panel = self
+
+        class Handler(_PageHandler):
+            page = panel
+
+        try:
+            self._server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        except OSError as exc:
+            raise UserError(f"rewards.port: {port} cannot be used ({exc.strerror}); give another, or 0") from exc
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self.address = f"http://{LOOPBACK}:{self.port}/?token={self.token}"
+        self.place = f"the page http://{LOOPBACK}:{self.port}/"
+        if address_file is not None:
+            self._write(address_file)
+        logger.warning("a person answers at %s", self.address)
+        serve = partial(self._server.serve_forever, poll_interval=POLL_S)
+        Thread(target=serve, name="person-page", daemon=True).start()
+
+    def _write(self, file: Path) -> None:
+        partial = file.with_name(f".{file.name}.partial")
+        try:
+            partial.unlink(missing_ok=True)
+            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+                opened.write(f"{self.address}\n")
+            os.replace(partial, file)
+        except OSError as exc:
+            self._server.server_close()
+            raise UserError(f"rewards.address_file: {file} cannot be written ({exc.strerror})") from exc
+
+    def show(self, text: str, answers: Sequence[Answer]) -> None:
+        with self._changed:
+            self._text = text
+            self._answers = tuple(answers)
+            self._answer = None
+
+    def show_picture(self, picture: Array) -> None:
+        with self._changed:
+            self._picture = picture.copy()
+            self._pictures += 1
+
+    def take(self, wait_s: float) -> Answer | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._answer is not None, wait_s)
+            if self._stopped:
+                return "stop"
+            answer = self._answer
+            self._answer = None
+            return answer
+
+    def press(self, answer: str) -> bool:
+        """Take the answer of a button. Return whether it is offered now."""
+        with self._changed:
+            offered = answer == "stop" or answer in self._answers
+            if answer == "stop":
+                self._stopped = True
+            elif offered:
+                self._answer = answer  # type: ignore[assignment] # one of `_answers`
+            self._changed.notify_all()
+            return offered
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows."""
+        with self._changed:
+            return {
+                "text": self._text,
+                "answers": self._answers,
+                "answered": self._answer,
+                "stopped": self._stopped,
+                "picture": self._pictures,
+            }
+
+    def picture(self) -> bytes | None:
+        """Return the picture as PNG; None: there is none."""
+        with self._changed:
+            picture = self._picture
+        return None if picture is None else png(picture)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _PageHandler(BaseHTTPRequestHandler):
+    """Answers requests of this machine that have the token. The page itself has the token in its address, all others in
+    a header, which pages of other sites cannot send."""
+
+    page: PagePanel
+    timeout = IDLE_S
+    server_version = "vla-rl"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        if parts.path == "/":
+            if self._allowed(parse_qs(parts.query).get("token", [""])[0]):
+                nonce = secrets.token_urlsafe(16)
+                text = Template(HTML.read_text(encoding="utf-8")).substitute(token=self.page.token, nonce=nonce)
+                self._send(200, text.encode(), "text/html; charset=utf-8", nonce)
+        elif not self._allowed(self.headers.get("X-Token", "")):
+            return
+        elif parts.path == "/state":
+            self._send(200, json.dumps(self.page.state()).encode(), "application/json")
+        elif parts.path == "/picture.png" and (picture := self.page.picture()) is not None:
+            self._send(200, picture, "image/png")
+        else:
+            self._send(404, b"nothing here", "text/plain")
+
+    def do_POST(self) -> None:
+        if not self._allowed(self.headers.get("X-Token", "")):
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > LONGEST_REQUEST or self.path != "/press":
+            self._send(400, b"expected the name of a button at /press", "text/plain")
+            return
+        answer = self.rfile.read(int(length)).decode(errors="replace")
+        if self.page.press(answer):
+            self._send(200, json.dumps(self.page.state()).encode(), "application/json")
+        else:
+            self._send(409, b"this answer is not offered now", "text/plain")
+
+    def _allowed(self, token: str) -> bool:
+        """Return whether a request has the token, and is for this machine by name; else refuse it."""
+        hosts = {f"{name}:{self.page.port}" for name in (LOOPBACK, "localhost")}
+        if self.headers.get("Host") in hosts and compare_digest(token.encode(), self.page.token.encode()):
+            return True
+        self._send(403, b"open the address that the run has logged, token included", "text/plain")
+        return False
+
+    def _send(self, status: int, body: bytes, kind: str, nonce: str = "") -> None:
+        self.send_response(status)
+        sources = f"script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; " if nonce else ""
+        policy = f"default-src 'none'; {sources}img-src blob:; connect-src 'self'; frame-ancestors 'none'"
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the name of the standard library
+        """Log nothing: requests have the token in their address."""

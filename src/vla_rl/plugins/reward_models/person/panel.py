@@ -1,0 +1,34 @@
+"""What a person is asked through: the interface of the terminal and of the page."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+from vla_rl.core.types import Array
+
+Answer = Literal["success", "failure", "ready", "stop"]
+
+
+class Panel(ABC):
+    """Shows a picture and a text to a person, and takes answers."""
+
+    place: str
+    """Where the person answers, for messages."""
+
+    @abstractmethod
+    def show(self, text: str, answers: Sequence[Answer]) -> None:
+        """Show a text, and offer these answers; earlier answers other than "stop" are forgotten."""
+
+    def show_picture(self, picture: Array) -> None:  # noqa: B027 - a terminal shows none
+        """Show a camera picture, uint8 [H, W, 3]."""
+
+    @abstractmethod
+    def take(self, wait_s: float) -> Answer | None:
+        """Return the next offered answer and forget it, or None if none comes within `wait_s` seconds. "stop" comes
+        before all others, is always offered, and stays until `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what is open; may be called twice."""

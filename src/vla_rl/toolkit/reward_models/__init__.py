@@ -1,0 +1,1 @@
+"""Reward models: a small success classifier, its folder, and its training from recordings."""

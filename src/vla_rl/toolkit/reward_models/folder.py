@@ -1,0 +1,55 @@
+"""The folder of a success classifier: what `config.json` says about it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.toolkit.json_files import read_record
+
+KIND = "success_classifier"
+VERSION = 1
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+SMALLEST_PICTURE = 16
+
+
+@frozen(kw_only=True)
+class ClassifierShape:
+    """What a classifier looks at."""
+
+    cameras: tuple[str, ...]
+    instructions: tuple[str, ...]
+    """Instructions of the recordings; the classifier judges no others."""
+    image_size: int = 64
+    """Side to which pictures are scaled, in pixels."""
+    fitted: Mapping[str, Any] = field(factory=dict, eq=False)
+    """How it was fitted, and what it reached on held-out episodes; for readers of `config.json`."""
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raise UserError unless a classifier can be written to this folder."""
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
+
+
+def read_shape(folder: Path) -> ClassifierShape:
+    """Read what a classifier's folder says about it, without its weights. Raises UserError for another folder."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} has no {CONFIG}; write a classifier with `vla-rl fit-rewards DATA --to {folder}`")
+    record = read_record(folder / CONFIG)
+    if record.text("kind", "") != KIND:
+        raise record.wrong("kind", repr(KIND))
+    record.integer("version", VERSION, VERSION)
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {WEIGHTS}, so it is incomplete; fit the classifier again")
+    return ClassifierShape(
+        cameras=record.texts("cameras"),
+        instructions=record.texts("instructions"),
+        image_size=record.integer("image_size", SMALLEST_PICTURE, 1024),
+        fitted=record.record("fitted", {}).data,
+    )

@@ -1,0 +1,338 @@
+"""A person answers at a page or in the terminal; without an answer, and at a stop, an error says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from vla_rl import Context, Observation, load
+from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.spec.spec import component
+from vla_rl.core.spec.structure import Problems
+from vla_rl.plugins.reward_models.person.page import PagePanel
+from vla_rl.plugins.reward_models.person.terminal import TerminalPanel
+from vla_rl.testing.synthetic import env_info
+
+ONGOING, OVER = np.array([False]), np.array([True])
+
+
+class Browser:
+    """What the page's script does, without a browser."""
+
+    def __init__(self, address: str) -> None:
+        self.root, _, self.token = address.partition("/?token=")
+
+    def __call__(self, path: str, body: str | None = None, **headers: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(
+            self.root + path, None if body is None else body.encode(), {"X-Token": self.token, **headers}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as reply:
+                return reply.status, reply.read()
+        except urllib.error.HTTPError as exc:
+            return exc.code, exc.read()
+
+    def state(self) -> dict:
+        return json.loads(self("/state")[1])
+
+
+@pytest.fixture
+def person(tmp_path) -> Iterator:
+    """Builder of the reward model; everything that it builds is closed."""
+    opened = []
+
+    def build(**keys):
+        config = load("reward_model", "person").config(**keys)
+        opened.append(load("reward_model", "person").build(config, Context(env=env_info(), num_envs=1)))
+        return opened[-1]
+
+    yield build
+    for model in opened:
+        model.close()
+        model.close()
+
+
+@pytest.fixture
+def panel() -> Iterator[PagePanel]:
+    panel = PagePanel(0, None)
+    yield panel
+    panel.close()
+
+
+def observation() -> Observation:
+    images = {name: np.full((1, *size, 3), 200, np.uint8) for name, size in env_info().cameras.items()}
+    return Observation(images=images, instructions=("go",))
+
+
+# ------------------------------------------------------------------------------------------------------- the page
+
+
+def test_buttons_are_taken_when_they_are_offered(panel):
+    browser = Browser(panel.address)
+    panel.show("how was it?", ("success", "failure"))
+    assert browser.state() == {
+        "text": "how was it?",
+        "answers": ["success", "failure"],
+        "answered": None,
+        "stopped": False,
+        "picture": 0,
+    }
+    assert browser("/press", "ready")[0] == 409
+    assert panel.take(0.0) is None
+    assert browser("/press", "failure")[0] == 200
+    assert browser.state()["answered"] == "failure"
+    assert panel.take(0.0) == "failure"
+    assert panel.take(0.0) is None
+
+
+def test_a_new_question_forgets_answers_but_no_stop(panel):
+    browser = Browser(panel.address)
+    panel.show("first", ("success",))
+    browser("/press", "success")
+    panel.show("second", ("success",))
+    assert panel.take(0.0) is None
+    browser("/press", "stop")
+    panel.show("third", ("success",))
+    assert browser("/press", "success")[0] == 200
+    assert [panel.take(0.0), panel.take(0.0)] == ["stop", "stop"]
+    assert browser.state()["stopped"]
+
+
+def test_an_answer_ends_the_wait(panel):
+    panel.show("ready?", ("ready",))
+    taken = []
+    waiting = Thread(target=lambda: taken.append(panel.take(60.0)))
+    waiting.start()
+    Browser(panel.address)("/press", "ready")
+    waiting.join(30)
+    assert taken == ["ready"]
+
+
+def test_the_picture_is_shown(panel):
+    from io import BytesIO
+
+    from PIL import Image
+
+    browser = Browser(panel.address)
+    assert browser("/picture.png")[0] == 404
+    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    panel.show_picture(picture)
+    picture_then = picture.copy()
+    picture[:] = 0  # a simulator may write into what it returned
+    assert browser.state()["picture"] == 1
+    assert (np.asarray(Image.open(BytesIO(browser("/picture.png")[1]))) == picture_then).all()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        ("/", None, {}),
+        ("/?token=guess", None, {}),
+        ("/state", None, {"X-Token": "guess"}),
+        ("/picture.png", None, {"X-Token": ""}),
+        ("/press", "stop", {"X-Token": "guess"}),
+        ("/state", None, {"Host": "rebound.example"}),
+        ("/press", "stop", {"Host": "rebound.example:80"}),
+    ],
+)
+def test_strangers_are_refused(panel, path, body, headers):
+    assert Browser(panel.address)(path, body, **headers)[0] == 403
+    assert panel.take(0.0) is None
+
+
+def test_the_page_has_three_buttons_and_its_token(panel):
+    browser = Browser(panel.address)
+    status, body = browser(f"/?token={panel.token}")
+    text = body.decode()
+    assert status == 200
+    assert text.count("<button") == 3
+    assert panel.token in text
+    assert "$" not in text
+
+
+def test_the_page_listens_on_this_machine_alone(panel):
+    connection = HTTPConnection("127.0.0.1", panel.port, timeout=5)
+    connection.request("GET", f"/?token={panel.token}")
+    reply = connection.getresponse()
+    policy = reply.getheader("Content-Security-Policy")
+    connection.close()
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.2", panel.port), timeout=5):
+        pass
+
+
+@pytest.mark.parametrize(("path", "body"), [("/press", "x" * 2000), ("/other", "stop")])
+def test_requests_of_another_form_are_refused(panel, path, body):
+    assert Browser(panel.address)(path, body)[0] == 400
+
+
+def test_a_port_in_use_is_refused(panel):
+    with pytest.raises(UserError, match=f"rewards.port: {panel.port} cannot be used .*give another, or 0"):
+        PagePanel(panel.port, None)
+
+
+def test_the_address_is_written_for_this_user_alone(tmp_path):
+    file = tmp_path / "address"
+    file.write_text("old")
+    panel = PagePanel(0, file)
+    panel.close()
+    assert file.read_text() == f"{panel.address}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(UserError, match="address_file: .* cannot be written"):
+        PagePanel(0, tmp_path / "none" / "address")
+
+
+# --------------------------------------------------------------------------------------------------- the terminal
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TerminalPanel]]:
+    """The end that a person types into, and the panel at the other one."""
+    typed, device = os.openpty()
+    panel = TerminalPanel(os.ttyname(device))
+    os.close(device)
+    yield typed, panel
+    panel.close()
+    panel.close()
+    os.close(typed)
+
+
+def test_letters_are_answers(terminal):
+    typed, panel = terminal
+    panel.show("how was it?", ("success", "failure"))
+    assert b"how was it? [s = success, f = failure, x = stop, then Enter]" in os.read(typed, 1000)
+    os.write(typed, b"r\nwhat\n F \n")
+    assert panel.take(5.0) == "failure"
+    assert panel.take(0.0) is None
+
+
+def test_what_was_typed_before_a_question_is_no_answer(terminal):
+    typed, panel = terminal
+    panel.show("ready?", ("ready",))
+    os.write(typed, b"r\n")
+    assert panel.take(5.0) == "ready"
+    os.write(typed, b"r\n")
+    panel.show("ready?", ("ready",))
+    assert panel.take(0.0) is None
+
+
+def test_a_stop_in_the_terminal_stays(terminal):
+    typed, panel = terminal
+    panel.show("ready?", ("ready",))
+    os.write(typed, b"x\nr\n")
+    assert [panel.take(5.0), panel.take(0.0)] == ["stop", "stop"]
+
+
+def test_a_terminal_that_is_closed_stops_the_robot():
+    typed, device = os.openpty()
+    panel = TerminalPanel(os.ttyname(device))
+    os.close(device)
+    os.close(typed)
+    with pytest.raises(SafetyStop, match="is closed, and nobody could stop the robot"):
+        panel.take(5.0)
+    panel.close()
+
+
+def test_no_terminal_is_refused(tmp_path):
+    with pytest.raises(UserError, match="rewards.ask: there is no terminal .*ask: page"):
+        TerminalPanel(tmp_path / "tty")
+
+
+# ----------------------------------------------------------------------------------------------- the reward model
+
+
+def test_success_and_failure_end_the_episode(person):
+    model = person(reset=False)
+    browser = Browser(model.panel.address)
+    model.before_reset(np.array([0]))
+    assert model.success_probability(observation(), ONGOING).tolist() == [0.0]
+    assert model.failed(observation()).tolist() == [False]
+    browser("/press", "success")
+    assert model.success_probability(observation(), ONGOING).tolist() == [1.0]
+    model.before_reset(np.array([0]))
+    browser("/press", "failure")
+    model.watch(observation())
+    assert model.success_probability(observation(), ONGOING).tolist() == [0.0]
+    assert model.failed(observation()).tolist() == [True]
+    model.before_reset(np.array([0]))
+    assert model.failed(observation()).tolist() == [False]
+
+
+def test_the_outcome_is_asked_for_at_the_end(person):
+    model = person(reset=False)
+    model.before_reset(np.array([0]))
+    answered = Thread(target=press_when_asked, args=(Browser(model.panel.address), "was it a success?", "success"))
+    answered.start()
+    assert model.success_probability(observation(), OVER).tolist() == [1.0]
+    answered.join(30)
+
+
+def press_when_asked(browser: Browser, text: str, answer: str) -> None:
+    while text not in browser.state()["text"]:
+        pass
+    browser("/press", answer)
+
+
+def test_without_questions_an_end_is_a_failure(person):
+    model = person(reset=False, outcome=False)
+    model.before_reset(np.array([0]))
+    assert model.success_probability(observation(), OVER).tolist() == [0.0]
+
+
+def test_nobody_who_answers_is_named_with_the_deadline(person):
+    model = person(deadline_s=0.05)
+    expected = r"nobody answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
+    with pytest.raises(NobodyAnswered, match=expected):
+        model.before_reset(np.array([0]))
+
+
+def test_ctrl_c_ends_the_wait(person):
+    model = person(deadline_s=3600.0)
+    model.stop_requested = lambda: True
+    with pytest.raises(StopRequested):
+        model.before_reset(np.array([0]))
+
+
+def test_a_stop_ends_every_call(person):
+    model = person()
+    Browser(model.panel.address)("/press", "stop")
+    for call in (
+        lambda: model.watch(None),
+        lambda: model.before_reset(np.array([0])),
+        lambda: model.success_probability(observation(), ONGOING),
+    ):
+        with pytest.raises(SafetyStop, match="a person stopped the robot at the page"):
+            call()
+
+
+def test_several_robots_and_unknown_cameras_are_refused():
+    plugin = load("reward_model", "person")
+    with pytest.raises(UserError, match=r"one robot at a time, and this worker has 4; give env.num_envs: 1"):
+        plugin.build(plugin.config(), Context(env=env_info(), num_envs=4))
+    with pytest.raises(UserError, match="rewards.camera: the simulator has no camera 'rear'"):
+        plugin.build(plugin.config(camera="rear"), Context(env=env_info()))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"ask": "terminal", "port": 8000}, "port: has no effect with ask: terminal"),
+        ({"ask": "page", "terminal": "/dev/pts/0"}, "terminal: has no effect with ask: page"),
+        ({"deadline_s": 0}, "deadline_s"),
+    ],
+)
+def test_keys_without_effect_are_refused(keys, text):
+    with pytest.raises(Problems, match=text):
+        component("reward_model", "person", **keys)

@@ -1,0 +1,46 @@
+"""A data set of tabletop episodes, good and bad, as the hook `lerobot` records them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl import Context, build, generator, load, to_numpy
+from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.workers.env.episodes import Episodes
+from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
+from vla_rl.toolkit.data.lerobot import LeRobotWriter
+from vla_rl.toolkit.data.recording import RecordSettings
+
+ENVS = 20
+CHUNK = 4
+
+
+def tabletop_data(
+    folder: Path, count: int, tasks: tuple[str, ...], pixels: int = 32, final_frame: bool = True
+) -> EnvInfo:
+    """Record `count` episodes of the scripted expert, which is disturbed in three of four of them. Return the
+    simulator's info.
+    """
+    plugin = load("env", "tabletop")
+    config = plugin.config(image_size=pixels, tasks=tasks)
+    env = build("env", "tabletop", config, Context(num_envs=ENVS, chunk=CHUNK))
+    store = RecordingStore()
+    recorder = EpisodeRecorder(env.info, RecordSettings(what="rollout", final_frame=final_frame), store)
+    episodes = Episodes(env, name="tabletop", seed=0, chunk=CHUNK, recorder=recorder)
+    states = env.reset_states("train")
+    tickets = [EpisodeRequest(state=states[i % len(states)], number=i, recorded=True) for i in range(count)]
+    request = episodes.step(None, tickets)
+    while request.obs is not None:
+        actions = to_numpy(env.expert_chunk())[request.positions]
+        noise = [
+            1.2 * (number % 4 > 0) * generator(0, "disturbed", int(number), 0, int(chunk)).standard_normal((CHUNK, 3))
+            for number, chunk in zip(request.numbers, request.chunks, strict=True)
+        ]
+        request = episodes.step(np.clip(actions + np.stack(noise), -1, 1).astype(np.float32))
+    with LeRobotWriter(folder, fps=10, robot="tabletop") as writer:
+        for key in sorted(store.keys()):
+            writer.add(store.get(key))
+    return env.info
