@@ -83,6 +83,8 @@ class TrainingData(Enum):
     """Samples of demonstrations: `DemonstrationsData`."""
     RECORDINGS = "recordings with rewards"
     """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationsData`."""
+    TRANSITIONS = "transitions"
+    """Transitions with their next observations, which the trainer keeps: `TransitionsData`."""
     WINDOWS = "windows"
     """Windows of recorded episodes, for a world model: `WindowData`."""
 
