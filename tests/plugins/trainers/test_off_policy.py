@@ -209,6 +209,19 @@ def test_the_policy_waits_for_its_interval(tmp_path):
     assert temperatures[0] == temperatures[1] != temperatures[2]
 
 
+def test_the_first_updates_can_be_the_critics_alone(tmp_path):
+    trainer = trainer_in(tmp_path, critic_updates=3, features="frozen")
+    start = weights_of(trainer)
+    trainer.update(data_of(1, 7))
+    assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {"critics"}
+    trainer.update(data_of(2, 1))
+    assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {
+        "critics",
+        "policy",
+        "temperature",
+    }
+
+
 def test_targets_follow_the_critics(tmp_path):
     trainer = trainer_in(tmp_path, target_rate=0.25)
     start = [p.clone() for p in trainer._target_critics.parameters()]
@@ -278,9 +291,12 @@ def recording_of(count=6, action_dim=INFO.action_dim, scale=1.0):
 def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
     trainer = trainer_in(tmp_path, demonstrations=0.5, discount=0.9)
     recording = recording_of()
-    trainer.update(data_of(1, 6, demonstrations=recording))
+    data = data_of(1, 6, demonstrations=recording)
+    frames = attrs.evolve(data.transitions.frames, steps=np.arange(7))  # recordings have no counts of steps
+    trainer.update(attrs.evolve(data, transitions=attrs.evolve(data.transitions, frames=frames)))
     batch = trainer._batch(1)
-    assert len(batch) == 8
+    assert len(batch) == len(batch.obs) == 8
+    assert batch.obs.steps is None
     obs, actions = recording.read_samples(np.arange(6))
     sources = [[i for i in range(6) if np.array_equal(chunk, actions[i])] for chunk in batch.actions]
     assert [bool(source) for source in sources] == [False] * 4 + [True] * 4

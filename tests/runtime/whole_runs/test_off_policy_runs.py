@@ -12,6 +12,7 @@ from scripted_runs import read_metrics, scripted_spec, weights_in
 
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
@@ -32,7 +33,7 @@ def off_policy_spec(**changes: Any) -> dict[str, Any]:
         trainer=TRAINER,
     )
     del spec["algorithm"]
-    spec["train"] = {"steps": 6, "lr": 1e-3, "micro_batch": 8, "checkpoint_every": 2}
+    spec["train"] = {"steps": 4, "lr": 1e-3, "micro_batch": 8, "checkpoint_every": 2}
     for name, value in changes.items():
         spec[name] = {**spec[name], **value} if isinstance(value, dict) and name in spec else value
     return spec
@@ -46,7 +47,7 @@ def train(folder, resume=False, **changes):
 def test_a_run_collects_trains_and_resumes_exactly(tmp_path):
     whole = train(tmp_path / "whole")
     steps = [line for line in whole if "off_policy/updates" in line]
-    assert len(steps) == 6
+    assert len(steps) == 4
     updates = [line["off_policy/updates"] for line in steps]
     kept = [line["off_policy/transitions"] for line in steps]
     assert kept == np.cumsum([line["update/samples"] for line in steps]).tolist()
@@ -54,9 +55,8 @@ def test_a_run_collects_trains_and_resumes_exactly(tmp_path):
     assert updates[-1] > 0
     assert "loss/critic" in steps[-1] and "off_policy/temperature" in steps[-1]
 
-    train(tmp_path / "parts", train={"steps": 2})
-    train(tmp_path / "parts", train={"steps": 4}, resume=True)
-    parts = train(tmp_path / "parts", train={"steps": 6}, resume=True)
+    train(tmp_path / "parts", train={"steps": 3})
+    parts = train(tmp_path / "parts", train={"steps": 4}, resume=True)
     assert [line for line in parts if "off_policy/updates" in line] == steps
     one, other = weights_in(tmp_path / "whole"), weights_in(tmp_path / "parts")
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -116,6 +116,29 @@ def test_ray_workers_collect_the_same(tmp_path, one_ray):
     assert counts[0] == counts[1]
 
 
+def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
+    """A run records its rollouts; the next one draws demonstrations from them."""
+    recorder = {"type": "lerobot", "what": "rollout", "rows": "chunks"}
+    train(tmp_path / "first", train={"steps": 1}, hooks=[{"type": "jsonl"}, recorder])
+    read = DemonstratedTransitions.read
+    counts = []
+
+    def counted(self, indices):
+        counts.append(len(indices))
+        return read(self, indices)
+
+    monkeypatch.setattr(DemonstratedTransitions, "read", counted)
+    imitation = {"data": {"type": "lerobot", "folder": str(tmp_path / "first" / "lerobot")}, "steps": 1, "lr": 1e-3}
+    keys = {
+        "trainer": {"demonstrations": 0.5, "min_data": 4, "updates_per_step": 1},
+        "imitation": imitation,
+        "train": {"steps": 1},
+    }
+    metrics = train(tmp_path / "second", **keys)
+    updates = sum(line.get("off_policy/updates", 0) for line in metrics)
+    assert counts == [8] * int(updates) and updates > 0
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -144,6 +167,17 @@ def test_keys_of_policy_gradients_are_reported():
     spec = parse_spec(off_policy_spec(train={"epochs": 2, "global_batch": 16}))
     found = {path for path, text in without_effect(spec, training=True, imitation=False) if "draws its own" in text}
     assert found == {("train", "epochs"), ("train", "global_batch")}
+
+
+def test_a_plan_with_several_learners_is_refused():
+    changes = {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}}
+    with pytest.raises(SpecError, match="keeps its transitions on one learner, and this plan has 2"):
+        check_spec(parse_spec(off_policy_spec(**changes)), training=True)
+
+
+def test_demonstrations_have_to_be_there(tmp_path):
+    with pytest.raises(UserError, match="share of demonstrations in a batch, and there are none"):
+        train(tmp_path, trainer={"demonstrations": 0.5})
 
 
 def test_a_model_without_reparameterised_actions_is_refused(tmp_path):

@@ -128,7 +128,8 @@ class Spec:
     """World model, trained on the run's own episodes. Experimental; with `imagination`."""
     imagination: ImaginationSpec | None = field(default=None)
     imitation: ImitationSpec | None = None
-    """Settings of `vla-rl sft`, which reads them beside the rest; `run` ignores them."""
+    """Settings of `vla-rl sft`, which reads them beside the rest. `run` ignores them, except `data` with a trainer of
+    transitions, which may draw demonstrations from it."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
     """File the spec was read from, for messages; None: built in Python, or changed since."""

@@ -304,7 +304,8 @@ def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None,
         plan = plan_for(spec, cluster)
         problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
         if training:
-            problems += [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)]
+            problems += [*_learner_problems(spec, plan), *_asynchrony_problems(spec, plan)]
+            problems += world_model_placement_problems(spec, plan)
     except MeasureFirst:
         return None, []
     except NoCuda as exc:
@@ -335,11 +336,22 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
         *_lane_problems(spec, plan),
         *_transfer_problems(spec, plan, cluster),
         *_merge_problems(spec, plan),
+        *_learner_problems(spec, plan),
         *_asynchrony_problems(spec, plan),
         *world_model_placement_problems(spec, plan),
     ]
     if problems:
         raise SpecError(located(problems, spec.source))
+
+
+def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    learners = len(plan.hosting("learner"))
+    if learners > 1 and spec.runtime.backend != "local" and trains_on_transitions(spec):
+        text = (
+            f"trainer {spec.trainer.type!r} keeps its transitions on one learner, and this plan has {learners}; use "
+            f"placement: {{type: collocated, workers: 1}}, or disaggregated with learners: 1"
+        )
+        yield ("placement",), text
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
@@ -54,8 +54,8 @@ class TransitionBatch:
     @staticmethod
     def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
         return TransitionBatch(
-            obs=Observation.concat([one.obs, other.obs]),
-            following=Observation.concat([one.following, other.following]),
+            obs=_concat(one.obs, other.obs),
+            following=_concat(one.following, other.following),
             actions=np.concatenate([one.actions, other.actions]),
             rewards=np.concatenate([one.rewards, other.rewards]),
             bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
@@ -199,6 +199,13 @@ class TransitionBuffer:
             state=np.ascontiguousarray(records["state"]) if self._info.state_dim else None,
             steps=np.ascontiguousarray(records["steps"]) if with_steps else None,
         )
+
+
+def _concat(one: Observation, other: Observation) -> Observation:
+    """Concatenate observations; step counts, which recordings lack, are kept where both have them."""
+    if one.steps is None or other.steps is None:
+        one, other = evolve(one, steps=None), evolve(other, steps=None)
+    return Observation.concat([one, other])
 
 
 def _frame_dtype(info: EnvInfo) -> np.dtype[np.void]:

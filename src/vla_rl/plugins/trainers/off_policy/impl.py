@@ -181,7 +181,8 @@ class OffPolicy(Trainer):
 
     def _acts(self, number: int) -> bool:
         """Return whether an update is also one of policy and temperature."""
-        return number % self._config.actor_interval == 0
+        config = self._config
+        return number > config.critic_updates and number % config.actor_interval == 0
 
     def _update(self, number: int, batch: TransitionBatch, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Make one update. Return means over its batch, of the critics' passes and of the policy's."""
@@ -219,9 +220,8 @@ class OffPolicy(Trainer):
             self._heartbeat()
             part = batch.take(rows)
             targets = self._targets(part, next_normals[rows], chosen)
-            features = trained.policy_features(part.obs)
-            if config.features == "frozen":
-                features = features.detach()
+            with torch.set_grad_enabled(config.features == "trained"):
+                features = trained.policy_features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
             loss.backward()
