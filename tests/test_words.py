@@ -43,26 +43,6 @@ def test_docstrings_open_with_their_subject():
 
 EMPTY_NAMES = {"asked", "found", "made", "said", "there", "told", "whole"}
 """Names that say nothing of a variable's content; `matches`, `result`, `requested`, `available` do."""
-PENDING = {
-    "cli/check_env.py",
-    "cli/doctor.py",
-    "cli/plan.py",
-    "core/catalogue.py",
-    "core/types.py",
-    "plugins/models/openvla/checks.py",
-    "runtime/comm/backends/own_ray.py",
-    "runtime/comm/backends/ray.py",
-    "runtime/comm/peers.py",
-    "runtime/comm/tracing.py",
-    "runtime/planning/device_memory.py",
-    "runtime/planning/memory.py",
-    "runtime/planning/profile.py",
-    "runtime/workers/policy/env_clients.py",
-    "serving/server.py",
-    "toolkit/models/fitting.py",
-    "toolkit/models/openpi_layout.py",
-}
-"""Files of `vla_rl` that still have variables or arguments with such names."""
 
 
 def local_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -91,13 +71,8 @@ def empty_names() -> dict[str, list[str]]:
 
 
 def test_variables_are_named_after_their_content():
-    wrong = [where for file, places in empty_names().items() if file not in PENDING for where in places]
+    wrong = [where for places in empty_names().values() for where in places]
     assert not wrong, "\n".join(wrong)
-
-
-def test_pending_files_still_have_empty_names():
-    """A file that has been cleaned leaves the list, so that its names stay clean."""
-    assert not PENDING - empty_names().keys()
 
 
 def test_a_public_class_name_is_used_once():

@@ -54,9 +54,9 @@ def main(
         options += ["--expert" if expert else "--no-expert", "--whole-range" if whole_range else "--no-whole-range"]
         return _run_there(python, [name, *settings, *options, *(f"--plugin={module}" for module in modules)])
     with progress(f"check-env {name}") as on_section:
-        found = examine(name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section)
-    _print(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", found)
-    return int(any(section.findings for section in found.sections))
+        findings = examine(name, overrides, modules, num_envs, chunk, device, expert, seconds, whole_range, on_section)
+    _print(f"{name}: {num_envs} envs, chunks of {chunk}, {device}", findings)
+    return int(any(section.findings for section in findings.sections))
 
 
 def examine(
@@ -169,7 +169,7 @@ def _documentation(config: type) -> dict[str, str]:
     return reported
 
 
-def _print(title: str, found: Findings) -> None:
+def _print(title: str, findings: Findings) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -181,7 +181,7 @@ def _print(title: str, found: Findings) -> None:
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right", style="dim")
     table.add_column(overflow="fold")
-    for section in found.sections:
+    for section in findings.sections:
         mark, style = ("✗", "bold red") if section.findings else ("–", "dim") if section.skipped else ("✓", "green")
         findings_text = Text("\n".join(section.findings))
         for aside in (section.skipped, *section.notices):
@@ -189,7 +189,7 @@ def _print(title: str, found: Findings) -> None:
         table.add_row(Text(mark, style=style), section.name, f"{section.seconds:.1f} s", findings_text)
     console.print(title)
     console.print(table)
-    count = sum(len(section.findings) for section in found.sections)
-    unseen = sum(len(section.notices) for section in found.sections)
+    count = sum(len(section.findings) for section in findings.sections)
+    unseen = sum(len(section.notices) for section in findings.sections)
     summary = f"[bold red]{count} finding{'s' * (count > 1)}[/]" if count else "[green]keeps to the contract[/]"
     console.print(f"\n{summary}" + (f"; {unseen} not seen" if unseen else ""))

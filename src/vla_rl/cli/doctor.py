@@ -38,14 +38,14 @@ class Finding:
 
 def main(json: bool) -> int:
     """Print the report, as JSON on request. Return 0, or 1 if something is broken that every run needs."""
-    found = examine()
+    findings = examine()
     if json:
         from json import dumps
 
-        print(dumps([asdict(finding) for finding in found], indent=1))
+        print(dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        _print(found)
-    return int(any(finding.state == "broken" for finding in found))
+        _print(findings)
+    return int(any(finding.state == "broken" for finding in findings))
 
 
 def examine() -> list[Finding]:
@@ -157,7 +157,7 @@ def _memory() -> tuple[int, int]:
     return total, free
 
 
-def _print(found: list[Finding]) -> None:
+def _print(findings: list[Finding]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -171,7 +171,7 @@ def _print(found: list[Finding]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     area = ""
-    for finding in found:
+    for finding in findings:
         mark, style = marks[finding.state]
         detail = Text(finding.detail)
         if finding.fix:
@@ -181,7 +181,7 @@ def _print(found: list[Finding]) -> None:
         shown, area = ("" if finding.area == area else finding.area), finding.area
         table.add_row(shown, Text(mark, style=style), finding.what, detail)
     console.print(table)
-    counts = {state: sum(finding.state == state for finding in found) for state in marks}
+    counts = {state: sum(finding.state == state for finding in findings) for state in marks}
     console.print(
         f"\n[green]{counts['ok']} work[/], [yellow]{counts['missing']} optional parts are missing[/], "
         f"[{'bold red' if counts['broken'] else 'dim'}]{counts['broken']} broken[/]"

@@ -107,9 +107,9 @@ def main(spec: Spec, known: Latencies, json: bool) -> None:
     if json:
         from json import dumps
 
-        found = forecast(spec, known)
-        print(dumps(found, indent=1))
-        fits = any(candidate["best"] for candidate in found)
+        candidates_data = forecast(spec, known)
+        print(dumps(candidates_data, indent=1))
+        fits = any(candidate["best"] for candidate in candidates_data)
     else:
         cluster, profile, prediction = known.cluster, known.profile, known.prediction
         with shown():
@@ -131,12 +131,12 @@ def forecast(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
     with shown():
         candidates = compare(spec, known.cluster, profile, known.prediction)
         winner, further = best(candidates), ahead(spec, candidates, profile)
-    found = [_plain(candidate, candidate is winner) for candidate in candidates]
+    rows = [_plain(candidate, candidate is winner) for candidate in candidates]
     if further is not None:
-        found[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
+        rows[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
     if known.estimate is not None:
-        found = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in found]
-    return found
+        rows = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in rows]
+    return rows
 
 
 def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
@@ -243,17 +243,17 @@ def _waiting(spec: Spec, profile: Profile, further: tuple[Candidate, Overlap] | 
     return {lag: waiting_bytes(spec, profile.trajectory_bytes, lag) for lag in further[1].by_lag}
 
 
-def _plain_overlap(found: Overlap, waiting: Mapping[int, float]) -> dict[str, object]:
+def _plain_overlap(overlap: Overlap, waiting: Mapping[int, float]) -> dict[str, object]:
     lags = {
-        str(lag): {"step_s": expected.iteration, "share": found.share(lag), "waiting_bytes": waiting.get(lag)}
-        for lag, expected in found.by_lag.items()
+        str(lag): {"step_s": expected.iteration, "share": overlap.share(lag), "waiting_bytes": waiting.get(lag)}
+        for lag, expected in overlap.by_lag.items()
     }
     return {
-        "rollout_s": found.rollout,
-        "training_s": found.training,
+        "rollout_s": overlap.rollout,
+        "training_s": overlap.training,
         "by_lag": lags,
-        "least_lag": found.least,
-        "periodic_s": periodic(found.rollout, found.training, PARTS),
+        "least_lag": overlap.least,
+        "periodic_s": periodic(overlap.rollout, overlap.training, PARTS),
     }
 
 
@@ -306,27 +306,27 @@ def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waitin
     if further is None:
         console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
         return
-    candidate, found = further
+    candidate, overlap = further
     streamed = ", streamed" if spec.asynchrony.streaming_update else ""
     first = f"max_lag, {candidate.name}{streamed}"
     table = _table(first, "step\ns", "of the best\n%", "oldest chunk\nsteps", "wait at most\nGiB")
-    for lag, expected in found.by_lag.items():
-        name = Text(str(lag), style="bold green" if lag == found.least else "")
+    for lag, expected in overlap.by_lag.items():
+        name = Text(str(lag), style="bold green" if lag == overlap.least else "")
         own = " (spec)" if candidate.own and lag == spec.asynchrony.max_lag else ""
         memory = _size(waiting[lag]) if waiting else "?"
-        share = f"{100 * found.share(lag):.0f}"
+        share = f"{100 * overlap.share(lag):.0f}"
         table.add_row(name.append(own), _number(expected.iteration), share, str(expected.lag), memory)
-    seconds = periodic(found.rollout, found.training, PARTS)
-    share = f"{100 * found.bound / seconds:.0f}" if seconds else "-"
+    seconds = periodic(overlap.rollout, overlap.training, PARTS)
+    share = f"{100 * overlap.bound / seconds:.0f}" if seconds else "-"
     table.add_row(f"periodic, {PARTS} parts", _number(seconds), share, "0", "")
     console.print()
     console.print(table)
     console.print(
-        f"the best: {found.bound:,.2f} s, the longer of {found.rollout:,.2f} s for the tickets of a step and "
-        f"{found.training:,.2f} s for update and publication"
+        f"the best: {overlap.bound:,.2f} s, the longer of {overlap.rollout:,.2f} s for the tickets of a step and "
+        f"{overlap.training:,.2f} s for update and publication"
     )
-    least = f"the least that reaches {ENOUGH}: [bold green]max_lag {found.least}[/]"
-    console.print(f"none of these reaches {ENOUGH} of it" if found.least is None else least)
+    least = f"the least that reaches {ENOUGH}: [bold green]max_lag {overlap.least}[/]"
+    console.print(f"none of these reaches {ENOUGH} of it" if overlap.least is None else least)
 
 
 def _console() -> Console:

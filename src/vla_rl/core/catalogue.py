@@ -99,10 +99,10 @@ class Installed:
 def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[Installed]]:
     """Return the available plugins of a kind by name, sorted, without importing any except `extra_modules`. Several
     plugins under one name are a collision, which is an error only for a caller that asks for that name."""
-    found: dict[str, list[Installed]] = {}
+    plugins: dict[str, list[Installed]] = {}
     for item in (*_from_entry_points(_kind(kind).group), *_from_modules(kind, extra_modules)):
-        found.setdefault(item.name, []).append(item)
-    return dict(sorted(found.items()))
+        plugins.setdefault(item.name, []).append(item)
+    return dict(sorted(plugins.items()))
 
 
 def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Plugin:
@@ -253,8 +253,8 @@ def _load(item: Installed, who: str) -> Plugin:
 def _from_entry_points(group: str) -> list[Installed]:
     allowed = os.environ.get("VLA_RL_PLUGINS")
     dists = None if allowed is None else {_normal(dist) for dist in allowed.split(",")} | {OWN_DIST}
-    found = [item for item in _entry_points(tuple(sys.path)) if item.entry and item.entry.group == group]
-    return [item for item in found if dists is None or _normal(item.dist) in dists]
+    items = [item for item in _entry_points(tuple(sys.path)) if item.entry and item.entry.group == group]
+    return [item for item in items if dists is None or _normal(item.dist) in dists]
 
 
 @functools.lru_cache(maxsize=4)
@@ -262,23 +262,23 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
     """Return vla-rl's entry points of all kinds. Cached per `sys.path`, since reading opens a file of every installed
     distribution."""
     groups = {kind.group for kind in KINDS.values()}
-    found: list[Installed] = []
+    plugins: list[Installed] = []
     seen: set[str] = set()
     for dist in metadata.distributions(path=list(path)):
         entries = [entry for entry in dist.entry_points if entry.group in groups]
         if entries and _normal(dist.name) not in seen:  # of two copies on the path, the first is imported
             seen.add(_normal(dist.name))
-            found += [Installed(entry.name, dist.name, dist.version, entry.value, entry) for entry in entries]
-    return tuple(found)
+            plugins += [Installed(entry.name, dist.name, dist.version, entry.value, entry) for entry in entries]
+    return tuple(plugins)
 
 
 def _from_modules(kind: str, modules: Iterable[str]) -> list[Installed]:
-    found = []
+    plugins = []
     for name in modules:
         offers = _offers(name, import_module(name))
         target = f"{name}:{MODULE_PLUGINS}[{kind!r}]"
-        found += [Installed(key, name, "", target, plugin=value) for key, value in offers.get(kind, {}).items()]
-    return found
+        plugins += [Installed(key, name, "", target, plugin=value) for key, value in offers.get(kind, {}).items()]
+    return plugins
 
 
 def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
@@ -302,8 +302,8 @@ def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
     return offers
 
 
-def _no_plugin(found: object) -> str:
-    return f"{found!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
+def _no_plugin(target: object) -> str:
+    return f"{target!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
 
 
 def _raised(exc: BaseException, path: Path | None = None) -> str:

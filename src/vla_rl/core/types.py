@@ -281,11 +281,13 @@ class Observation:
     def concat(parts: Sequence[Observation]) -> Observation:
         if len(parts) == 1:
             return parts[0]
-        found = {name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")}
+        arrays_of = {
+            name: [getattr(p, name) for p in parts if getattr(p, name) is not None] for name in ("state", "steps")
+        }
         return Observation(
             images={name: concat([part.images[name] for part in parts]) for name in parts[0].images},
             instructions=tuple(chain.from_iterable(part.instructions for part in parts)),
-            **{name: concat(arrays) for name, arrays in found.items() if arrays},
+            **{name: concat(arrays) for name, arrays in arrays_of.items() if arrays},
         )
 
 

@@ -305,19 +305,21 @@ class PolicyServer:
         are answered: large frames, PNG and JPEG, scaling. Of other arrays only views are made."""
         loop = asyncio.get_running_loop()
         quick = len(frame) <= QUICK
-        asked = dialect.read(frame) if quick else await loop.run_in_executor(self._readers, dialect.read, frame)
-        if asked.request is None:
-            return _Request(asked)
-        if quick and not self._keys.resize and not has_encoded(self._keys, self.policy.info, asked.request):
-            return self._row(asked, asked.request)
-        return await loop.run_in_executor(self._readers, self._row, asked, asked.request)
+        client_request = (
+            dialect.read(frame) if quick else await loop.run_in_executor(self._readers, dialect.read, frame)
+        )
+        if client_request.request is None:
+            return _Request(client_request)
+        if quick and not self._keys.resize and not has_encoded(self._keys, self.policy.info, client_request.request):
+            return self._row(client_request, client_request.request)
+        return await loop.run_in_executor(self._readers, self._row, client_request, client_request.request)
 
-    def _row(self, asked: ClientRequest, request: Mapping[Any, Any]) -> _Request:
+    def _row(self, client_request: ClientRequest, request: Mapping[Any, Any]) -> _Request:
         images, state, instruction = read_request(self._keys, self.policy.info, request)
         instruction = self.settings.prompt if instruction is None else instruction
         previous = request.get(PREVIOUS)
         unexecuted = None if previous is None else self.policy.unexecuted(previous, request.get(DELAY, 0))
-        return _Request(asked, self.policy.observation(images, state, instruction), unexecuted)
+        return _Request(client_request, self.policy.observation(images, state, instruction), unexecuted)
 
     async def _answer(
         self, client: Client, dialect: Dialect, request: _Request, key: Key, total: float | None

@@ -84,9 +84,9 @@ def learn(algorithm, micro_batches, ranks, global_batch=None):
         results.append(update.train(learner, rank))
         gradients.append(torch.stack(kept))
     metrics = read_all([result.statistics for result in results])
-    for name in results[0]["sums"]:
+    for name in results[0].sums:
         metrics[name] = sum(result.sums[name] for result in results)
-    for name in set(results[0]["maxima"]) - {"policy/grad_norm"}:  # of a rank's own part
+    for name in set(results[0].maxima) - {"policy/grad_norm"}:  # of a rank's own part
         metrics[name] = max(result.maxima[name] for result in results)
     return sum(gradients), metrics
 

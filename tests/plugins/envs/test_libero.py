@@ -265,8 +265,8 @@ def test_training_on_official_states_is_said() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"suite": None}, "give either suite"),
-        ({"suites": {"libero_10": None}}, "give either suite"),
+        ({"suite": None}, r"give one of suite \(and tasks\), suites, .* and plus"),
+        ({"suites": {"libero_10": None}}, r"give one of suite \(and tasks\), suites, .* and plus"),
         ({"suite": None, "suites": {"libero_10": None}}, "leave tasks out"),
         ({"train_states": 0}, "give 1 to 500, or official"),
     ],

@@ -112,8 +112,8 @@ def test_the_lane_that_raises_is_named(train):
 
 @pytest.mark.ray
 def test_the_lane_that_hangs_is_named(train):
-    with pytest.raises(CallHung, match=r"sim worker 0, lane 2 \(env 'waiting'\): step has not returned for .* 8 s"):
-        train(**{**waiting("hang"), "runtime": {"backend": "ray", "deadline_s": 8.0}})
+    with pytest.raises(CallHung, match=r"sim worker 0, lane 2 \(env 'waiting'\): step has not returned for .* 12 s"):
+        train(**{**waiting("hang"), "runtime": {"backend": "ray", "deadline_s": 12.0}})
 
 
 @pytest.mark.ray

@@ -120,14 +120,14 @@ class RayPeers:
             for client in readable(clients, patience) if clients else ():
                 while not all(call.done for call in pending if call.client is client) and readable([client], 0):
                     client.receive()
-            there: list[Any] = [call for call in pending if call.done]
+            ready: list[Any] = [call for call in pending if call.done]
             if calls:
                 wait = patience if not clients else 0.0
                 count = 1 if wait is None or wait else len(calls)
-                there.extend(self.ray.wait(calls, num_returns=count, timeout=wait)[0])
+                ready.extend(self.ray.wait(calls, num_returns=count, timeout=wait)[0])
             left = None if end is None else max(0.0, end - monotonic())
-            if there or left == 0.0:
-                return there
+            if ready or left == 0.0:
+                return ready
             limits = [MIXED_POLL_S] if calls and clients else [LOOK_S] if clients else []
             patience = min([*limits, *([] if left is None else [left])], default=None)
             if clients and patience == LOOK_S:

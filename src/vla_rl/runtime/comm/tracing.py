@@ -82,9 +82,9 @@ def clock_ahead(ask: Callable[[], tuple[str, float]]) -> float:
     trips: list[tuple[float, float]] = []
     for _ in range(5):
         before = monotonic()
-        machine, there = ask()
+        machine, remote_time = ask()
         after = monotonic()
         if machine == here:
             return 0.0
-        trips.append((after - before, float(there - (before + after) / 2)))
+        trips.append((after - before, float(remote_time - (before + after) / 2)))
     return min(trips)[1]

@@ -132,8 +132,8 @@ def device_memory(plan: Plan, assignments: Sequence[Assignment], memory: ModelMe
         if assignment.slot.device.startswith("cuda") and (assignment.served or assignment.rank >= 0):
             worker = _worker(plan, assignment, memory, spec)
             devices.setdefault(worker.device, []).append(worker)
-    found = [DeviceMemory(workers=tuple(workers), moved=plan.offload) for workers in devices.values()]
-    return sorted(found, key=lambda device: -device.peak[0])
+    memories = [DeviceMemory(workers=tuple(workers), moved=plan.offload) for workers in devices.values()]
+    return sorted(memories, key=lambda device: -device.peak[0])
 
 
 def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec) -> WorkerMemory:
@@ -153,12 +153,12 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     act: list[MemoryPart] = []
     learn: list[MemoryPart] = []
     if acts and not learns:
-        whole = (
+        unsharded = (
             MemoryPart(name="frozen weights", size=memory.frozen_weights + memory.other + memory.trained_weights),
             MemoryPart(name=f"inference of {rows} rows", size=memory.acting.at(rows)),
         )
-        act += whole
-        learn += [] if "policy" in plan.offload else whole[:1]
+        act += unsharded
+        learn += [] if "policy" in plan.offload else unsharded[:1]
     if learns:
         learn += [*weights, *kept, *_pass(memory, spec.train.micro_batch, world, assignment.world)]
         if acts or "learner" not in plan.offload:
@@ -279,31 +279,31 @@ def _remedies(
         devices = device_memory(plan, workers, memory, spec)
         return devices[0].peak[0] if devices else 0.0
 
-    found: list[tuple[str, float]] = []
+    remedies: list[tuple[str, float]] = []
     train = spec.train
     if train.micro_batch > 1:
         spare = need(spec, memory) - memory.learning  # of all that does not grow with the micro-batch
         count = int(train.micro_batch * (capacity - spare) / memory.learning) if capacity > spare else 1
         count = 2 ** int(math.log2(min(max(count, 1), train.micro_batch - 1)))
         smaller = evolve(spec, train=evolve(train, micro_batch=count))
-        found.append((f"train.micro_batch: {count}", need(smaller, measure(smaller))))
+        remedies.append((f"train.micro_batch: {count}", need(smaller, measure(smaller))))
     for key, changed in _changed_models(spec):
-        found.append((key, need(changed, measure(changed))))
+        remedies.append((key, need(changed, measure(changed))))
     learners = len(plan.hosting("learner"))
     if train.sharding != "full" and learners > 1:
-        found.append(("train.sharding: full", need(evolve(spec, train=evolve(train, sharding="full")), memory)))
+        remedies.append(("train.sharding: full", need(evolve(spec, train=evolve(train, sharding="full")), memory)))
     if len({worker.slot.roles for worker in assignments if worker.served or worker.rank >= 0}) > 1 and not plan.offload:
         moved = evolve(plan, offload=frozenset({"policy", "learner"}))
         workers = [evolve(worker, offload=moved.offload) for worker in assignments]
-        found.append(("placement.offload: {policy: true, learner: true}", need(spec, memory, moved, workers)))
+        remedies.append(("placement.offload: {policy: true, learner: true}", need(spec, memory, moved, workers)))
     rows = max((worker.batching.max_batch or 0 for worker in assignments), default=0)
     if rows > 1:
         half = [
             evolve(worker, batching=evolve(worker.batching, max_batch=(worker.batching.max_batch or 2) // 2))
             for worker in assignments
         ]
-        found.append((f"placement.batching.max_batch: {rows // 2}", need(spec, memory, workers=half)))
-    return found
+        remedies.append((f"placement.batching.max_batch: {rows // 2}", need(spec, memory, workers=half)))
+    return remedies
 
 
 def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
@@ -319,13 +319,13 @@ def _changed_models(spec: Spec) -> list[tuple[str, Spec]]:
         changes.append(("model.lora: {}", lambda config: evolve(config, lora=LoRAConfig())))
     if getattr(config, "dtype", None) == "float32":
         changes.append(("model.dtype: bfloat16", lambda config: evolve(config, dtype="bfloat16")))
-    found = []
+    changed_specs = []
     for key, change in changes:
         try:
-            found.append((key, evolve(spec, model=evolve(spec.model, config=change(config)))))
+            changed_specs.append((key, evolve(spec, model=evolve(spec.model, config=change(config)))))
         except ValueError:  # does not go with another key
             continue
-    return found
+    return changed_specs
 
 
 def _gib(size: float) -> str:

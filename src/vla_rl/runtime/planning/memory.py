@@ -44,11 +44,11 @@ def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample
     for name, count in Counter(plan.slots[index].node for index in learners).items():
         here = -(-count // len(memory)) if name is None else count
         needed = trajectories * one * here // len(learners)
-        there = max(memory.values()) if name is None else memory[name]
-        if needed > there:
+        available = max(memory.values()) if name is None else memory[name]
+        if needed > available:
             raise UserError(
                 f"{trajectories} trajectories may lie with the learners at once, {one / 2**20:.1f} MiB each: "
-                f"{needed / 2**30:.1f} GiB of host memory{_on(name)}, and there are {there / 2**30:.1f} GiB; lower "
+                f"{needed / 2**30:.1f} GiB of host memory{_on(name)}, and there are {available / 2**30:.1f} GiB; lower "
                 f"asynchrony.replay.capacity or uses, asynchrony.max_lag, {_per_step(spec)}, or the pixels of cameras"
             )
 

@@ -143,11 +143,11 @@ def load_profile(files: Sequence[Path]) -> Profile:
     """Load a profile file, a run's trace, or several traces of one job with different numbers of envs, which show how
     much of a call's time depends on that number. Raises UserError.
     """
-    found = [_load(file / "trace.json" if file.is_dir() else file) for file in files]
-    first = found[0]
-    if len(found) == 1:
+    profiles = [_load(file / "trace.json" if file.is_dir() else file) for file in files]
+    first = profiles[0]
+    if len(profiles) == 1:
         return first
-    sim, policy, learner = (_joined([getattr(p, role) for p in found]) for role in ("sim", "policy", "learner"))
+    sim, policy, learner = (_joined([getattr(p, role) for p in profiles]) for role in ("sim", "policy", "learner"))
     return evolve(first, sim=sim, policy=policy, learner=learner)
 
 
@@ -215,26 +215,26 @@ def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
 
 def _learning(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """Return the seconds of each rank in each iteration: the update, with the parts that began before it."""
-    found: dict[tuple[int, int], float] = {}
+    seconds: dict[tuple[int, int], float] = {}
     for event in work:
         if event["name"] in ("forward_backward", "update"):
             iteration = next(i for i, (begin, end) in enumerate(spans) if begin <= event["ts"] < end)
             rank = iteration, event["pid"]
-            found[rank] = found.get(rank, 0.0) + event["dur"] / 1e6
-    return tuple(found.values())
+            seconds[rank] = seconds.get(rank, 0.0) + event["dur"] / 1e6
+    return tuple(seconds.values())
 
 
 def _choosing(work: Sequence[Event]) -> list[Event]:
     """Return the inferences after which a lane continues; the others only value final observations."""
     following: dict[int, str] = {}
-    found = []
+    choosing = []
     for event in reversed(work):
         if event["name"] not in ROLLOUT:
             continue
         if event["name"] == "act" and any(following.get(lane) == "step" for lane in _lanes(event)):
-            found.append(event)
+            choosing.append(event)
         following.update((lane, event["name"]) for lane in _lanes(event))
-    return found[::-1]
+    return choosing[::-1]
 
 
 def _without_resets(
@@ -265,8 +265,8 @@ def _joined(costs: Sequence[Cost]) -> Cost:
     if len({envs for envs, _ in points}) < 2 or not points[0][1]:
         return costs[0]
     slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
-    whole = slope * costs[0].num_envs + intercept
-    return evolve(costs[0], fixed=min(max(intercept / whole, 0.0), 1.0))
+    total = slope * costs[0].num_envs + intercept
+    return evolve(costs[0], fixed=min(max(intercept / total, 0.0), 1.0))
 
 
 def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
@@ -298,8 +298,8 @@ def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]])
 
 def _cpus(assignments: Mapping[int, Mapping[str, Any]], role: str) -> float | None:
     """Return the CPUs of a role's workers where models compute on CPUs; None on GPUs."""
-    there = [assignment for assignment in assignments.values() if role in assignment["roles"]]
-    return max(1.0, there[0]["cpus"]) if there and there[0]["device"] == "cpu" else None
+    hosting = [assignment for assignment in assignments.values() if role in assignment["roles"]]
+    return max(1.0, hosting[0]["cpus"]) if hosting and hosting[0]["device"] == "cpu" else None
 
 
 def _rest(work: Sequence[Event], spans: Sequence[tuple[float, float]]) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -21,6 +22,10 @@ def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
     (checkpoint / NAME).write_text(text + "\n", encoding="utf-8")
 
 
+def _task(data: dict[str, Any]) -> TaskInfo:
+    return TaskInfo(**{**data, "categories": tuple(data.get("categories", ()))})
+
+
 def read_env_info(checkpoint: Path) -> EnvInfo:
     """Return exactly what was written. Raises CheckpointError."""
     file = checkpoint / NAME
@@ -30,7 +35,7 @@ def read_env_info(checkpoint: Path) -> EnvInfo:
             cameras={name: (height, width) for name, (height, width) in data.pop("cameras").items()},
             action_low=tuple(data.pop("action_low")),
             action_high=tuple(data.pop("action_high")),
-            tasks=tuple(TaskInfo(**task) for task in data.pop("tasks")),
+            tasks=tuple(_task(task) for task in data.pop("tasks")),
             notes=tuple(data.pop("notes")),
             **data,
         )

@@ -35,12 +35,12 @@ def simulator_of(context: Context, model: str) -> EnvInfo:
 
 
 def choose_cameras(
-    model: str, env: EnvInfo, asked: Sequence[str] | None, trained: Collection[str], usual: Sequence[str]
+    model: str, env: EnvInfo, spec_cameras: Sequence[str] | None, trained: Collection[str], usual: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the cameras that the spec asks for, else those of the checkpoint's training if the simulator has them all,
     else the usual ones. Raise MismatchError for an unknown camera, and if there is none."""
     available = tuple(env.cameras)
-    chosen = tuple(asked or (trained if trained and set(trained) <= set(available) else usual))
+    chosen = tuple(spec_cameras or (trained if trained and set(trained) <= set(available) else usual))
     for name in chosen:
         if name not in available:
             suggestion = did_you_mean(name, available)
@@ -124,12 +124,12 @@ def check_state_dim(trained: str, dim: int, env: EnvInfo) -> None:
         raise MismatchError(f"{trained} on a {dim}-dimensional state, the simulator's has {env.state_dim} dimensions")
 
 
-def check_horizon(folder: Path | str | None, horizon: int, asked: int) -> None:
+def check_horizon(folder: Path | str | None, horizon: int, chunk: int) -> None:
     """Raise MismatchError for chunks longer than those of training. For shorter ones the model's first actions are
     executed."""
-    if asked > horizon:
+    if chunk > horizon:
         raise MismatchError(
-            f"{folder} was trained for chunks of {horizon} actions, the spec asks for {asked}; "
+            f"{folder} was trained for chunks of {horizon} actions, the spec asks for {chunk}; "
             f"set rollout.chunk to {horizon} or less"
         )
 

@@ -30,8 +30,8 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
     that are missing or unreadable."""
     raw = read_json(folder / "config.json")
     if raw.get("type") not in MODELS:
-        there = raw.get("type", raw.get("model_type"))
-        raise UserError(f"openpi's layout is of {' and '.join(MODELS)}; {folder} holds a model of type {there!r}")
+        kind = raw.get("type", raw.get("model_type"))
+        raise UserError(f"openpi's layout is of {' and '.join(MODELS)}; {folder} holds a model of type {kind!r}")
     if Path(asset_id).is_absolute() or ".." in Path(asset_id).parts or not asset_id.strip("/. "):
         raise UserError(f"{asset_id!r} cannot name statistics; give a name such as physical-intelligence/libero")
     widths = {raw.get("max_action_dim", 32), raw.get("max_state_dim", 32)}
@@ -57,9 +57,9 @@ def write_openpi(folder: Path, target: Path, asset_id: str) -> None:
             "precision": precision,
         },
     )
-    there = target / "assets" / asset_id
-    there.mkdir(parents=True, exist_ok=True)
-    _write_json(there / "norm_stats.json", {"norm_stats": entries})
+    assets = target / "assets" / asset_id
+    assets.mkdir(parents=True, exist_ok=True)
+    _write_json(assets / "norm_stats.json", {"norm_stats": entries})
     for name in KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)

@@ -132,8 +132,8 @@ def test_the_towers_can_be_trained() -> None:
 @torch.no_grad()
 def test_a_row_gets_what_it_gets_alone() -> None:
     model, obs = policy(preset=PRESET, context={"values": "chunk"}), observation(4)
-    module, state = model.module, model._state(obs)
-    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._pixels(obs)
+    module, state = model.module, model._inputs(obs)["state"]
+    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._inputs(obs)["pixels"]
     together, _ = model._see(obs)
     x, time = torch.randn(4, *module.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.75)
     found = module.denoise(together, state, x, time)
@@ -190,12 +190,12 @@ def test_statistics_of_the_folder(official: Callable[..., str]) -> None:
     """Percentiles, clipped in both directions."""
     model = policy(checkpoint=official())
     assert model.module.row == 2
-    state = model._state(attrs.evolve(observation(1), state=np.array([[1.0, 5.0, 9.0, 1.0]], np.float32)))
+    state = model._inputs(attrs.evolve(observation(1), state=np.array([[1.0, 5.0, 9.0, 1.0]], np.float32)))["state"]
     assert state[0].tolist() == [0.5, 1.0, 0.0, -0.5]
     assert model._actions.restore(torch.tensor([[-3.0, 0.5, 1.0]]))[0].tolist() == [-0.5, 0.125, 1.0]
     assert model._actions.normalise(torch.tensor([[0.7, 0.0, 0.5]]), 3)[0].tolist() == [1.0, 0.0, 0.0]
     wide = policy(checkpoint=official(use_percentiles=False, clip_outliers=False))
-    state = wide._state(attrs.evolve(observation(1), state=np.array([[6.0, 0.5, 9.0, 1.5]], np.float32)))
+    state = wide._inputs(attrs.evolve(observation(1), state=np.array([[6.0, 0.5, 9.0, 1.5]], np.float32)))["state"]
     assert state[0, 0].item() == 2.0 and wide.checkpoint.statistics.action.values[1] == (1.5, 1.25, 2.0)
     assert policy(checkpoint=official(formalize_language=False)).prompts.encode("A") != model.prompts.encode("A")
     flipped = policy(checkpoint=official(), gripper="libero")
@@ -231,7 +231,7 @@ def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
     actions = torch.tensor([[0.5, 0.25, 0.7]])
     for one in (model, again):
         assert one._actions.normalise(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
-    assert torch.equal(model._state(observation(2)), again._state(observation(2)))
+    assert torch.equal(model._inputs(observation(2))["state"], again._inputs(observation(2))["state"])
 
 
 RELATIVE = {

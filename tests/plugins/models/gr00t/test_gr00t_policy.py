@@ -94,8 +94,8 @@ def test_all_inputs_matter() -> None:
 def test_a_row_gets_what_it_gets_alone() -> None:
     """Whatever the length of its instruction and of the others': padding is seen by nobody, the critic included."""
     model, obs = policy(context={"values": "chunk"}), observation(4)
-    module, state = model.module, model._state(obs)
-    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._pixels(obs)
+    module, state = model.module, model._inputs(obs)["state"]
+    (ids, mask), pixels = model.prompts.rows(obs.instructions), model._inputs(obs)["pixels"]
     together, _ = model._see(obs)
     x, time = torch.randn(4, *module.shape, generator=torch.Generator().manual_seed(0)), torch.full((4,), 0.75)
     found = module.denoise(together, state, x, time)
@@ -158,7 +158,7 @@ def test_the_prompt_is_one_turn_of_a_chat() -> None:
 
 def test_statistics_of_the_folder(official: Path) -> None:
     model = policy(checkpoint=str(official))
-    state = model._state(attrs.evolve(observation(1), state=np.array([[1.0, 0.25, 9.0, 1.0]], np.float32)))
+    state = model._inputs(attrs.evolve(observation(1), state=np.array([[1.0, 0.25, 9.0, 1.0]], np.float32)))["state"]
     assert state[0].tolist() == [0.5, -0.5, 0.0, -0.5], "a number that never changed is 0"
     restored = model._actions.restore(torch.tensor([[-1.0, 0.5, 1.0]]))
     assert restored[0].tolist() == [-0.5, 0.125, 1.0]
@@ -178,7 +178,7 @@ def test_scales_by_the_demonstrations_are_kept(tmp_path: Path) -> None:
     for one in (model, again):
         assert one._actions.normalise(actions, 3)[0].tolist() == [0.5, 0.0, 0.0]
         assert one._actions.restore(actions)[0].tolist() == [0.5, 0.3125, 0.5]
-    assert torch.equal(model._state(observation(2)), again._state(observation(2)))
+    assert torch.equal(model._inputs(observation(2))["state"], again._inputs(observation(2))["state"])
 
 
 def test_liberos_gripper(official: Path) -> None:

@@ -152,10 +152,10 @@ def test_rows_score_alike_in_any_batch() -> None:
 def test_a_token_depends_on_those_before_it_only() -> None:
     model, obs = policy({"chunk": 2}), observation(3)
     tokens = model.sample_chunk(obs, noise(3), False).extras["tokens"]
-    base, _ = model._score(obs, tokens, model._see(obs))
+    base, _ = model._forward(obs, tokens, model._see(obs))
     changed = tokens.clone()
     changed[:, 0, 2] = torch.where(changed[:, 0, 2] == 600, 700, 600)
-    other, _ = model._score(obs, changed, model._see(obs))
+    other, _ = model._forward(obs, changed, model._see(obs))
     gap = (other - base).abs().amax(-1).flatten(1)
     assert gap[:, :3].max() == 0
     assert gap[:, 3:].min() > 1e-4

@@ -97,7 +97,7 @@ def test_openpi_statistics_scale_actions_and_state(openpi: Path) -> None:
     raw = chunk.extras["chain"][:, -1, :CHUNK, :3]
     wanted = raw * (torch.tensor([0.5, 0.4, 0.2]) + 1e-6) + torch.tensor([0.1, -0.2, 0.3])
     torch.testing.assert_close(chunk.actions, wanted, rtol=0, atol=1e-6)
-    state = model._state(obs)
+    state = model._inputs(obs)["state"]
     means, deviations = np.array([1, 2, 3, 4]), np.array([1, 0.5, 0.25, 2]) + 1e-6
     np.testing.assert_allclose(state[:, :4], (obs.state - means) / deviations, rtol=1e-5)
     assert not state[:, 4:].any()

@@ -238,13 +238,13 @@ def l1(config: FamilyConfig) -> bool:
     return isinstance(config, OpenVLAOFTConfig) and config.head == "l1"
 
 
-def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig, asked: int) -> None:
+def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig, spec_chunk: int) -> None:
     """Check that decoding and chunk are those of the training. Raise MismatchError otherwise. A public folder does not
     record them: plain OpenVLA predicts one action, and the chunk of an OFT checkpoint is taken from the spec.
 
     Args:
         setup: settings of the policy's training, as far as the folder records them.
-        asked: actions per chunk in the spec.
+        spec_chunk: actions per chunk in the spec.
     """
     expected = decoding(config)
     trained = setup.get("decoding", "parallel" if "chunk" in setup else expected)
@@ -253,12 +253,12 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
             f"{folder} was trained with {trained} decoding, {PLUGINS[expected]} has {expected} decoding; "
             f"set model.type to {PLUGINS.get(trained, trained)}"
         )
-    chunk = setup.get("chunk", 1 if expected == "autoregressive" else asked)
-    if chunk != asked:
+    chunk = setup.get("chunk", 1 if expected == "autoregressive" else spec_chunk)
+    if chunk != spec_chunk:
         why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
         raise MismatchError(
             f"{folder} was trained for chunks of {chunk} action{'s' if chunk > 1 else ''}{why}, "
-            f"the spec asks for {asked}; set rollout.chunk to {chunk}"
+            f"the spec asks for {spec_chunk}; set rollout.chunk to {chunk}"
         )
 
 

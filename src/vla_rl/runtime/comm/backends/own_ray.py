@@ -221,14 +221,14 @@ def read_token_anew() -> None:
 
 def _started() -> list[psutil.Process]:
     """Return Ray's processes that this process has started."""
-    found = []
+    processes = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(
                 part.startswith("/") and "/ray/" in part for part in child.cmdline()
             ):  # the code of `python -c` contains paths too
-                found.append(child)
-    return found
+                processes.append(child)
+    return processes
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:

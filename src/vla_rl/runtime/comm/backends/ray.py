@@ -186,13 +186,13 @@ class RayBackend(Backend):
                 self._wait_on()
 
     def starting(self) -> tuple[Work, ...]:
-        works, there = (
+        works, started = (
             self.progress(range(len(self.actors))).works,
             len(self.actors) - self._progress_polls.silent(self.actors),
         )
-        if there == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
+        if started == len(self.actors) or self.begun > monotonic() - PATIENCE_S:
             return works
-        return Work(what="starting workers", done=there, total=len(self.actors)), *works
+        return Work(what="starting workers", done=started, total=len(self.actors)), *works
 
     def progress(self, workers: Sequence[int]) -> RolloutProgress:
         return self._progress_polls.count([self.actors[worker] for worker in workers]) + RolloutProgress(

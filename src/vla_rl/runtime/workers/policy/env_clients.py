@@ -87,5 +87,5 @@ class EnvClients:
             return local
         assert self.peers is not None
         self.idle()
-        there = self.peers.ready(list(remote), 0.0 if local else timeout)
-        return [*local, *(remote[reference] for reference in there)]
+        answered = self.peers.ready(list(remote), 0.0 if local else timeout)
+        return [*local, *(remote[reference] for reference in answered)]
