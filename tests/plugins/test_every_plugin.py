@@ -52,7 +52,7 @@ def test_env(name: str) -> None:
     check_env(*ready("env", name))
 
 
-@pytest.mark.parametrize("name", own("algorithm"))
+@pytest.mark.parametrize("name", [name for name in own("algorithm") if name != "transitions"])  # it has no loss
 def test_algorithm(name: str) -> None:
     check_algorithm(*ready("algorithm", name))
 

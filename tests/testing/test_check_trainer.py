@@ -14,6 +14,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Plugin, TrainingData
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
+from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import CheckFailed, check_trainer
 from vla_rl.toolkit.trainers.parallel import SingleRank
@@ -220,3 +221,49 @@ def test_a_plugin_says_what_it_trains_on():
 def test_trainers_of_windows_are_checked_elsewhere():
     with pytest.raises(ValueError, match="check_world_model"):
         check_trainer(load("trainer", "world_model"))
+
+
+# ------------------------------------------------------------------------------------------- trainers of transitions
+
+OFF_POLICY = {"min_data": 8, "batch": 8, "hidden": (8,), "updates_per_step": 2.0}
+
+
+class ForgetsItsTransitions(OffPolicy):
+    def state(self):
+        return {"updates": self._updates}
+
+    def load(self, state):
+        self._updates = state["updates"]
+
+
+class DrawsFromTorch(OffPolicy):
+    def _batch(self, number):
+        return super()._batch(number).take(torch.randint(0, 8, (8,)).numpy())
+
+
+class DividesByTheMicroBatch(OffPolicy):
+    def _actor_passes(self, features, normals):
+        for part, rows in zip(features, self._micro_batches(len(normals)), strict=True):
+            sums = super()._actor_passes([part], normals[rows])
+        return sums
+
+
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        (ForgetsItsTransitions, "the same third update after a checkpoint as without one"),
+        (DrawsFromTorch, "the global random generators left alone"),
+        (DividesByTheMicroBatch, "the same gradients however the samples are split into micro-batches"),
+    ],
+)
+def test_a_mistake_with_transitions_is_found(mutant, text):
+    plugin = load("trainer", "off_policy")
+    with pytest.raises(CheckFailed) as failed:
+        check_trainer(attrs.evolve(plugin, build=mutant), plugin.config(**OFF_POLICY))
+    assert any(text in finding for finding in failed.value.findings), failed.value
+
+
+@pytest.mark.parametrize("keys", [{}, {"critics": 4, "actor_value": "mean", "temperature": 0.1, "features": "frozen"}])
+def test_off_policy_passes(keys):
+    plugin = load("trainer", "off_policy")
+    check_trainer(plugin, plugin.config(**{**OFF_POLICY, **keys}))

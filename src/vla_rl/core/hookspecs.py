@@ -144,6 +144,16 @@ class VLAModel(ABC):
         raise NotOffered(f"{type(self).__name__} gives no features")
 
     @hookspec(firstresult=True)
+    def reparameterised_actions(
+        self, features: torch.Tensor, normals: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the chunks that the policy samples given its `policy_features` [B, D] and standard normal numbers
+        [B, C, A], and their log-probs, both with gradient (reparameterisation trick), for actor-critic trainers.
+        Actions are float32 [B, C, A] in the simulator's units; log_probs [B, C, M] are those of `chunk_log_probs`.
+        Optional."""
+        raise NotOffered(f"{type(self).__name__} has no reparameterised actions")
+
+    @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the trainable (name, tensor) pairs in publishing order."""
         return [(name, p.detach()) for name, p in self.module.named_parameters() if p.requires_grad]

@@ -171,6 +171,45 @@ class DemonstrationsData:
 
 
 @frozen(kw_only=True, eq=False)
+class Transitions:
+    """K transitions of chunks. The observations before and after a chunk are rows of F frames, which are kept once:
+    what follows one chunk is what the next one begins with."""
+
+    frames: Observation
+    """Observations of F frames, in host memory."""
+    first: Array
+    """Frame before each chunk, int64 [K]."""
+    following: Array
+    """Frame after the last valid action of each chunk, int64 [K]."""
+    actions: Array
+    """Actions that were executed, whoever chose them, float32 [K, C, A] in the simulator's units. Those that were not
+    executed are the policy's choice."""
+    rewards: Array
+    """Rewards, float32 [K, C]; 0 where not valid."""
+    valid: Array
+    """Executed actions, bool [K, C]: the first ones of each chunk, at least one."""
+    terminated: Array
+    """The task ended within the chunk, bool [K]. A truncation does not count: the value of what follows is not 0."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@frozen(kw_only=True, eq=False)
+class TransitionsData:
+    """New transitions of one rank, which the trainer adds to those that it keeps."""
+
+    step: int
+    """Training step, from 1."""
+    version: int
+    """Version of the weights before the update."""
+    transitions: Transitions | None
+    """None: nothing new was collected."""
+    demonstrations: Demonstrations | None = None
+    """Recordings with rewards (`read_rewards`), where the spec has some."""
+
+
+@frozen(kw_only=True, eq=False)
 class WindowData:
     """Windows of recorded episodes for one optimiser step of a world model."""
 

@@ -83,6 +83,8 @@ class TrainingData(Enum):
     """Samples of demonstrations: `DemonstrationsData`."""
     RECORDINGS = "recordings with rewards"
     """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationsData`."""
+    TRANSITIONS = "transitions"
+    """Transitions with their next observations, which the trainer keeps: `TransitionsData`."""
     WINDOWS = "windows"
     """Windows of recorded episodes, for a world model: `WindowData`."""
 
@@ -409,6 +411,11 @@ class Requirements:
     """At least two trajectories in each group of `Rollout.groups`."""
     reference: bool = False
     """Log-probs of the policy before training: `Batch.reference_log_probs`. The model has to offer them."""
+    final_observations: bool = False
+    """Observations after truncated episodes and after the last chunk of a trajectory, kept with the samples; with
+    `values` only where those are recomputed."""
+    takeovers: bool = False
+    """Rollouts with what others than the policy did, instead of ones that end there (`Rollout.source`)."""
     frames: bool = False
     """Frames of whole trajectories: the argument of `Algorithm.features`, whose result is `Rollout.features`."""
 

@@ -204,6 +204,35 @@ def _check_weighable(case: ModelCase, sampled: Chunk) -> None:
         apart = torch.allclose(again, features[:1], rtol=1e-3, atol=1e-4)
         expected = "the same features of a row whatever other rows there are"
         case.f.expect(apart, "policy_features", expected, "others", "do not mix rows")
+        if offers(case.model, "reparameterised_actions"):
+            _check_reparameterised(case, features.detach())
+
+
+def _check_reparameterised(case: ModelCase, features: torch.Tensor) -> None:
+    """Findings on the actions of features, which have to be distributed as those of `sample_chunk`."""
+    where = "reparameterised_actions"
+    shape = (case.rows, case.chunk, case.env.action_dim)
+    normals = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(features.device)
+    greedy = case.sample(greedy=True)
+    middle, middle_log_probs = case.model.reparameterised_actions(features, torch.zeros_like(normals))
+    if not case.is_array(middle_log_probs, (*shape[:2], case.model.tokens_per_action), f"{where}: log_probs"):
+        return
+    expected = "the greedy chunk from noise that is 0"
+    case.near(middle, greedy.actions, where, expected, "draw around what is greedy")
+    with torch.no_grad():
+        scored = case.model.chunk_log_probs(case.obs, greedy).log_probs
+    case.near(middle_log_probs, scored, where, "the log_probs of chunk_log_probs", "score the same distribution")
+    leaf = features.clone().requires_grad_()
+    actions, log_probs = case.model.reparameterised_actions(leaf, normals)
+    case.is_array(actions, shape, f"{where}: actions")
+    case.within_bounds(actions.detach(), where)
+    moved = bool((actions.detach() != middle.detach()).all())
+    case.f.expect(moved, where, "other actions from other noise", "the same", "draw with the noise that is given")
+    for name, tensor in (("actions", actions), ("log_probs", log_probs)):
+        (gradient,) = torch.autograd.grad(tensor.sum(), leaf, retain_graph=True, allow_unused=True)
+        moves = gradient is not None and bool((gradient != 0).any(1).all())
+        expected = f"a gradient of {name} in the features of every row"
+        case.f.expect(moves, where, expected, "none", "use no detach or no_grad")
 
 
 def _noise(case: ModelCase) -> None:

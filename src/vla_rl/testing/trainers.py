@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from vla_rl.core.trainers import (
     OptimizerStep,
     Trainer,
     TrajectoryData,
+    Transitions,
+    TransitionsData,
     UpdateMetrics,
 )
 from vla_rl.core.types import (
@@ -29,6 +34,7 @@ from vla_rl.core.types import (
     Array,
     Batch,
     Context,
+    EnvInfo,
     Loss,
     Observation,
     Plugin,
@@ -43,6 +49,7 @@ from vla_rl.testing.common.findings import Findings, Unfit, built
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.toolkit.data.samples import InMemoryDataset
+from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -90,14 +97,36 @@ class _Recording(InMemoryDataset):
         return RecordedRewards(rewards=rewards, following=np.where(last, -1, index + 1))
 
 
+class _GaussianModel(LinearModel):
+    """The small policy with squashed Gaussians in place of two bins, for trainers of transitions."""
+
+    def __init__(self, info: EnvInfo, chunk: int) -> None:
+        super().__init__(info, chunk, bins=2)
+        self._layout = (chunk, info.action_dim, 2)
+
+    def reparameterised_actions(
+        self, features: torch.Tensor, normals: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        distribution = SquashedGaussian.of_outputs(self.module.policy(features).unflatten(1, self._layout))
+        unsquashed = distribution.sample(normals)
+        share = (torch.tanh(unsquashed) + 1) / 2
+        return self._low + share * (self._high - self._low), distribution.log_prob(unsquashed)
+
+
 @frozen(eq=False)
 class _Case:
     """A trainer with its policy."""
 
     trainer: Trainer
     trained: TrainedModel
-    clones: bool
-    """The trainer learns from demonstrations, or from recordings with rewards."""
+    kind: TrainingData
+    folder: Path
+    """Folder that the trainer may write to."""
+
+    @property
+    def clones(self) -> bool:
+        """Whether the trainer learns from demonstrations, or from recordings with rewards."""
+        return self.kind in (TrainingData.DEMONSTRATIONS, TrainingData.RECORDINGS)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, targets included."""
@@ -118,8 +147,9 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
     update depends on; no optimiser trains targets.
 
     Args:
-        plugin: trainer of trajectories, demonstrations or recordings; it is built with `config`.
-        config: settings of the plugin; None: its defaults.
+        plugin: trainer of trajectories, transitions, demonstrations or recordings; it is built with `config`.
+        config: settings of the plugin; None: its defaults. With these a trainer of transitions makes an update once it
+            has 8 of them.
     Raises ValueError for a trainer of windows.
     """
     if plugin.trains_on is TrainingData.WINDOWS:
@@ -129,13 +159,26 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
     if not f.expect(plugin.trains_on is not None, "Plugin.trains_on", f"one of {kinds}", "None", "declare it"):
         f.close()
 
-    def make(micro_batch: int = SAMPLES, strategy: ParallelStrategy | None = None) -> _Case:
-        trained = _trained(micro_batch, strategy)
-        training = TrainingContext(trained=trained, algorithm=_Reinforce(), heartbeat=lambda: None)
-        context = Context(chunk=CHUNK, env=trained.info, training=training)
-        trainer, _ = built("trainer", plugin, config, context)
-        return _Case(trainer, trained, plugin.trains_on is not TrainingData.TRAJECTORIES)
+    with tempfile.TemporaryDirectory() as root:
 
+        def make(
+            micro_batch: int = SAMPLES, strategy: ParallelStrategy | None = None, files: Path | None = None
+        ) -> _Case:
+            folder = Path(tempfile.mkdtemp(dir=root)) / "files"
+            if files is not None and files.exists():
+                shutil.copytree(files, folder)
+            assert plugin.trains_on is not None
+            trained = _trained(micro_batch, strategy, plugin.trains_on)
+            training = TrainingContext(trained=trained, algorithm=_Reinforce(), heartbeat=lambda: None, folder=folder)
+            context = Context(chunk=CHUNK, env=trained.info, training=training)
+            trainer, _ = built("trainer", plugin, config, context)
+            return _Case(trainer, trained, plugin.trains_on, folder)
+
+        _check_all(f, make)
+    f.close()
+
+
+def _check_all(f: Findings, make: MakeCase) -> None:
     with f.section("parts"):
         _check_parts(f, make())
     updates = False
@@ -147,14 +190,13 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
             _check_gradients(f, make)
         with f.section("resume"):
             _check_resume(f, make)
-    f.close()
 
 
-def _trained(micro_batch: int, strategy: ParallelStrategy | None) -> TrainedModel:
+def _trained(micro_batch: int, strategy: ParallelStrategy | None, kind: TrainingData) -> TrainedModel:
     """Return the small policy. `strategy`: None for a single rank."""
     info = synthetic.env_info(cameras=1)
     train = TrainSpec(steps=4, lr=1e-2, micro_batch=micro_batch, max_grad_norm=None)
-    model = LinearModel(info, CHUNK)
+    model = _GaussianModel(info, CHUNK) if kind is TrainingData.TRANSITIONS else LinearModel(info, CHUNK)
     trained = TrainedModel(model, train, name="linear", device="cpu", info=info, acting=True)
     if strategy is not None:
         trained.strategy = strategy
@@ -189,6 +231,8 @@ def _samples(trained: TrainedModel, number: int) -> tuple[Observation, ModelInpu
 
 def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
     """Return the data of an update (from 1). `samples`: those of this rank; None: all."""
+    if case.kind is TrainingData.TRANSITIONS:
+        return _transitions(case, number)
     obs, inputs, fields = _samples(case.trained, number)
     own = np.arange(SAMPLES) if samples is None else samples
     size = case.trained.train.micro_batch
@@ -203,6 +247,25 @@ def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
         fields={name: None if array is None else array[own] for name, array in fields.items()},
         steps=[OptimizerStep(micro_batches=parts, passes=len(parts), divisor=SAMPLES, value_divisor=SAMPLES)],
     )
+
+
+def _transitions(case: _Case, number: int) -> TransitionsData:
+    """Return an episode of as many transitions as there are samples, and one more, as the data of an update."""
+    count = SAMPLES + 1
+    draws = np.random.default_rng(number)
+    info = case.trained.info
+    low, high = (np.array(bound, np.float32) for bound in (info.action_low, info.action_high))
+    actions = low + (high - low) * draws.random((count, CHUNK, info.action_dim), np.float32)
+    transitions = Transitions(
+        frames=synthetic.observation(info, count + 1, seed=number),
+        first=np.arange(count),
+        following=np.arange(1, count + 1),
+        actions=actions,
+        rewards=draws.random((count, CHUNK), np.float32),
+        valid=np.ones((count, CHUNK), bool),
+        terminated=np.arange(count) == count - 1,
+    )
+    return TransitionsData(step=number, version=number - 1, transitions=transitions)
 
 
 # ---------------------------------------------------------------------------------------------------- checks
@@ -302,6 +365,8 @@ def _check_gradients(f: Findings, make: MakeCase) -> None:
         "others",
         "divide each micro-batch's sum by the count of the whole optimiser step, not by its own",
     )
+    if make().kind is TrainingData.TRANSITIONS:
+        return  # each rank draws from transitions of its own
     ranks = [_gradients(make, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
     f.expect(
         all(ranks) and _close(expected, [one + other for one, other in zip(*ranks, strict=True)]),
@@ -316,6 +381,8 @@ def _gradients(make: MakeCase, micro_batch: int, samples: Array) -> list[torch.T
     """Return a rank's gradients of the first optimiser step on these of all samples."""
     rank = _Rank()
     case = make(micro_batch, rank)
+    if case.kind is TrainingData.TRANSITIONS:
+        rank.world = 1
     case.trainer.update(_data(case, 1, samples))
     return rank.gradients
 
@@ -335,7 +402,7 @@ def _check_resume(f: Findings, make: MakeCase) -> None:
     saved = copy.deepcopy(owned_state(through.trainer))
     policy = copy.deepcopy(through.trained.model.module.state_dict())
     optimizer = copy.deepcopy(through.trained.optimizer.state_dict())
-    resumed = make()
+    resumed = make(files=through.folder)
     resumed.trained.model.module.load_state_dict(policy)
     resumed.trained.optimizer.load_state_dict(optimizer)
     load_owned_state(resumed.trainer, saved, "the state of this trainer")
@@ -366,6 +433,12 @@ def _arrays(data: Any) -> list[Array]:
         assert data.demonstrations is not None
         obs, actions = data.demonstrations.read_samples(np.arange(SAMPLES))
         return [*(np.asarray(x) for x in obs.images.values()), np.asarray(obs.state), np.asarray(actions)]
+    if isinstance(data, TransitionsData):
+        transitions = data.transitions
+        assert transitions is not None
+        frames = transitions.frames
+        parts = (transitions.first, transitions.actions, transitions.rewards, transitions.valid, frames.state)
+        return [*(np.asarray(x) for x in frames.images.values()), *map(np.asarray, parts)]
     inputs = data.inputs
     fields = [array for array in data.fields.values() if array is not None]
     return [*(np.asarray(x) for x in inputs.obs.images.values()), np.asarray(inputs.actions), *fields]

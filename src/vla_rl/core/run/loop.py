@@ -112,7 +112,9 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
                 flow.add(number)
         consumed += flow.tickets_of(groups)
         rollout, metrics = runtime.assemble(step, consumed)
-        rollout = algorithm.shape_rewards(end_at_takeovers(rollout))
+        if not algorithm.needs.takeovers:
+            rollout = end_at_takeovers(rollout)
+        rollout = algorithm.shape_rewards(rollout)
         keep = algorithm.select(rollout) & rollout.samples.any(0)
         flow.keep(rollout.groups[keep].unique().tolist())
         if not flow.wanted:

@@ -41,6 +41,7 @@ from vla_rl.core.spec.source import LAST, Item, Source, change
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
 from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
+from vla_rl.core.types import TrainingData
 
 __all__ = [
     "BCWarmupSpec",
@@ -120,7 +121,7 @@ class Spec:
     algorithm: Component = field(metadata={"kind": "algorithm"})
     trainer: Component = field(factory=default_trainer, metadata={"kind": "trainer"})
     """How learners train on what is collected: a trainer of trajectories, such as policy_gradient, which takes the
-    loss of `algorithm`."""
+    loss of `algorithm`, or one of transitions, such as off_policy, with which `algorithm` is left out."""
     placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
@@ -130,7 +131,8 @@ class Spec:
     """World model, trained on the run's own episodes. Experimental; with `imagination`."""
     imagination: ImaginationSpec | None = field(default=None)
     imitation: ImitationSpec | None = None
-    """Settings of `vla-rl sft`, which reads them beside the rest; `run` ignores them."""
+    """Settings of `vla-rl sft`, which reads them beside the rest. `run` ignores them, except `data` with a trainer of
+    transitions, which may draw demonstrations from it."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
     """File the spec was read from, for messages; None: built in Python, or changed since."""
@@ -386,6 +388,7 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     modules, problems = _modules(data, folder)
     if not recorded:
         problems += with_known_keys(data)[1]
+    _add_transitions(data, modules)
     spec = None
     try:
         spec = _Reader(modules).read_class(data, Spec)
@@ -400,10 +403,26 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     return spec  # type: ignore[no-any-return]
 
 
+def _add_transitions(data: dict[Any, Any], modules: Sequence[str]) -> None:
+    """Add the algorithm of a trainer of transitions, where the spec names none."""
+    trainer = data.get("trainer")
+    name = trainer.get("type") if isinstance(trainer, dict) else None
+    if "algorithm" in data or not isinstance(name, str):
+        return
+    with suppress(PluginError):  # reported where the trainer is read
+        if plugins.load("trainer", name, modules).trains_on is TrainingData.TRANSITIONS:
+            data["algorithm"] = {"type": "transitions"}
+
+
 def takes_data_statistics(spec: Spec) -> bool:
     """Return whether `vla-rl sft` normalises by the data's statistics. The model's own are then unused and may be
     missing."""
     return spec.imitation is not None and spec.imitation.statistics == "data"
+
+
+def trains_on_transitions(spec: Spec) -> bool:
+    """Return whether the spec's trainer keeps transitions (off-policy), so that there is no policy gradient."""
+    return plugins.load("trainer", spec.trainer.type, spec.plugins).trains_on is TrainingData.TRANSITIONS
 
 
 def has_own_policy(spec: Spec) -> bool:

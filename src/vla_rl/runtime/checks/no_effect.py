@@ -12,7 +12,7 @@ from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.sections import RateSchedule
 from vla_rl.core.spec.source import Item
-from vla_rl.core.spec.spec import Spec, has_own_policy
+from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
 from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
 
 
@@ -27,6 +27,7 @@ def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]
             *_samples_warnings(spec),
         ]
         warnings += [*_replay_warnings(spec), *_algorithm_warnings(spec), *_imagination_warnings(spec)]
+        warnings += _transition_warnings(spec)
     if imitation and spec.imitation is not None:
         warnings += _schedule_warnings("imitation", spec.imitation)
     return warnings
@@ -153,6 +154,16 @@ def _algorithm_warnings(spec: Spec) -> Iterator[Item]:
             "corrected; set one of these, or correction: none"
         )
         yield ("algorithm", "correction"), text
+
+
+def _transition_warnings(spec: Spec) -> Iterator[Item]:
+    if not trains_on_transitions(spec):
+        return
+    train = spec.train
+    for key, value, default in (("epochs", train.epochs, 1), ("global_batch", train.global_batch, None)):
+        if value != default:
+            text = f"has no effect: trainer {spec.trainer.type!r} draws its own batches (trainer.batch); leave it out"
+            yield ("train", key), text
 
 
 def _imagination_warnings(spec: Spec) -> Iterator[Item]:

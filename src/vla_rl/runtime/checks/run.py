@@ -20,7 +20,7 @@ from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics
+from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics, trains_on_transitions
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
@@ -206,7 +206,9 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
     """Refuse trainers that learn from other data than those of their section."""
     sections: list[tuple[tuple[str, ...], Component, tuple[TrainingData, ...]]] = []
     if training:
-        sections.append((("trainer",), spec.trainer, (TrainingData.TRAJECTORIES,)))
+        collected = (TrainingData.TRAJECTORIES, TrainingData.TRANSITIONS)
+        sections.append((("trainer",), spec.trainer, collected))
+        yield from _transition_problems(spec)
     if imitation and spec.imitation is not None:
         recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
         sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
@@ -218,6 +220,25 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
         elif trains_on not in data:
             text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
+
+
+def _transition_problems(spec: Spec) -> Iterator[Item]:
+    """Refuse what does not go with a trainer of transitions, and its algorithm without one."""
+    trainer = spec.trainer.type
+    if not trains_on_transitions(spec):
+        if spec.algorithm.type == "transitions":
+            text = f"trainer {trainer!r} takes the loss of an algorithm; 'transitions' has none"
+            yield ("algorithm", "type"), text
+        return
+    if spec.algorithm.type != "transitions":
+        text = f"trainer {trainer!r} takes no loss of an algorithm; leave `algorithm` out"
+        yield ("algorithm",), text
+    if spec.asynchrony.replay.uses > 1:
+        text = f"trainer {trainer!r} keeps transitions itself, as trainer.capacity says; leave asynchrony.replay out"
+        yield ("asynchrony", "replay", "uses"), text
+    if spec.imagination is not None:
+        text = f"trainer {trainer!r} does not train on imagined trajectories; leave imagination out"
+        yield ("imagination",), text
 
 
 def _algorithm_problems(spec: Spec) -> list[Item]:
@@ -285,7 +306,8 @@ def _planned(spec: Spec, training: bool, cluster: Cluster) -> tuple[Plan | None,
         plan = plan_for(spec, cluster)
         problems = [*_lane_problems(spec, plan), *_transfer_problems(spec, plan, cluster), *_merge_problems(spec, plan)]
         if training:
-            problems += [*_asynchrony_problems(spec, plan), *world_model_placement_problems(spec, plan)]
+            problems += [*_learner_problems(spec, plan), *_asynchrony_problems(spec, plan)]
+            problems += world_model_placement_problems(spec, plan)
     except MeasureFirst:
         return None, []
     except NoCuda as exc:
@@ -316,11 +338,22 @@ def check_plan(spec: Spec, plan: Plan, cluster: Cluster) -> None:
         *_lane_problems(spec, plan),
         *_transfer_problems(spec, plan, cluster),
         *_merge_problems(spec, plan),
+        *_learner_problems(spec, plan),
         *_asynchrony_problems(spec, plan),
         *world_model_placement_problems(spec, plan),
     ]
     if problems:
         raise SpecError(located(problems, spec.source))
+
+
+def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
+    learners = len(plan.hosting("learner"))
+    if learners > 1 and spec.runtime.backend != "local" and trains_on_transitions(spec):
+        text = (
+            f"trainer {spec.trainer.type!r} keeps its transitions on one learner, and this plan has {learners}; use "
+            f"placement: {{type: collocated, workers: 1}}, or disaggregated with learners: 1"
+        )
+        yield ("placement",), text
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

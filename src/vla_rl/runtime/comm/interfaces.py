@@ -102,9 +102,12 @@ class HostInterface(ABC):
 
     @remote(track="last")
     @abstractmethod
-    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool) -> None:
-        """Build the model once, for the policy and the learner of this worker. `imitation`: the learner trains on
-        demonstrations alone (`vla-rl sft`).
+    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool, folder: Path | None) -> None:
+        """Build the model once, for the policy and the learner of this worker.
+
+        Args:
+            imitation: the learner trains on demonstrations alone (`vla-rl sft`).
+            folder: run folder, where a trainer may keep its data; None: there is none.
         """
 
     @remote(phase="act", track="none")

@@ -84,7 +84,8 @@ class Driver:
             acts_only: True for an evaluation: there are no learners, and policies load checkpoints themselves.
             scaling: normalisation statistics of the model, for a run that took them from its data; None: the model's
                 own.
-            folder: folder of the run; with one, the policy trains in imagination if the spec has a world model.
+            folder: folder of the run, where trainers may keep data; with one, the policy trains in imagination if the
+                spec has a world model.
             plan: plan of the workers; None: the one for the spec's placement.
             measure: measures the cost of roles, for a placement that is planned by it.
             interrupts: stop requests, after which workers end their rollouts early.
@@ -103,7 +104,7 @@ class Driver:
             world_model_folder = None
             if spec.imagination is not None and folder is not None and not imitation:
                 world_model_folder = folder.absolute()
-            self._start(imitation, scaling, world_model_folder)
+            self._start(imitation, scaling, world_model_folder, None if folder is None else folder.absolute())
         except BaseException:
             self.backend.close()
             raise
@@ -120,9 +121,12 @@ class Driver:
             check_plan(self.spec, chosen, cluster)
         return chosen
 
-    def _start(self, imitation: bool, scaling: Scaling, world_model_folder: Path | None) -> None:
-        """Start the workers, and build the driver's parts around them. `world_model_folder`: run folder, if the policy
-        trains in imagination.
+    def _start(self, imitation: bool, scaling: Scaling, world_model_folder: Path | None, folder: Path | None) -> None:
+        """Start the workers, and build the driver's parts around them.
+
+        Args:
+            world_model_folder: run folder, if the policy trains in imagination.
+            folder: run folder.
         """
         spec = self.spec
         imagines = world_model_folder is not None
@@ -138,6 +142,7 @@ class Driver:
             imitation=imitation,
             scaling=scaling,
             recording_folder=world_model_folder,
+            folder=folder,
             gpu_memory=smallest_gpu_memory() if spec.runtime.address is None else None,
         )
         self.info = evolve(started.info, notes=(*started.info.notes, *_success_notes(spec)))

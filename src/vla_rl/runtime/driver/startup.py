@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.spec.sections import ImitationSpec
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, trains_on_transitions
 from vla_rl.core.spec.yaml import dotted
 from vla_rl.core.types import EnvInfo, ResetState
 from vla_rl.runtime.comm.handles import Fleet
@@ -45,6 +45,7 @@ def start_workers(
     imitation: bool,
     scaling: Scaling,
     recording_folder: Path | None,
+    folder: Path | None,
     gpu_memory: int | None,
 ) -> StartedRun:
     """Start all roles of the workers, which the backend has created.
@@ -54,17 +55,19 @@ def start_workers(
         scaling: statistics that the model normalises by, if they are known; else those of that data, if the spec wants
             them.
         recording_folder: run folder in which episodes are recorded for a world model; None: there is none.
+        folder: run folder; None: there is none.
         gpu_memory: bytes of a GPU; None: unknown. Raises UserError where models would not fit.
     """
     info = fleet.start_simulators(recording_folder)
     recorded_samples: list[int] = []
-    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+    reads_data = imitation or trains_on_transitions(spec)
+    if reads_data and fleet.learners and spec.imitation is not None and spec.imitation.data is not None:
         recorded_samples = _open_data(fleet, spec.imitation, info)
-        if spec.imitation.statistics == "data" and scaling is None:
+        if imitation and spec.imitation.statistics == "data" and scaling is None:
             scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
-    fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation) for worker in hosts])
+    fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation, folder) for worker in hosts])
     fleet.connect_policies([sim.worker for sim in fleet.sims])
     if len(fleet.learners) > 1:
         _join_learners(fleet)

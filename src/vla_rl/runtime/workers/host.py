@@ -39,7 +39,7 @@ from attrs import evolve
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, restored_spec
+from vla_rl.core.spec.spec import Spec, restored_spec, trains_on_transitions
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.interfaces import HostInterface
@@ -136,7 +136,7 @@ class WorkerHost(HostInterface):
         assert self._demonstrations is not None
         return self._demonstrations.data_statistics()
 
-    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool) -> None:
+    def start_model(self, info: EnvInfo, scaling: Any, imitation: bool, folder: Path | None) -> None:
         @cache
         def make_model() -> VLAModel:
             model = self._builder.model(info, scaling)
@@ -150,7 +150,7 @@ class WorkerHost(HostInterface):
                 between_requests=self._calls.locks.between_requests,
             )
         if "learner" in self.assignment.slot.roles:
-            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations, imitation)
+            self.roles["learner"] = self._builder.learner(make_model(), info, self._demonstrations, imitation, folder)
 
     def connect(self, peers: RayPeers) -> None:
         """Connect to the workers whose simulators the policy role acts for."""
@@ -198,6 +198,8 @@ class WorkerHost(HostInterface):
 
     def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> UpdateMetrics:
         learner: Learner = self.roles["learner"]
+        if trains_on_transitions(self.spec):
+            return learner.update_with_transitions(step, refs, fields)
         rows = learner.buffer.inputs(*refs)
         # Replayed groups are trained on more than once, so their samples stay in their batches.
         inputs = rows if RunShape.of(self.spec).replays else _one_batch(rows)

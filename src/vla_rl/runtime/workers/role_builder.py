@@ -153,14 +153,20 @@ class RoleBuilder:
             worker=self.assignment.index,
             device=self.assignment.slot.device,
             lag=lag,
-            finals=needs.recomputed_values or (needs.values and shape.replays),
+            finals=needs.recomputed_values or needs.final_observations or (needs.values and shape.replays),
+            values_finals=needs.values,
             embed=self.algorithm.features,
             on_version=on_version,
             between_requests=between_requests,
         )
 
     def learner(
-        self, model: VLAModel, info: EnvInfo, demonstrations: Demonstrations | None, imitation: bool
+        self,
+        model: VLAModel,
+        info: EnvInfo,
+        demonstrations: Demonstrations | None,
+        imitation: bool,
+        folder: Path | None,
     ) -> Learner:
         slot = self.assignment.slot
         return Learner(
@@ -172,6 +178,7 @@ class RoleBuilder:
                 self.heartbeat,
                 compare_acting=merge_mode(self.spec.model.config) != "off",
                 imitation=imitation,
+                folder=folder,
             ),
             self.spec.train,
             name=self.spec.model.type,
@@ -185,5 +192,5 @@ class RoleBuilder:
 
     @property
     def _bootstrap(self) -> bool:
-        """True where values are computed after truncations."""
-        return values_for(self.algorithm) != "none"
+        """True where policies get the observations after truncations, to compute values or to keep them."""
+        return values_for(self.algorithm) != "none" or self.algorithm.needs.final_observations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from attrs import frozen
 
@@ -20,5 +21,7 @@ class TrainingContext:
     """Algorithm of the spec, for trainers that take a policy gradient."""
     heartbeat: Callable[[], None]
     """Function to call before each pass."""
+    folder: Path | None = None
+    """Folder of the run that the trainer alone may write to; None: there is none."""
     compare_acting: bool = False
     """Report `policy/recompute_kl`, where policies act with other arithmetic than learners."""

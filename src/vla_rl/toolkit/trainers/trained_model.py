@@ -126,6 +126,16 @@ class TrainedModel:
     def policy_features(self, obs: Observation) -> torch.Tensor:
         return self.strategy.run(lambda: self.model.policy_features(obs))
 
+    def reparameterised_actions(
+        self, features: torch.Tensor, normals: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions [B, C, A] and log-probs [B, C, M], as `VLAModel.reparameterised_actions`."""
+        names = ("actions", "log_probs")
+        outputs = self.strategy.run(
+            lambda: dict(zip(names, self.model.reparameterised_actions(features, normals), strict=True))
+        )
+        return outputs["actions"], outputs["log_probs"]
+
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
         """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
         After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,15 +17,18 @@ from model_cases import changed, noise, read_only_and_tensors
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.manager import offers
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
 from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
 from vla_rl.plugins.models.film_resnet.network import soft_argmax, waves
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
 CPU = torch.device("cpu")
+GAUSSIAN = NetworkConfig(channels=(8, 16), keypoints=4, words=64, instruction=8, hidden=(32,), head="gaussian")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,7 @@ CPU = torch.device("cpu")
     [
         ("none", {"use_state": False, "cameras": ("camera1",), "smoothing": 0.0}),
         ("chunk", {"shift": 0, "greedy": "median", "value_head": FilmValueHeadConfig(hidden=(), detach=False)}),
+        ("chunk", {"network": GAUSSIAN}),
         ("action", {"network": attrs.evolve(SMALL, image_size=48, channels=(16,), blocks=2, state_waves=0)}),
     ],
 )
@@ -103,6 +108,48 @@ def test_frames_of_any_size_are_scaled() -> None:
 def test_a_state_that_is_expected_and_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="the observation has none"):
         policy().sample_chunk(attrs.evolve(observation(1), state=None), noise(1), True)
+
+
+# ----------------------------------------------------------------------------------------------------- Gaussian head
+
+
+def test_gaussian_scores_repeat_the_sampled_log_probs_exactly() -> None:
+    model, obs = policy(network=GAUSSIAN, context={"temperature": 0.6, "values": "chunk"}), observation(5)
+    chunk = model.sample_chunk(obs, noise(5), False)
+    scores = model.chunk_log_probs(obs, chunk)
+    assert torch.equal(scores.log_probs, chunk.log_probs)
+    assert torch.equal(model.reference_log_probs(obs, chunk), chunk.log_probs)
+    torch.testing.assert_close(torch.tanh(chunk.extras["unsquashed"]), chunk.actions)  # bounds are -1 and 1
+
+
+def test_gaussian_clones_continuous_actions() -> None:
+    model, obs, actions = policy(network=GAUSSIAN, shift=0), observation(4), 0.9 * demonstrated(4)
+    optimiser = torch.optim.Adam(model.module.parameters(), 1e-2)
+    first = model.imitation_loss(obs, actions).item()
+    for _ in range(150):
+        optimiser.zero_grad()
+        model.imitation_loss(obs, actions).backward()
+        optimiser.step()
+    assert model.imitation_loss(obs, actions).item() < first - 1
+    acted = model.sample_chunk(obs, noise(4), True).actions
+    assert np.abs(acted.numpy() - actions).mean() < 0.1
+
+
+def test_keys_of_bins_are_refused_with_a_gaussian_head(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`bins` has no effect with head: gaussian"):
+        NetworkConfig(head="gaussian", bins=9)
+    for keys in ({"smoothing": 0.0}, {"greedy": "median"}):
+        with pytest.raises(ValueError, match="has no effect with head: gaussian"):
+            FilmResnetConfig(network=GAUSSIAN, **keys)
+        policy(network=GAUSSIAN).save(tmp_path)
+        with pytest.raises(MismatchError, match=f"model.{next(iter(keys))} has no effect"):
+            policy(checkpoint=str(tmp_path), **keys)
+
+
+def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
+    assert not offers(policy(), "reparameterised_actions")
+    assert offers(policy(network=GAUSSIAN), "reparameterised_actions")
+    assert not offers(policy(network=GAUSSIAN), "encode_actions")
 
 
 # ---------------------------------------------------------------------------------------------------- words, pictures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,19 @@ def original() -> ARModule:
     return ARModule(network(), None, None)
 
 
+def greedy(module: ARModule, seen: list[Tensor] | None = None) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+    """Return a `pick` that takes the most probable token; `seen` collects log-probs of all choices [B, V]."""
+
+    def pick(hidden: Tensor, i: int) -> tuple[Tensor, Tensor]:
+        scores = module.logits(hidden).log_softmax(-1)
+        if seen is not None:
+            seen.append(scores)
+        log_prob, index = scores.max(-1)
+        return index + module.first, log_prob
+
+    return pick
+
+
 @pytest.mark.parametrize("full_vocabulary", [False, True])
 @torch.no_grad()
 def test_greedy_tokens_and_actions_are_the_originals(
@@ -52,8 +66,7 @@ def test_greedy_tokens_and_actions_are_the_originals(
 ) -> None:
     original.full_vocabulary = full_vocabulary
     prompt = data["input_ids"][:, :17]
-    index, _ = original.decode(prompt, None, 7, lambda logits, i: logits.argmax(-1), pixels=data["pixel_values"])
-    tokens = index + original.first
+    tokens, _, _ = original.decode(prompt, None, 7, greedy(original), pixels=data["pixel_values"])
     wanted = torch.stack([data["gen_tokens_0"], data["gen_tokens_1"]])
     assert torch.equal(tokens, wanted)
     stats = ActionScale.read(tiny_config().norm_stats["libero_tiny_no_noops"]["action"])
@@ -85,19 +98,16 @@ def test_a_padded_row_says_what_it_says_alone(original: ARModule, data: dict[str
     both, mask = torch.cat([padded, ids[1:]]), torch.ones(2, 17, dtype=torch.bool)
     mask[0, 1:6] = False
     seen: list[Tensor] = []
-
-    def pick(logits: Tensor, i: int) -> Tensor:
-        seen.append(logits.log_softmax(-1))
-        return logits.argmax(-1)
-
-    together, _ = original.decode(both, mask, 7, pick, pixels=data["pixel_values"])
-    batched, seen = torch.stack(seen, dim=1), []
+    together, log_probs, _ = original.decode(both, mask, 7, greedy(original, seen), pixels=data["pixel_values"])
+    batched = torch.stack(seen, dim=1)
+    assert torch.equal(log_probs, batched.amax(-1))
     for row, alone_ids in enumerate((short[:1], ids[1:])):
         seen.clear()
-        alone, _ = original.decode(alone_ids, None, 7, pick, pixels=data["pixel_values"][row : row + 1])
+        pixels = data["pixel_values"][row : row + 1]
+        alone, _, _ = original.decode(alone_ids, None, 7, greedy(original, seen), pixels=pixels)
         assert torch.equal(alone[0], together[row])
         assert_same_up_to(16, batched[row], torch.stack(seen, dim=1)[0])
-    scored = original(both, mask, together + original.first, pixels=data["pixel_values"])[0].log_softmax(-1)
+    scored = original(both, mask, together, pixels=data["pixel_values"])[0].log_softmax(-1)
     assert_same_up_to(16, scored, batched)
 
 

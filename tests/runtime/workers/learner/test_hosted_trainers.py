@@ -59,7 +59,7 @@ def test_a_trainer_of_a_module_trains(tmp_path):
 def test_a_trainer_that_needs_the_whole_step_is_refused_with_streaming(tmp_path):
     spec = spec_with(tmp_path, "whole", asynchrony={"streaming_update": True})
     algorithm = build_algorithm(spec)
-    make = trainers_of(spec, algorithm, (), lambda: None, compare_acting=False, imitation=False)
+    make = trainers_of(spec, algorithm, (), lambda: None, compare_acting=False, imitation=False, folder=None)
     info = synthetic.env_info()
     trained = TrainedModel(LinearModel(info, 2), spec.train, name="linear", device="cpu", info=info, acting=False)
     with pytest.raises(UserError, match="'whole' cannot begin with a part of a training step; set asynchrony"):

@@ -10,13 +10,13 @@ from vla_rl.plugins.models.film_resnet.checkpoint import action_dim, check
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
+    from vla_rl.plugins.models.film_resnet.policy import FilmPolicy
 
 
 __all__ = ["FilmResnetConfig", "FilmValueHeadConfig", "NetworkConfig", "build", "plugin"]
 
 
-def build(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:
+def build(config: FilmResnetConfig, context: Context) -> FilmPolicy:
     """Return the spec's policy on this worker's device."""
     from vla_rl.plugins.models.film_resnet.builder import build_policy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -11,8 +12,9 @@ from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, check_setup, open_folder, read_setup, read_statistics
 from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.plugins.models.film_resnet.network import FilmResnet, FilmValueHead, initialise
-from vla_rl.plugins.models.film_resnet.policy import FilmResnetPolicy
+from vla_rl.plugins.models.film_resnet.policy import FilmPolicy, FilmResnetPolicy
 from vla_rl.toolkit.models.checkpoints import find_weights
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
@@ -31,7 +33,7 @@ from vla_rl.toolkit.models.networks import construct, fill
 NAME = "film_resnet"
 
 
-def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy:
+def build_policy(config: FilmResnetConfig, context: Context) -> FilmPolicy:
     """Build the policy. Raise CheckpointError or MismatchError when checkpoint, spec and simulator do not fit."""
     env = simulator_of(context, NAME)
     folder = None if config.checkpoint is None else open_folder(config.checkpoint)
@@ -42,19 +44,20 @@ def build_policy(config: FilmResnetConfig, context: Context) -> FilmResnetPolicy
     check_action_range(source, statistics.action.ranges(), env)
     device, dtype = torch.device(context.device), getattr(torch, config.dtype)
     module = construct(lambda: _module(config, context, setup, folder, device, dtype), device)
-    return FilmResnetPolicy(
-        module=module,
-        setup=setup,
-        statistics=statistics,
-        instructions=[task.instruction for task in env.tasks],
-        temperature=context.temperature,
-        greedy=config.greedy,
-        shift=config.shift,
-        smoothing=config.smoothing,
-        seed=context.seed,
-        device=device,
-        dtype=dtype,
-    )
+    shared: dict[str, Any] = {
+        "module": module,
+        "setup": setup,
+        "statistics": statistics,
+        "instructions": [task.instruction for task in env.tasks],
+        "temperature": context.temperature,
+        "shift": config.shift,
+        "seed": context.seed,
+        "device": device,
+        "dtype": dtype,
+    }
+    if setup.network.head == "gaussian":
+        return GaussianFilmResnetPolicy(**shared)
+    return FilmResnetPolicy(greedy=config.greedy, smoothing=config.smoothing, **shared)
 
 
 def _new(config: FilmResnetConfig, context: Context, env: EnvInfo) -> Setup:

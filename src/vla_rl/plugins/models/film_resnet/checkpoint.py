@@ -117,6 +117,9 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
             f"{folder} was trained for chunks of {setup.chunk}, the spec asks for {chunk}; "
             f"set rollout.chunk to {setup.chunk}"
         )
+    unused = config.without_effect(setup.network)
+    if unused:
+        raise MismatchError(f"{folder} has a Gaussian head, with which model.{unused[0]} has no effect; leave it out")
     if config.network not in (None, setup.network):
         trained = attrs.asdict(setup.network)
         requested = attrs.asdict(config.network)

@@ -9,6 +9,7 @@ from attrs.validators import deep_iterable, ge, in_, le, min_len
 
 DTYPES = ("float32", "bfloat16")
 GREEDY = ("mode", "median")
+HEADS = ("bins", "gaussian")
 GROUP = 8
 """Channels per group of GroupNorm."""
 
@@ -44,6 +45,14 @@ class NetworkConfig:
     bins: int = field(default=33, validator=[ge(2), le(1024)])
     """Bins per action dimension, 2 to 1024, evenly spaced from the lowest to the highest value; an odd number includes
     the middle."""
+    head: str = field(default="bins", validator=in_(HEADS))
+    """Distribution of each number of an action: over `bins`, or `gaussian`, a normal distribution squashed by tanh into
+    the range of the actions."""
+
+    @head.validator
+    def _bins_used(self, attribute: Attribute[Any], value: str) -> None:
+        if value == "gaussian" and self.bins != 33:
+            raise ValueError("`bins` has no effect with head: gaussian; leave it out")
 
 
 @frozen(kw_only=True)
@@ -64,7 +73,7 @@ class FilmResnetConfig:
     checkpoint: str | None = None
     """Folder in which the model was saved, or `builtin:NAME` for one that ships with the package. Null: random weights,
     for the simulator's cameras, state and actions."""
-    network: NetworkConfig | None = None
+    network: NetworkConfig | None = field(default=None)
     """Sizes of the network. Null: the checkpoint's, or the defaults; if given with a checkpoint they must be equal to
     its own."""
     cameras: tuple[str, ...] | None = None
@@ -85,3 +94,16 @@ class FilmResnetConfig:
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the weights: float32 or bfloat16. Log-probs, entropies and values are computed in float32 either
     way."""
+
+    @network.validator
+    def _keys_of_bins(self, attribute: Attribute[Any], value: NetworkConfig | None) -> None:
+        unused = () if value is None else self.without_effect(value)
+        if unused:
+            raise ValueError(f"`{unused[0]}` has no effect with head: gaussian; leave it out")
+
+    def without_effect(self, network: NetworkConfig) -> tuple[str, ...]:
+        """Return the keys that are set and have no effect with this network."""
+        if network.head == "bins":
+            return ()
+        defaults = {"smoothing": 0.7, "greedy": "mode"}
+        return tuple(key for key, default in defaults.items() if getattr(self, key) != default)

@@ -1,4 +1,4 @@
-"""Network: images, state and instruction -> logits of action bins, and values.
+"""Network: images, state and instruction -> logits of action bins (or means and spreads), and values.
 
 Each camera has its own residual ConvNet, whose blocks are modulated by the instruction (FiLM, Perez et al. 2018).
 From its last feature map the network takes the positions of K features (spatial softmax, Levine et al. 2016) and the
@@ -20,6 +20,9 @@ from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.meta_device import autocast
 from vla_rl.toolkit.models.networks import Normal
+
+GAUSSIAN = 2
+"""Outputs of the Gaussian head for each number of an action: mean and spread."""
 
 
 def conv(channels: int) -> nn.Conv2d:
@@ -121,7 +124,7 @@ class FilmResnet(nn.Module):
 
     def __init__(self, config: NetworkConfig, cameras: int, state_dim: int, chunk: int, action_dim: int) -> None:
         super().__init__()
-        self.shape = (chunk, action_dim, config.bins)
+        self.shape = (chunk, action_dim, config.bins if config.head == "bins" else GAUSSIAN)
         self.words = nn.Embedding(config.words, config.instruction)
         self.cameras = nn.ModuleList(CameraTower(config) for _ in range(cameras))
         self.state_waves = config.state_waves
@@ -146,19 +149,27 @@ class FilmResnet(nn.Module):
     def forward(
         self, pixels: Sequence[Tensor], state: Tensor | None, bags: Tensor, act: bool = True
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return float32 logits [B, C, A, bins] (None unless `act`) and values [B] | [B, C] (None without a critic).
+        """Return float32 outputs [B, C, A, bins | 2] (None unless `act`) and values [B] | [B, C] (None without a
+        critic).
 
         Args:
             pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.   bags: [B, words], see `Words`.
-            act: compute logits.
+            act: compute outputs.
         """
         x = self.encode(pixels, state, bags)
         values = None if self.value_head is None else self.value_head(x)
         if not act:
             return None, values
+        return self.decode(x), values
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Return the outputs float32 [B, C, A, bins | 2] for features [B, D] of `encode`: logits of bins, or means and
+        spreads."""
+        x = features
         for layer in self.trunk:
             x = F.relu(layer(x))
-        return self.head(x).float().unflatten(1, self.shape), values
+        outputs: Tensor = self.head(x).float().unflatten(1, self.shape)
+        return outputs
 
 
 def initialise(network: FilmResnet, seed: int) -> None:

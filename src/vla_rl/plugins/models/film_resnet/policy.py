@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -30,8 +31,8 @@ from vla_rl.toolkit.models.tokens import choose, entropy, median
 CRITIC = "value_head."
 
 
-class FilmResnetPolicy(VLAModel):
-    """film_resnet's policy; `builder.build_policy` creates it."""
+class FilmPolicy(VLAModel):
+    """Parts of film_resnet's policies that do not depend on the distribution of actions."""
 
     module: FilmResnet
 
@@ -43,9 +44,7 @@ class FilmResnetPolicy(VLAModel):
         statistics: Statistics,
         instructions: Sequence[str],
         temperature: float,
-        greedy: str,
         shift: int,
-        smoothing: float,
         seed: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -56,18 +55,67 @@ class FilmResnetPolicy(VLAModel):
         self.critic = module.value_head
         self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
-        self.codec = BinCodec(statistics.action, setup.network.bins, device)
         self._state = None if statistics.state is None else FeatureScaler(statistics.state, device)
         self._words = Words(setup.network.words, device, instructions)
         self._temperature = temperature
-        self._greedy = greedy
         self._shift = shift
-        self._smoothing = smoothing
         self._seed = seed
         self._device = device
         self._dtype = dtype
         self._reference = deepcopy(module).requires_grad_(False)
         self._reference.value_head = None
+
+    @torch.no_grad()
+    def values(self, obs: Observation) -> Tensor:
+        if self.critic is None:
+            raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
+        values: Tensor = self.module(*self._inputs(obs), act=False)[1]
+        return values
+
+    def policy_features(self, obs: Observation) -> Tensor:
+        """Return the features of cameras, state and instruction, float32 [B, D]."""
+        return self.module.encode(*self._inputs(obs)).float()
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_setup(folder, self.setup, self.statistics)
+        state = {name: tensor for name, tensor in self.module.state_dict().items() if not name.startswith(CRITIC)}
+        save_tensors(on_host(state), folder / WEIGHTS)
+        save_head(self.module.value_head, folder, VALUE_HEAD)
+
+    def _inputs(
+        self, obs: Observation, offsets: ArrayOrTensor | None = None
+    ) -> tuple[list[Tensor], Tensor | None, Tensor]:
+        """Return pixels of each camera, normalised state and bags of words; images are shifted by `offsets` int64
+        [cameras, B, 2]."""
+        images = [obs.images[name] for name in self.setup.cameras]
+        if offsets is not None:
+            images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
+        image_tensors = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
+        state = None
+        if self._state is not None:
+            if obs.state is None:
+                raise ValueError("film_resnet was built to see the state, but the observation has none")
+            state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
+        return image_tensors, state, self._words(obs.instructions).to(self._dtype)
+
+    def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
+        if not self._shift:
+            return None
+        batch = to_numpy(actions)
+        draws = generator(self._seed, "film_resnet/shift", crc32(batch.tobytes()))
+        return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
+
+
+class FilmResnetPolicy(FilmPolicy):
+    """film_resnet's policy over bins; `builder.build_policy` creates it."""
+
+    def __init__(self, *, greedy: str, smoothing: float, **shared: Any) -> None:
+        """Create the policy; `shared` are the arguments of `FilmPolicy`."""
+        super().__init__(**shared)
+        self.codec = BinCodec(self.statistics.action, self.setup.network.bins, self._device)
+        self._greedy = greedy
+        self._smoothing = smoothing
 
     def encode_actions(self, actions: ArrayOrTensor) -> Tensor:
         return self.codec.encode(as_tensor(actions, self._device))
@@ -93,13 +141,6 @@ class FilmResnetPolicy(VLAModel):
         return Scores(log_probs=chosen, entropy=entropy(log_probs), values=values)
 
     @torch.no_grad()
-    def values(self, obs: Observation) -> Tensor:
-        if self.critic is None:
-            raise NotOffered("this film_resnet has no value head; it is built for algorithms that need values")
-        values: Tensor = self.module(*self._inputs(obs), act=False)[1]
-        return values
-
-    @torch.no_grad()
     def reference_log_probs(self, obs: Observation, chunk: Chunk) -> Tensor:
         """Return log-probs under the initial weights, of which the policy keeps a copy."""
         return _of_bins(self._act(self._reference, obs)[0], as_tensor(chunk.extras["tokens"], self._device))
@@ -123,44 +164,10 @@ class FilmResnetPolicy(VLAModel):
         bin_positions = self.codec.bin_positions(as_tensor(actions, self._device))
         return -(targets(bin_positions, self.codec.bins, self._smoothing) * log_probs).sum(-1).mean((1, 2))
 
-    def policy_features(self, obs: Observation) -> Tensor:
-        """Return the features of cameras, state and instruction, float32 [B, D]."""
-        return self.module.encode(*self._inputs(obs)).float()
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_setup(folder, self.setup, self.statistics)
-        state = {name: tensor for name, tensor in self.module.state_dict().items() if not name.startswith(CRITIC)}
-        save_tensors(on_host(state), folder / WEIGHTS)
-        save_head(self.module.value_head, folder, VALUE_HEAD)
-
     def _act(self, module: FilmResnet, obs: Observation) -> tuple[Tensor, Tensor | None]:
         """Return float32 log-probs [B, C, A, bins] at the policy's temperature, and values."""
         logits, values = module(*self._inputs(obs))
         return torch.log_softmax(logits / self._temperature, dim=-1), values
-
-    def _inputs(
-        self, obs: Observation, offsets: ArrayOrTensor | None = None
-    ) -> tuple[list[Tensor], Tensor | None, Tensor]:
-        """Return pixels of each camera, normalised state and bags of words; images are shifted by `offsets` int64
-        [cameras, B, 2]."""
-        images = [obs.images[name] for name in self.setup.cameras]
-        if offsets is not None:
-            images = [shifted(image, move, self._device) for image, move in zip(images, offsets, strict=True)]
-        image_tensors = [pixels(image, self.setup.network.image_size, self._device, self._dtype) for image in images]
-        state = None
-        if self._state is not None:
-            if obs.state is None:
-                raise ValueError("film_resnet was built to see the state, but the observation has none")
-            state = self._state.normalise(as_tensor(obs.state, self._device), self._state.dim).to(self._dtype)
-        return image_tensors, state, self._words(obs.instructions).to(self._dtype)
-
-    def _offsets(self, actions: ArrayOrTensor) -> ArrayOrTensor | None:
-        if not self._shift:
-            return None
-        batch = to_numpy(actions)
-        draws = generator(self._seed, "film_resnet/shift", crc32(batch.tobytes()))
-        return draws.integers(-self._shift, self._shift + 1, (len(self.setup.cameras), len(batch), 2))
 
 
 def _of_bins(log_probs: Tensor, bins: Tensor) -> Tensor:

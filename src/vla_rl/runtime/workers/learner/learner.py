@@ -21,6 +21,7 @@ from vla_rl.core.trainers import (
     Trainer,
     TrajectoryData,
     TrajectoryPart,
+    TransitionsData,
     UpdateMetrics,
 )
 from vla_rl.core.types import Array, EnvInfo, Observation
@@ -28,7 +29,7 @@ from vla_rl.runtime.comm.interfaces import LearnerInterface
 from vla_rl.runtime.comm.process_group import address_of, enter_group, open_listener
 from vla_rl.runtime.comm.weight_transfer.connect import BUCKET_BYTES, open_sender
 from vla_rl.runtime.comm.weight_transfer.ends import WeightSender
-from vla_rl.runtime.messages.learning import SampleScores, ScoreRequest
+from vla_rl.runtime.messages.learning import SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
@@ -37,6 +38,7 @@ from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
 from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
+from vla_rl.runtime.workers.learner.transitions import transitions_of
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
@@ -76,6 +78,8 @@ class Learner(LearnerInterface):
         self.trained = TrainedModel(model, train, name=name, device=device, info=info, acting=acting)
         self.trainers = make_trainers(self.trained)
         self._demonstrations = demonstrations
+        self._recording = demonstrations
+        """Demonstrations of the spec's data, which `set_demonstrations` does not replace."""
         self._scoring = Scoring(self.trained, self.buffer, heartbeat)
         self._listener: socket.socket | None = None
         """Listening socket of rank 0 for the other ranks, or for policies."""
@@ -124,6 +128,18 @@ class Learner(LearnerInterface):
     ) -> UpdateMetrics:
         """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
         data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
+        metrics = self._collected.update(data)
+        self.version += 1
+        return metrics
+
+    def update_with_transitions(self, step: int, refs: SampleRefs, fields: SampleFields) -> UpdateMetrics:
+        """Hand this rank's samples of a training step to a trainer that keeps transitions. Return its metrics."""
+        data = TransitionsData(
+            step=step,
+            version=self.version,
+            transitions=transitions_of(self.buffer, refs, fields),
+            demonstrations=self._recording,
+        )
         metrics = self._collected.update(data)
         self.version += 1
         return metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from attrs import frozen
 
@@ -16,6 +17,9 @@ from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+REPLAY = "replay"
+"""Folder in the run folder for the trainer of what is collected."""
 
 
 @frozen(eq=False)
@@ -42,20 +46,25 @@ def trainers_of(
     *,
     compare_acting: bool,
     imitation: bool,
+    folder: Path | None,
 ) -> Callable[[TrainedModel], Trainers]:
     """Return the function that builds a rank's trainers.
 
     Args:
         compare_acting: report `policy/recompute_kl`, where policies act with other arithmetic.
         imitation: True for `vla-rl sft`, which trains on demonstrations alone.
+        folder: run folder; None: there is none.
     """
 
     def make(trained: TrainedModel) -> Trainers:
-        training = TrainingContext(
-            trained=trained, algorithm=algorithm, heartbeat=heartbeat, compare_acting=compare_acting
-        )
-
-        def built(component: Component) -> Trainer:
+        def built(component: Component, part: str) -> Trainer:
+            training = TrainingContext(
+                trained=trained,
+                algorithm=algorithm,
+                heartbeat=heartbeat,
+                folder=None if folder is None else folder / part,
+                compare_acting=compare_acting,
+            )
             context = Context(
                 seed=spec.seed,
                 device=trained.device,
@@ -74,8 +83,8 @@ def trainers_of(
         section = spec.imitation if imitation else None
         cloning = default_imitation_trainer() if section is None else section.trainer
         return Trainers(
-            collected=None if imitation else built(spec.trainer),
-            demonstrations=built(cloning),
+            collected=None if imitation else built(spec.trainer, REPLAY),
+            demonstrations=built(cloning, "demonstrations"),
         )
 
     return make

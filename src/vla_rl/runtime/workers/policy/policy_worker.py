@@ -43,6 +43,7 @@ class PolicyWorker(PolicyInterface):
         device: str = "cpu",
         lag: int = 0,
         finals: bool = False,
+        values_finals: bool = True,
         embed: Callable[[tuple[Array, ...]], Any] = lambda frames: None,
         on_version: Callable[[int], None] = lambda version: None,
         between_requests: AbstractContextManager[Any] = NO_LOCK,
@@ -54,7 +55,8 @@ class PolicyWorker(PolicyInterface):
             worker: index of the worker.
             device: device that weights arrive on.
             lag: number of versions before the newest that tickets may ask for; they are kept in host memory.
-            finals: learners recompute values, so final observations are kept for them.
+            finals: final observations are kept for the learners.
+            values_finals: there is a critic, which values final observations.
             embed: `Algorithm.features`.
             on_version: called with the version of the weights that act from now on.
             between_requests: lock that is held while the engine is used.
@@ -73,6 +75,7 @@ class PolicyWorker(PolicyInterface):
         self._partly_loaded = ""
         """Error that broke off the loading of a version; the model must not act then."""
         self.samples = SampleStore(keeps_finals=finals)
+        self._values_finals = values_finals
         self.seconds: dict[str, float] = {}
         """Purpose of a `PolicyMode` -> seconds that it took, until the rollout reports and resets them."""
 
@@ -135,15 +138,18 @@ class PolicyWorker(PolicyInterface):
         return _joined([(rows, part) for rows, _, part in parts]), versions
 
     def _value_finals(self, requests: Sequence[StepRequest]) -> None:
-        """Compute the bootstrap values of the previous chunk step, in one forward pass of the envs that need one."""
+        """Keep the final observations after the previous chunk step, with their bootstrap values, which are computed
+        in one forward pass of the envs that need one.
+        """
         due = [request for request in requests if request.final is not None]
         if not due:
             return
         final = Observation.concat([request.final for request in due if request.final is not None])
         wanted = np.concatenate([request.final_versions for request in due])
         values = np.zeros(len(final), np.float32)
-        for rows, _, part in self.weights.with_each(wanted, lambda rows: self._bootstrap(taken(final, rows))):
-            values[rows] = part
+        if self._values_finals:
+            for rows, _, part in self.weights.with_each(wanted, lambda rows: self._bootstrap(taken(final, rows))):
+                values[rows] = part
         start = 0
         for request in due:
             end = start + len(request.final_numbers)

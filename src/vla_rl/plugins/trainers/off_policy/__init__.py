@@ -1,0 +1,94 @@
+"""`off_policy`: soft actor-critic (SAC) on transitions that it keeps, with the options of RLPD."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import field, frozen
+from attrs import validators as v
+
+from vla_rl.core.spec.sections import between, positive
+from vla_rl.core.types import Context, Plugin, TrainingData
+
+
+@frozen(kw_only=True)
+class OffPolicyConfig:
+    """Spec keys of the trainer `off_policy`."""
+
+    algorithm: Literal["sac"] = "sac"
+    """Soft actor-critic (Haarnoja et al. 2018); with an ensemble, `layer_norm` and demonstrations it is RLPD (Ball et
+    al. 2023)."""
+    updates_per_step: float = field(default=1.0, validator=positive(0.0, 1000.0))
+    """Updates for each collected transition (UTD ratio), above 0."""
+    min_data: int = field(default=1000, validator=between(1, 1_000_000_000))
+    """Transitions that are collected before the first update."""
+    capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
+    """Transitions that are kept; the oldest ones are forgotten."""
+    batch: int = field(default=256, validator=between(1, 1_000_000))
+    """Transitions of an update, demonstrations included."""
+    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
+    """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    discount: float = field(default=0.99, validator=positive(0.0, 1.0))
+    """Discount of rewards per environment step, above 0, at most 1."""
+    critics: int = field(default=2, validator=between(1, 100))
+    """Q-networks: 2 in SAC, 10 in RLPD."""
+    target_critics: int = field(default=2, validator=between(1, 100))
+    """Target networks of which the lowest value counts in a target, drawn anew in each update; at most `critics`."""
+    actor_value: Literal["lowest", "mean"] = "lowest"
+    """Value of the Q-networks that the policy maximises: the lowest one (SAC) or their mean (RLPD)."""
+    entropy_backup: bool = True
+    """Whether targets contain the entropy of the policy."""
+    target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
+    """Share by which target networks follow in each update."""
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(v.ge(1)))
+    """Widths of the critics' hidden layers."""
+    layer_norm: bool = True
+    """Normalise the hidden layers of critics (RLPD)."""
+    lr: float = field(default=3e-4, validator=positive(1e-12, 10))
+    """Learning rate of the critics (Adam)."""
+    features: Literal["trained", "frozen"] = "trained"
+    """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
+    own loss trains its head alone."""
+    actor_interval: int = field(default=1, validator=between(1, 1_000_000))
+    """Updates of the critics for each update of policy and temperature."""
+    critic_updates: int = field(default=0, validator=between(0, 1_000_000_000))
+    """First updates, which train the critics alone: values of untrained critics undo what a clone has learnt."""
+    temperature: float | None = field(default=None, validator=v.optional(positive(0.0, 1e4)))
+    """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
+    initial_temperature: float = field(default=1.0, validator=positive(0.0, 1e4))
+    """Learned temperature at the beginning."""
+    target_entropy: float | None = field(default=None)
+    """Entropy of a chunk in nats that the learned temperature aims at. Null: minus the number of its numbers."""
+    temperature_lr: float = field(default=3e-4, validator=positive(1e-12, 10))
+    """Learning rate of the temperature (Adam)."""
+
+    @capacity.validator
+    def _holds_min_data(self, attribute: Any, value: int) -> None:
+        if value < self.min_data:
+            raise ValueError(f"{value} transitions are fewer than min_data ({self.min_data}); raise it")
+
+    @target_critics.validator
+    def _in_ensemble(self, attribute: Any, value: int) -> None:
+        if value > self.critics:
+            raise ValueError(f"{value} of {self.critics} critics cannot be drawn; lower it, or raise critics")
+
+    @initial_temperature.validator
+    @target_entropy.validator
+    @temperature_lr.validator
+    def _learned(self, attribute: Any, value: float | None) -> None:
+        if self.temperature is not None and value != attribute.default:
+            raise ValueError("has no effect with a fixed temperature; leave `temperature` out")
+
+
+def build(config: OffPolicyConfig, context: Context) -> Any:
+    from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
+
+    return OffPolicy(config, context)
+
+
+plugin = Plugin(
+    config=OffPolicyConfig,
+    build=build,
+    summary="learns from transitions that it keeps (SAC, RLPD)",
+    trains_on=TrainingData.TRANSITIONS,
+)

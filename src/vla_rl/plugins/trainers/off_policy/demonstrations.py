@@ -1,0 +1,65 @@
+"""Transitions of recorded demonstrations, for the part of a batch that comes from them (RLPD)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.types import Array, EnvInfo, to_numpy
+from vla_rl.toolkit.trainers.replay import TransitionBatch
+
+FAR_OUTSIDE = 2.0
+"""Distance from the middle of the actions' range, in half ranges, that only actions of another kind have."""
+
+
+class DemonstratedTransitions:
+    """Transitions of a recording with rewards. A recording ends for the learner where an episode does."""
+
+    def __init__(self, recording: Demonstrations, info: EnvInfo, chunk: int, discount: float) -> None:
+        """Read the rewards of a recording. Raises UserError where it has none, or actions of another space."""
+        self.recording = recording
+        self._factor = discount**chunk
+        everything = np.arange(recording.num_samples())
+        try:
+            recorded = recording.read_rewards(everything, discount)
+        except NotOffered as exc:
+            raise UserError(f"trainer 'off_policy' needs demonstrations with rewards ({exc})") from exc
+        self._rewards = recorded.rewards.astype(np.float32)
+        self._following = recorded.following
+        self._check_actions(info, chunk)
+
+    def __len__(self) -> int:
+        return len(self._rewards)
+
+    def read(self, indices: Array) -> TransitionBatch:
+        """Return these samples, int64 [B], as transitions."""
+        obs, actions = self.recording.read_samples(indices)
+        follows = self._following[indices] >= 0
+        following, _ = self.recording.read_samples(np.where(follows, self._following[indices], indices))
+        return TransitionBatch(
+            obs=obs.numpy(),
+            following=following.numpy(),
+            actions=np.asarray(to_numpy(actions), np.float32),
+            rewards=self._rewards[indices],
+            bootstrap=np.where(follows, self._factor, 0.0).astype(np.float32),
+        )
+
+    def _check_actions(self, info: EnvInfo, chunk: int) -> None:
+        few = np.linspace(0, len(self) - 1, min(len(self), 64)).astype(np.int64)
+        actions = to_numpy(self.recording.read_samples(few)[1])
+        expected = (chunk, info.action_dim)
+        if actions.shape[1:] != expected:
+            raise UserError(
+                f"the demonstrations have chunks of {actions.shape[1]} actions of {actions.shape[2]} numbers, the "
+                f"simulator and rollout.chunk ask for {expected[0]} of {expected[1]}"
+            )
+        low = np.array(info.action_low)
+        high = np.array(info.action_high)
+        distances = np.abs(actions - (low + high) / 2) / ((high - low) / 2)
+        number = int(distances.max((0, 1)).argmax())
+        if distances.max() > FAR_OUTSIDE:
+            raise UserError(
+                f"the demonstrations have actions of another space: number {number} goes up to "
+                f"{np.abs(actions[..., number]).max():g}, and the simulator takes {low[number]:g} to {high[number]:g}"
+            )

@@ -1,0 +1,301 @@
+"""Soft actor-critic for chunks, on the policy's features.
+
+The state of the decision process is an observation, its action a whole chunk. Q-networks take features and the chunk,
+scaled to [-1, 1]. As in DrQ-v2 (Yarats et al. 2021, arXiv:2107.09645) the critics' loss trains the features, the
+policy's loss trains its head alone, and targets use the features of the newest weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.manager import offers
+from vla_rl.core.randomness import derived_seed, generator
+from vla_rl.core.trainers import Trainer, TransitionsData, UpdateMetrics
+from vla_rl.core.types import Array, Context
+from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
+from vla_rl.plugins.trainers.off_policy.losses import (
+    actor_losses,
+    critic_losses,
+    ensemble_value,
+    soft_targets,
+    temperature_losses,
+)
+from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.trainers import optimizer
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.critics import CriticEnsemble, follow
+from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
+from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
+from vla_rl.toolkit.trainers.replay import TransitionBatch, TransitionBuffer
+
+
+class _Temperature(nn.Module):
+    """The learned temperature, by its logarithm."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial)))
+
+    def forward(self) -> Tensor:
+        return self.log.exp()
+
+
+class OffPolicy(Trainer):
+    """Trainer of the policy, of critics of its chunks and of a temperature, from transitions that it keeps."""
+
+    def __init__(self, config: OffPolicyConfig, context: Context) -> None:
+        """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
+        actions.
+        """
+        training: TrainingContext = context.training
+        trained = training.trained
+        _check_model(trained.model, trained.name)
+        if training.folder is None:
+            raise UserError("trainer 'off_policy' keeps transitions in the run folder, and here there is none")
+        self._config = config
+        self._trained = trained
+        self._heartbeat = training.heartbeat
+        self._seed = context.seed
+        self._updates = 0
+        """Updates so far."""
+        self._device = torch.device(trained.device)
+        self._chunk = context.chunk
+        self._buffer = TransitionBuffer(training.folder, trained.info, context.chunk, config.capacity, config.discount)
+        self._demonstrations: DemonstratedTransitions | None = None
+        low = torch.tensor(trained.info.action_low, device=self._device)
+        high = torch.tensor(trained.info.action_high, device=self._device)
+        self._middle = (low + high) / 2
+        self._half_range = (high - low) / 2
+        numbers = context.chunk * trained.info.action_dim
+        self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
+        with torch.no_grad():
+            features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        seed = derived_seed(context.seed, "off_policy/critics")
+        critics = CriticEnsemble(
+            config.critics, features + numbers, config.hidden, layer_norm=config.layer_norm, seed=seed
+        )
+        self._critics = critics.to(trained.device)
+        self._target_critics = copy.deepcopy(self._critics).requires_grad_(False)
+        self._critic_parameters = list(self._critics.parameters())
+        self._critic_optimizer = torch.optim.Adam(self._critic_parameters, lr=config.lr, fused=True)
+        self._temperature: _Temperature | None = None
+        self._temperature_optimizer: torch.optim.Optimizer | None = None
+        if config.temperature is None:
+            self._temperature = _Temperature(config.initial_temperature).to(trained.device)
+            self._temperature_optimizer = torch.optim.Adam(
+                self._temperature.parameters(), lr=config.temperature_lr, fused=True
+            )
+        self._guard = optimizer.FiniteGuard("critics")
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        learned: dict[str, nn.Module] = {} if self._temperature is None else {"temperature": self._temperature}
+        return {"policy": self._trained.model.module, "critics": self._critics, **learned}
+
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        learned = {} if self._temperature_optimizer is None else {"temperature": self._temperature_optimizer}
+        return {"policy": self._trained.optimizer, "critics": self._critic_optimizer, **learned}
+
+    def targets(self) -> Mapping[str, nn.Module]:
+        return {"critics": self._target_critics}
+
+    def state(self) -> Mapping[str, Any]:
+        return {"updates": self._updates, "buffer": self._buffer.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._updates = state["updates"]
+        self._buffer.load(state["buffer"])
+
+    def update(self, data: TransitionsData) -> UpdateMetrics:
+        """Keep new transitions, and make the updates that are due for them. Raises UserError for several learners, for
+        demonstrations that do not fit, and where the disk is full.
+        """
+        before = perf_counter()
+        trained = self._trained
+        config = self._config
+        if trained.strategy.world > 1:
+            raise UserError("trainer 'off_policy' keeps its transitions on one learner; place one")
+        if data.transitions is not None:
+            self._buffer.add(data.transitions)
+        if config.demonstrations:
+            self._read_demonstrations(data.demonstrations)
+        due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
+        numbers = range(self._updates + 1, self._updates + due + 1)
+        metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
+        with trained.released():
+            optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
+            for number, batch in zip(numbers, self._batches(numbers), strict=True):
+                of_critics, of_actor = self._update(number, batch, f"step {data.step}")
+                metrics.add_sums(of_critics, due)
+                metrics.add_sums(of_actor, sum(self._acts(number) for number in numbers))
+                self._updates = number
+            trained.check_finite()
+            self._guard.check()
+        metrics.add_sums({"off_policy/transitions": torch.tensor(float(len(self._buffer)), device=self._device)})
+        return metrics.read(perf_counter() - before)
+
+    # ------------------------------------------------------------------------------------------------ batches
+
+    def _read_demonstrations(self, recording: Demonstrations | None) -> None:
+        if recording is None:
+            raise UserError("trainer.demonstrations is the share of demonstrations in a batch, and there are none")
+        if self._demonstrations is None or self._demonstrations.recording is not recording:
+            info = self._trained.info
+            self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount)
+
+    def _batches(self, numbers: Sequence[int]) -> Iterator[TransitionBatch]:
+        """Yield the batches of updates; one thread reads the next one while the last one is trained on."""
+        if not numbers:
+            return
+        with ThreadPoolExecutor(1, "replay") as reader:
+            following = reader.submit(self._batch, numbers[0])
+            for number in numbers[1:]:
+                ready, following = following, reader.submit(self._batch, number)
+                yield ready.result()
+            yield following.result()
+
+    def _batch(self, number: int) -> TransitionBatch:
+        """Return the transitions of an update, which its number alone decides."""
+        draws = generator(self._seed, "off_policy/batch", number)
+        demonstrated = round(self._config.demonstrations * self._config.batch)
+        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - demonstrated)
+        collected = self._buffer.read(numbers)
+        if self._demonstrations is None or demonstrated == 0:
+            return collected
+        rows = draws.integers(0, len(self._demonstrations), demonstrated)
+        return TransitionBatch.concat(collected, self._demonstrations.read(rows))
+
+    # ------------------------------------------------------------------------------------------------ updates
+
+    def _acts(self, number: int) -> bool:
+        """Return whether an update is also one of policy and temperature."""
+        config = self._config
+        return number > config.critic_updates and number % config.actor_interval == 0
+
+    def _update(self, number: int, batch: TransitionBatch, where: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Make one update. Return means over its batch, of the critics' passes and of the policy's."""
+        trained = self._trained
+        config = self._config
+        draws = generator(self._seed, "off_policy/noise", number)
+        shape = batch.actions.shape
+        next_normals, normals = draws.standard_normal((2, *shape), np.float32)
+        chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
+        trained.optimizer.zero_grad(set_to_none=True)
+        sums, features = self._critic_passes(batch, next_normals, chosen)
+        self._guard.step(self._critic_optimizer, sums["loss/critic"], where)
+        follow(self._target_critics, self._critics, config.target_rate)
+        of_actor: dict[str, Tensor] = {}
+        loss = sums["loss/critic"]
+        if self._acts(number):
+            of_actor = self._actor_passes(features, normals)
+            loss = loss + of_actor["loss/actor"]
+            if self._temperature_optimizer is not None:
+                self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
+        if of_actor or config.features == "trained":
+            trained.optimizer_step(where, loss)
+        return sums, of_actor
+
+    def _critic_passes(
+        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int]
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Run the passes of the critics' loss. Return means over the batch, and the features of each micro-batch."""
+        config = self._config
+        trained = self._trained
+        self._critic_optimizer.zero_grad(set_to_none=True)
+        sums = MetricAccumulator()
+        kept = []
+        for rows in self._micro_batches(len(batch)):
+            self._heartbeat()
+            part = batch.take(rows)
+            targets = self._targets(part, next_normals[rows], chosen)
+            with torch.set_grad_enabled(config.features == "trained"):
+                features = trained.policy_features(part.obs)
+            q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
+            loss = critic_losses(q_values, targets).sum() / len(batch)
+            loss.backward()
+            kept.append(features.detach())
+            means = {"loss/critic": loss.detach(), "off_policy/q": q_values.detach().mean(0).sum() / len(batch)}
+            sums.add_sums(means)
+        return sums.sums, kept
+
+    @torch.no_grad()
+    def _targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
+        """Return the targets [B] of the critics, by the target networks that were drawn."""
+        trained = self._trained
+        features = trained.policy_features(part.following)
+        actions, log_probs = trained.reparameterised_actions(features, as_tensor(normals, self._device))
+        inputs = self._inputs(features, actions)
+        return soft_targets(
+            as_tensor(part.rewards, self._device),
+            as_tensor(part.bootstrap, self._device),
+            torch.stack([self._target_critics.critics[i](inputs) for i in chosen]),
+            log_probs.sum((1, 2)) if self._config.entropy_backup else None,
+            self._weight(),
+        )
+
+    def _actor_passes(self, features: Sequence[Tensor], normals: Array) -> dict[str, Tensor]:
+        """Run the passes of the losses of policy and temperature. Return means over the batch."""
+        config = self._config
+        count = len(normals)
+        sums = MetricAccumulator()
+        if self._temperature_optimizer is not None:
+            self._temperature_optimizer.zero_grad(set_to_none=True)
+        self._critics.requires_grad_(False)
+        for part, rows in zip(features, self._micro_batches(count), strict=True):
+            self._heartbeat()
+            actions, log_probs = self._trained.reparameterised_actions(part, as_tensor(normals[rows], self._device))
+            chunk_log_probs = log_probs.sum((1, 2))
+            q_values = self._critics(self._inputs(part, actions))
+            values = ensemble_value(q_values, mean=config.actor_value == "mean")
+            loss = actor_losses(self._weight(), chunk_log_probs, values).sum() / count
+            loss.backward()
+            means = {"loss/actor": loss.detach(), "off_policy/entropy": -chunk_log_probs.detach().sum() / count}
+            if self._temperature is not None:
+                temperature_loss = temperature_losses(self._temperature(), chunk_log_probs, self._target_entropy)
+                mean = temperature_loss.sum() / count
+                mean.backward()
+                means["loss/temperature"] = mean.detach()
+            sums.add_sums(means)
+        self._critics.requires_grad_(True)
+        sums.add_sums({"off_policy/temperature": self._weight()})
+        return sums.sums
+
+    def _weight(self) -> Tensor:
+        """Return the weight of the entropy, without gradient."""
+        if self._temperature is not None:
+            return self._temperature.log.detach().exp()
+        return torch.full((), float(self._config.temperature or 0.0), device=self._device)
+
+    def _inputs(self, features: Tensor, actions: Tensor) -> Tensor:
+        """Return the critics' inputs [B, D + C A]."""
+        return torch.cat([features, ((actions - self._middle) / self._half_range).flatten(1)], dim=1)
+
+    def _micro_batches(self, count: int) -> list[Array]:
+        size = self._trained.train.micro_batch
+        return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _check_model(model: Any, name: str) -> None:
+    """Raises UserError for a model that SAC cannot train."""
+    if not offers(model, "policy_features"):
+        raise UserError(
+            f"trainer 'off_policy' needs critics on the policy's features, and model {name!r} gives none "
+            f"(VLAModel.policy_features); film_resnet does"
+        )
+    if not offers(model, "reparameterised_actions"):
+        raise UserError(
+            f"trainer 'off_policy' needs actions with a gradient, and model {name!r} gives none "
+            f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
+        )

@@ -1,0 +1,228 @@
+"""Replay of transitions for off-policy trainers, in append-only files of the run folder.
+
+Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Records never move and
+random choices are keyed, so a resumed run draws what an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import evolve, frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.trainers import Transitions
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
+
+PROTECTED = 2
+"""Checkpoints whose transitions are not deleted: the last one may be damaged."""
+NO_STEPS = -1
+
+
+@frozen(kw_only=True, eq=False)
+class TransitionBatch:
+    """B transitions for one update."""
+
+    obs: Observation
+    following: Observation
+    """Observations after the chunks, [B]; of any content where `bootstrap` is 0."""
+    actions: Array
+    """Chunks in the simulator's units, float32 [B, C, A]."""
+    rewards: Array
+    """Sums of the discounted rewards of each chunk, float32 [B]."""
+    bootstrap: Array
+    """Factor of the value that follows, float32 [B]: the discount after the chunk's actions, or 0 after an end."""
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def take(self, indices: Array) -> TransitionBatch:
+        """Return the transitions at these positions (int64 [b]), in this order."""
+        return TransitionBatch(
+            obs=self.obs.take(indices),
+            following=self.following.take(indices),
+            actions=self.actions[indices],
+            rewards=self.rewards[indices],
+            bootstrap=self.bootstrap[indices],
+        )
+
+    @staticmethod
+    def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
+        return TransitionBatch(
+            obs=_concat(one.obs, other.obs),
+            following=_concat(one.following, other.following),
+            actions=np.concatenate([one.actions, other.actions]),
+            rewards=np.concatenate([one.rewards, other.rewards]),
+            bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
+        )
+
+
+class TransitionBuffer:
+    """The newest transitions of a run, up to a capacity.
+
+    Files hold the transitions in the buffer, those that the last two checkpoints need, and the rest of the files that
+    these are in; others are deleted.
+    """
+
+    def __init__(
+        self, folder: Path, info: EnvInfo, chunk: int, capacity: int, discount: float, file_bytes: int = FILE_BYTES
+    ) -> None:
+        """Create a buffer without transitions; `load` goes on from those of an earlier process.
+
+        Args:
+            folder: folder for its files alone.
+            chunk: actions of a chunk.
+            capacity: most transitions.
+            discount: discount of rewards per environment step.
+        """
+        self.capacity = capacity
+        self._info = info
+        self._discount = discount
+        self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
+        dtype = _transition_dtype(chunk, info.action_dim)
+        self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
+        self._instructions: dict[str, int] = {}
+        """Instruction -> its number in frames."""
+        self._protected: deque[int] = deque(maxlen=PROTECTED)
+        """First transitions of the last states."""
+
+    def __len__(self) -> int:
+        return self._transitions.count - self.first
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest transition in the buffer."""
+        return max(0, self._transitions.count - self.capacity)
+
+    @property
+    def count(self) -> int:
+        """Number of transitions that were added since the run began."""
+        return self._transitions.count
+
+    def add(self, transitions: Transitions) -> None:
+        """Add transitions, and forget the oldest ones beyond the capacity. Raises UserError where the disk is full; the
+        buffer is unchanged then.
+        """
+        begin = self._frames.count
+        records = np.zeros(len(transitions), self._transitions.dtype)
+        records["oldest_frame"] = begin
+        records["first"] = begin + transitions.first
+        records["following"] = begin + transitions.following
+        for name in ("actions", "rewards", "valid", "terminated"):
+            records[name] = getattr(transitions, name)
+        frames = self._frame_records(transitions.frames)
+        self._frames.append(frames)
+        try:
+            self._transitions.append(records)
+        except UserError:
+            self._frames.truncate(0 if begin == 0 else begin - 1, begin)
+            raise
+        self._delete_unneeded()
+
+    def read(self, indices: Array) -> TransitionBatch:
+        """Return transitions by their numbers, `first` to `count` - 1, int64 [B]."""
+        records = self._transitions.read(indices)
+        frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
+        observations = self._observations(self._frames.read(frames))
+        valid = records["valid"]
+        discounts = self._discount ** np.arange(valid.shape[1])
+        bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
+        return TransitionBatch(
+            obs=observations.take(rows[: len(records)]),
+            following=observations.take(rows[len(records) :]),
+            actions=np.ascontiguousarray(records["actions"]),
+            rewards=(records["rewards"] * discounts * valid).sum(1).astype(np.float32),
+            bootstrap=bootstrap.astype(np.float32),
+        )
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what `load` needs beside the files, which are on the disk then."""
+        self._frames.sync()
+        self._transitions.sync()
+        if not self._protected or self._protected[-1] != self.first:
+            self._protected.append(self.first)
+        return {
+            "frames": self._frames.count,
+            "transitions": self._transitions.count,
+            "instructions": list(self._instructions),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the files as they were at `state`. Raises UserError where they are not there."""
+        count = state["transitions"]
+        first = max(0, count - self.capacity)
+        self._transitions.truncate(first, count)
+        begin = self._oldest_frame(first) if count > first else 0
+        self._frames.truncate(begin, state["frames"])
+        self._instructions = {text: number for number, text in enumerate(state["instructions"])}
+        self._protected.clear()
+        self._protected.append(self.first)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._frames.close()
+        self._transitions.close()
+
+    def _delete_unneeded(self) -> None:
+        needed = min([self.first, *self._protected])
+        if needed == 0:
+            return
+        self._transitions.drop_before(needed)
+        self._frames.drop_before(self._oldest_frame(needed))
+
+    def _oldest_frame(self, transition: int) -> int:
+        """Return the oldest frame that this transition or a later one may need."""
+        return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
+
+    def _frame_records(self, frames: Observation) -> Array:
+        records = np.zeros(len(frames), self._frames.dtype)
+        for name in self._info.cameras:
+            records[f"image/{name}"] = to_numpy(frames.images[name])
+        if self._info.state_dim:
+            records["state"] = to_numpy(frames.state)
+        records["steps"] = NO_STEPS if frames.steps is None else to_numpy(frames.steps)
+        for row, text in enumerate(frames.instructions):
+            records["instruction"][row] = self._instructions.setdefault(text, len(self._instructions))
+        return records
+
+    def _observations(self, records: Array) -> Observation:
+        texts = list(self._instructions)
+        with_steps = bool((records["steps"] != NO_STEPS).all())
+        return Observation(
+            images={name: np.ascontiguousarray(records[f"image/{name}"]) for name in self._info.cameras},
+            instructions=tuple(texts[number] for number in records["instruction"].tolist()),
+            state=np.ascontiguousarray(records["state"]) if self._info.state_dim else None,
+            steps=np.ascontiguousarray(records["steps"]) if with_steps else None,
+        )
+
+
+def _concat(one: Observation, other: Observation) -> Observation:
+    """Concatenate observations; step counts, which recordings lack, are kept where both have them."""
+    if one.steps is None or other.steps is None:
+        one, other = evolve(one, steps=None), evolve(other, steps=None)
+    return Observation.concat([one, other])
+
+
+def _frame_dtype(info: EnvInfo) -> np.dtype[np.void]:
+    images = [(f"image/{name}", np.uint8, (*size, 3)) for name, size in info.cameras.items()]
+    state = [("state", np.float32, (info.state_dim,))] if info.state_dim else []
+    return np.dtype([*images, *state, ("steps", np.int64), ("instruction", np.int32)])
+
+
+def _transition_dtype(chunk: int, action_dim: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            ("oldest_frame", np.int64),
+            ("first", np.int64),
+            ("following", np.int64),
+            ("actions", np.float32, (chunk, action_dim)),
+            ("rewards", np.float32, (chunk,)),
+            ("valid", np.bool_, (chunk,)),
+            ("terminated", np.bool_),
+        ]
+    )

@@ -1,0 +1,405 @@
+"""`off_policy`: the formulas of SAC and RLPD, one update by hand, what it learns, resume, and bad input."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.randomness import Noise, generator
+from vla_rl.core.spec.sections import TrainSpec
+from vla_rl.core.trainers import Transitions, TransitionsData
+from vla_rl.core.types import Context, RecordedRewards
+from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.film_resnet import plugin as film_resnet
+from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
+from vla_rl.plugins.trainers.off_policy.losses import (
+    actor_losses,
+    critic_losses,
+    ensemble_value,
+    soft_targets,
+    temperature_losses,
+)
+from vla_rl.testing import synthetic
+from vla_rl.testing.linear import LinearModel
+from vla_rl.toolkit.data.samples import InMemoryDataset
+from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
+
+CHUNK = 2
+INFO = synthetic.env_info(cameras=1, pixels=32, state_dim=3, action_dim=2)
+NETWORK = NetworkConfig(
+    image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(16,), head="gaussian"
+)
+SMALL = {"hidden": (16,), "batch": 8, "min_data": 4, "capacity": 1000}
+MIDDLE, HALF_RANGE = (
+    (np.array(INFO.action_high, np.float32) + sign * np.array(INFO.action_low, np.float32)) / 2 for sign in (1, -1)
+)
+
+
+def model_of(info=INFO):
+    return film_resnet.build(FilmResnetConfig(network=NETWORK), Context(chunk=CHUNK, env=info))
+
+
+def trainer_in(folder, model=None, micro_batch=64, policy_lr=1e-3, **keys):
+    train = TrainSpec(steps=1, lr=policy_lr, micro_batch=micro_batch, max_grad_norm=None)
+    model = model_of() if model is None else model
+    trained = TrainedModel(model, train, name="tiny", device="cpu", info=INFO, acting=True)
+    training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
+    return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), Context(chunk=CHUNK, env=INFO, training=training))
+
+
+def transitions_of(count, seed=0, rewards=None):
+    """An episode, by default with random rewards."""
+    draws = np.random.default_rng(seed)
+    actions = MIDDLE + HALF_RANGE * draws.uniform(-1, 1, (count, CHUNK, INFO.action_dim))
+    return Transitions(
+        frames=synthetic.observation(INFO, count + 1, seed=seed),
+        first=np.arange(count),
+        following=np.arange(1, count + 1),
+        actions=actions.astype(np.float32),
+        rewards=draws.random((count, CHUNK)).astype(np.float32) if rewards is None else rewards(actions),
+        valid=np.ones((count, CHUNK), bool),
+        terminated=np.arange(count) == count - 1,
+    )
+
+
+def data_of(step, *args, demonstrations=None, **keys):
+    transitions = transitions_of(*args, **keys)
+    return TransitionsData(step=step, version=step - 1, transitions=transitions, demonstrations=demonstrations)
+
+
+def weights_of(trainer):
+    named = {}
+    for kind, modules in (("modules", trainer.modules()), ("targets", trainer.targets())):
+        for name, module in modules.items():
+            named |= {f"{kind}/{name}/{key}": tensor.clone() for key, tensor in module.state_dict().items()}
+    return named
+
+
+def differences(one, other):
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+# ------------------------------------------------------------------------------------------------------ formulas
+
+
+def test_targets_by_hand():
+    """r + gamma (min_i Q'_i(s', a') - alpha log pi(a' | s')): Haarnoja et al. 2018 (1812.05905), eq. 3 and 5."""
+    rewards, bootstrap = torch.tensor([1.0, 0.5]), torch.tensor([0.9, 0.0])
+    values, log_probs = torch.tensor([[2.0, 7.0], [3.0, 6.0]]), torch.tensor([-1.5, 4.0])
+    targets = soft_targets(rewards, bootstrap, values, log_probs, torch.tensor(0.2))
+    assert targets.tolist() == pytest.approx([1.0 + 0.9 * (2.0 + 0.2 * 1.5), 0.5])
+    without = soft_targets(rewards, bootstrap, values, None, torch.tensor(0.2))
+    assert without.tolist() == pytest.approx([1.0 + 0.9 * 2.0, 0.5])
+
+
+def test_losses_by_hand():
+    q, y = torch.tensor([[1.0, 2.0], [4.0, 2.5]]), torch.tensor([2.0, 3.0])
+    assert critic_losses(q, y).tolist() == pytest.approx([(1 + 4) / 2, (1 + 0.25) / 2])
+    assert ensemble_value(q, mean=False).tolist() == [1.0, 2.0]
+    assert ensemble_value(q, mean=True).tolist() == [2.5, 2.25]
+    losses = actor_losses(torch.tensor(0.5), torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0]))
+    assert losses.tolist() == pytest.approx([0.5 - 3, -1 - 4])
+
+
+def test_temperature_rises_where_the_entropy_is_below_its_target():
+    """J(alpha) = E[-alpha (log pi + target)] (eq. 18), whose derivative is -(log pi + target)."""
+    log_temperature = torch.zeros((), requires_grad=True)
+    losses = temperature_losses(log_temperature.exp(), torch.tensor([3.0, 1.0]), -4.0)
+    assert losses.tolist() == pytest.approx([1.0, 3.0])
+    losses.mean().backward()
+    assert float(log_temperature.grad) == pytest.approx(2.0)  # the entropy, -2, is above -4: the temperature falls
+
+
+def hand_update(trainer, number):
+    """Return the losses and values of an update, by loops over its transitions, with copies of the networks."""
+    config, model = trainer._config, trainer._trained.model
+    batch = trainer._batch(number)
+    draws = generator(0, "off_policy/noise", number)
+    noise = [draws.standard_normal(batch.actions.shape, np.float32) for _ in range(2)]
+    chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
+    alpha = float(trainer._weight())
+    middle, half = torch.tensor(MIDDLE), torch.tensor(HALF_RANGE)
+
+    def q(ensemble, i, features, chunk):
+        return float(ensemble.critics[i](torch.cat([features, ((chunk - middle) / half).flatten()])[None]))
+
+    losses, values, policies, log_probs = [], [], [], []
+    with torch.no_grad():
+        for b in range(len(batch)):
+            row = np.array([b])
+            features = model.policy_features(batch.obs.take(row))
+            following = model.policy_features(batch.following.take(row))
+            chunk, log_prob = model.reparameterised_actions(following, torch.tensor(noise[0][b : b + 1]))
+            lowest = min(q(trainer._target_critics, i, following[0], chunk[0]) for i in chosen)
+            y = batch.rewards[b] + batch.bootstrap[b] * (lowest - alpha * float(log_prob.sum()))
+            mine = [q(trainer._critics, i, features[0], torch.tensor(batch.actions[b])) for i in range(config.critics)]
+            losses.append(sum((value - y) ** 2 / 2 for value in mine))
+            values.append(np.mean(mine))
+            policies.append(model.reparameterised_actions(features, torch.tensor(noise[1][b : b + 1])))
+            log_probs.append(float(policies[-1][1].sum()))
+    return np.mean(losses), np.mean(values), -np.mean(log_probs), alpha
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"critics": 5, "target_critics": 2, "actor_value": "mean", "discount": 0.8},
+        {"temperature": 0.3, "layer_norm": False, "features": "frozen"},
+    ],
+)
+def test_an_update_is_what_the_equations_say(tmp_path, keys):
+    trainer = trainer_in(tmp_path, initial_temperature=0.5, **keys) if "temperature" not in keys else None
+    trainer = trainer_in(tmp_path, **keys) if trainer is None else trainer
+    trainer.update(data_of(1, 4))  # min_data: nothing is due
+    trainer._buffer.add(transitions_of(1, seed=1))
+    loss, value, entropy, alpha = hand_update(trainer, 1)
+    metrics = trainer.update(TransitionsData(step=2, version=1, transitions=None)).sums
+    assert metrics["off_policy/updates"] == 1
+    assert metrics["loss/critic"] == pytest.approx(loss, rel=1e-4)
+    assert metrics["off_policy/q"] == pytest.approx(value, rel=1e-4, abs=1e-5)
+    assert metrics["off_policy/entropy"] == pytest.approx(entropy, rel=1e-4)
+    if "temperature" not in keys:
+        target = -CHUNK * INFO.action_dim
+        assert metrics["loss/temperature"] == pytest.approx(-alpha * (-entropy + target), rel=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- what is trained when
+
+
+def test_updates_follow_the_data(tmp_path):
+    """updates_per_step for each transition beyond min_data, however they are divided into steps."""
+    trainer = trainer_in(tmp_path, updates_per_step=0.5, min_data=6)
+    counts = [trainer.update(data_of(step, size, seed=step)).sums["off_policy/updates"] for step, size in
+              ((1, 5), (2, 2), (3, 4), (4, 3))]  # fmt: skip
+    assert counts == [0, 0, 2, 2]
+    assert trainer.state()["updates"] == 4
+
+
+def test_the_policys_loss_trains_its_head_alone_and_features_can_be_frozen(tmp_path):
+    changed = {}
+    for features in ("trained", "frozen"):
+        trainer = trainer_in(tmp_path / features, features=features)
+        before = weights_of(trainer)
+        trainer.update(data_of(1, 6))
+        changed[features] = {name.split("/", 2)[2].split(".")[0] for name in differences(before, weights_of(trainer))
+                             if name.startswith("modules/policy")}  # fmt: skip
+    assert changed == {"trained": {"words", "cameras", "trunk", "head"}, "frozen": {"trunk", "head"}}
+
+
+def test_the_policy_waits_for_its_interval(tmp_path):
+    trainer = trainer_in(tmp_path, actor_interval=2, min_data=4)
+    heads = [copy.deepcopy(trainer._trained.model.module.head.weight)]
+    temperatures = [float(trainer._weight())]
+    for step, size in ((1, 5), (2, 1)):
+        trainer.update(data_of(step, size, seed=step))
+        heads.append(copy.deepcopy(trainer._trained.model.module.head.weight))
+        temperatures.append(float(trainer._weight()))
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
+    assert temperatures[0] == temperatures[1] != temperatures[2]
+
+
+def test_the_first_updates_can_be_the_critics_alone(tmp_path):
+    trainer = trainer_in(tmp_path, critic_updates=3, features="frozen")
+    start = weights_of(trainer)
+    trainer.update(data_of(1, 7))
+    assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {"critics"}
+    trainer.update(data_of(2, 1))
+    assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {
+        "critics",
+        "policy",
+        "temperature",
+    }
+
+
+def test_targets_follow_the_critics(tmp_path):
+    trainer = trainer_in(tmp_path, target_rate=0.25)
+    start = [p.clone() for p in trainer._target_critics.parameters()]
+    trainer.update(data_of(1, 5))
+    for slow, old, fast in zip(trainer._target_critics.parameters(), start, trainer._critic_parameters, strict=True):
+        torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
+        assert not slow.requires_grad
+
+
+def test_micro_batches_change_nothing_but_rounding(tmp_path):
+    one, other = (trainer_in(tmp_path / str(size), micro_batch=size, policy_lr=1e-4) for size in (64, 3))
+    results = [trainer.update(data_of(1, 6)).sums for trainer in (one, other)]
+    for name, value in results[0].items():
+        assert results[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_global_generators_decide_nothing(tmp_path):
+    weights = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        trainer = trainer_in(tmp_path / str(seed))
+        trainer.update(data_of(1, 8))
+        weights.append(weights_of(trainer))
+    assert not differences(*weights)
+
+
+# ------------------------------------------------------------------------------------------------------- learning
+
+
+def test_the_chunk_that_earns_most_is_learnt(tmp_path):
+    """One observation, and a reward that falls with the distance from an action: the policy comes near it."""
+    goal = MIDDLE + 0.5 * HALF_RANGE
+
+    def rewards(actions):
+        return -(((actions - goal) / HALF_RANGE) ** 2).sum(-1).astype(np.float32)
+
+    made = transitions_of(96, rewards=rewards)
+    frames = synthetic.observation(INFO, 1).take(np.zeros(97, np.int64))
+    data = attrs.evolve(made, frames=frames, terminated=np.ones(96, bool))
+    keys = {"temperature": 0.003, "features": "frozen", "updates_per_step": 3.0, "actor_interval": 4}
+    trainer = trainer_in(tmp_path, policy_lr=2e-3, lr=5e-3, hidden=(64, 64), batch=128, **keys)
+    trainer.update(TransitionsData(step=1, version=0, transitions=data))
+    model = trainer._trained.model
+    chunk = model.sample_chunk(synthetic.observation(INFO, 1), Noise(0, "test", [0], [0], [0]), True).actions.numpy()
+    assert np.abs((chunk - goal) / HALF_RANGE).max() < 0.25
+
+
+# --------------------------------------------------------------------------------------------------- demonstrations
+
+
+class Recording(InMemoryDataset):
+    """Episodes of two samples, of which the second one earns a reward."""
+
+    def read_rewards(self, indices, discount):
+        index = np.asarray(indices)
+        second = index % 2 == 1
+        return RecordedRewards(rewards=second.astype(np.float32), following=np.where(second, -1, index + 1))
+
+
+def recording_of(count=6, action_dim=INFO.action_dim, scale=1.0):
+    draws = np.random.default_rng(3)
+    middle, half = (np.resize(array, action_dim) for array in (MIDDLE, HALF_RANGE))
+    actions = (middle + scale * half * draws.uniform(-1, 1, (count, CHUNK, action_dim))).astype(np.float32)
+    return Recording([(synthetic.observation(INFO, count, seed=9), actions)])
+
+
+def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
+    trainer = trainer_in(tmp_path, demonstrations=0.5, discount=0.9)
+    recording = recording_of()
+    data = data_of(1, 6, demonstrations=recording)
+    frames = attrs.evolve(data.transitions.frames, steps=np.arange(7))  # recordings have no counts of steps
+    trainer.update(attrs.evolve(data, transitions=attrs.evolve(data.transitions, frames=frames)))
+    batch = trainer._batch(1)
+    assert len(batch) == len(batch.obs) == 8
+    assert batch.obs.steps is None
+    obs, actions = recording.read_samples(np.arange(6))
+    sources = [[i for i in range(6) if np.array_equal(chunk, actions[i])] for chunk in batch.actions]
+    assert [bool(source) for source in sources] == [False] * 4 + [True] * 4
+    for row in range(4, 8):
+        (sample,) = sources[row]
+        assert batch.rewards[row] == sample % 2
+        assert batch.bootstrap[row] == pytest.approx(0.0 if sample % 2 else 0.9**CHUNK)
+        following = batch.following.take(np.array([row]))
+        expected = obs.take(np.array([min(sample + 1, 5) if sample % 2 == 0 else sample]))
+        assert np.array_equal(following.state, expected.state)
+
+
+# ---------------------------------------------------------------------------------------------------------- resume
+
+
+def test_a_resumed_trainer_equals_an_uninterrupted_one(tmp_path):
+    """With pinned data: the process is killed after one more step than its checkpoint holds."""
+    keys = {"updates_per_step": 2.0, "capacity": 12}
+    through = trainer_in(tmp_path / "through", **keys)
+    killed = trainer_in(tmp_path / "killed", **keys)
+    for step in (1, 2, 3):
+        for trainer in (through, killed):
+            trainer.update(data_of(step, 5, seed=step))
+    saved = copy.deepcopy(owned_state(killed))
+    policy = copy.deepcopy(killed._trained.model.module.state_dict())
+    optimizer = copy.deepcopy(killed._trained.optimizer.state_dict())
+    killed.update(data_of(4, 5, seed=99))
+    resumed = trainer_in(tmp_path / "killed", **keys)
+    resumed._trained.model.module.load_state_dict(policy)
+    resumed._trained.optimizer.load_state_dict(optimizer)
+    load_owned_state(resumed, saved, "the checkpoint")
+    for step in (4, 5, 6):
+        results = [trainer.update(data_of(step, 5, seed=step)).sums for trainer in (through, resumed)]
+        assert results[0] == results[1]
+    assert not differences(weights_of(through), weights_of(resumed))
+
+
+def test_a_checkpoint_without_its_files_is_refused(tmp_path):
+    trainer = trainer_in(tmp_path)
+    trainer.update(data_of(1, 6))
+    saved = owned_state(trainer)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(UserError, match="Copy the whole run folder"):
+        load_owned_state(trainer_in(tmp_path), saved, "the checkpoint")
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_model_without_features_or_gradients_of_actions_is_refused(tmp_path):
+    class Plain(LinearModel):
+        policy_features = LinearModel.__mro__[1].policy_features
+
+    with pytest.raises(UserError, match=r"policy's features, and model 'tiny' gives none \(VLAModel.policy_features"):
+        trainer_in(tmp_path, Plain(INFO, CHUNK))
+    with pytest.raises(UserError, match="actions with a gradient, and model 'tiny' gives none"):
+        trainer_in(tmp_path, LinearModel(INFO, CHUNK))
+
+
+def test_demonstrations_of_another_action_space_are_refused(tmp_path):
+    for recording, text in (
+        (
+            recording_of(action_dim=3),
+            "chunks of 2 actions of 3 numbers, the simulator and rollout.chunk ask for 2 of 2",
+        ),
+        (recording_of(scale=9.0), "actions of another space: number"),
+        (InMemoryDataset([recording_of().read_samples(np.arange(6))]), "needs demonstrations with rewards"),
+        (None, "the share of demonstrations in a batch, and there are none"),
+    ):
+        with pytest.raises(UserError, match=text):
+            trainer_in(tmp_path, demonstrations=0.5).update(data_of(1, 6, demonstrations=recording))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"updates_per_step": 0.0}, "updates_per_step"),
+        ({"critics": 2, "target_critics": 3}, "3 of 2 critics cannot be drawn"),
+        ({"temperature": 0.1, "target_entropy": -3.0}, "no effect with a fixed temperature"),
+        ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),
+        ({"min_data": 10, "capacity": 9}, "fewer than min_data"),
+        ({"demonstrations": 1.0}, "demonstrations"),
+    ],
+)
+def test_keys_that_make_no_sense_are_refused(keys, text):
+    with pytest.raises(ValueError, match=text):
+        OffPolicyConfig(**keys)
+
+
+def test_several_learners_are_refused(tmp_path):
+    trainer = trainer_in(tmp_path)
+    trainer._trained.strategy.world = 2
+    with pytest.raises(UserError, match="on one learner"):
+        trainer.update(data_of(1, 6))
+
+
+def test_numbers_that_are_not_finite_leave_the_policy_as_it_is(tmp_path):
+    trainer = trainer_in(tmp_path)
+    before = {name: t for name, t in weights_of(trainer).items() if not name.startswith("targets")}
+
+    def infinite(actions):
+        return np.full(actions.shape[:2], math.inf, np.float32)
+
+    with pytest.raises(UserError, match="not finite in step 1; the weights are unchanged"):
+        trainer.update(data_of(1, 6, rewards=infinite))
+    assert not differences(before, weights_of(trainer))

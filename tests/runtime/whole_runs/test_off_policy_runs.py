@@ -1,0 +1,191 @@
+"""Whole runs of a trainer of transitions: what reaches it, resume, placements, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripted_runs import read_metrics, scripted_spec, weights_in
+
+from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
+from vla_rl.runtime.checks.no_effect import without_effect
+from vla_rl.runtime.checks.run import check_spec
+from vla_rl.runtime.start import run
+from vla_rl.toolkit.trainers.record_log import RecordLog
+from vla_rl.toolkit.trainers.replay import _frame_dtype, _transition_dtype
+
+NETWORK = {
+    "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": "gaussian"
+}  # fmt: skip
+TRAINER = {"type": "off_policy", "min_data": 20, "batch": 16, "hidden": [16], "updates_per_step": 0.25, "capacity": 200}
+
+
+def off_policy_spec(**changes: Any) -> dict[str, Any]:
+    spec = scripted_spec(
+        model={"type": "film_resnet", "network": NETWORK},
+        env={"num_envs": 4},
+        rollout={"episodes": 4, "group_size": 1, "max_steps": 5},
+        trainer=TRAINER,
+    )
+    del spec["algorithm"]
+    spec["train"] = {"steps": 4, "lr": 1e-3, "micro_batch": 8, "checkpoint_every": 2}
+    for name, value in changes.items():
+        spec[name] = {**spec[name], **value} if isinstance(value, dict) and name in spec else value
+    return spec
+
+
+def train(folder, resume=False, **changes):
+    run(parse_spec(off_policy_spec(**changes)), folder, resume)
+    return read_metrics(folder)
+
+
+def test_a_run_collects_trains_and_resumes_exactly(tmp_path):
+    whole = train(tmp_path / "whole")
+    steps = [line for line in whole if "off_policy/updates" in line]
+    assert len(steps) == 4
+    updates = [line["off_policy/updates"] for line in steps]
+    kept = [line["off_policy/transitions"] for line in steps]
+    assert kept == np.cumsum([line["update/samples"] for line in steps]).tolist()
+    assert np.cumsum(updates).tolist() == [max(0, (count - 20) // 4) for count in kept]
+    assert updates[-1] > 0
+    assert "loss/critic" in steps[-1] and "off_policy/temperature" in steps[-1]
+
+    train(tmp_path / "parts", train={"steps": 3})
+    parts = train(tmp_path / "parts", train={"steps": 4}, resume=True)
+    assert [line for line in parts if "off_policy/updates" in line] == steps
+    one, other = weights_in(tmp_path / "whole"), weights_in(tmp_path / "parts")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("auto_reset", ["off", "immediate", "deferred"])
+def test_transitions_are_what_happened(tmp_path, auto_reset):
+    """Pictures are stamped with (env, episode, step): a chunk of 2 leads 2 steps on, or to the end of an episode."""
+    spec = off_policy_spec(train={"steps": 1}, env={"stamp": True}, trainer={"min_data": 100})
+    if auto_reset != "off":
+        del spec["rollout"]["episodes"]
+        spec["rollout"] |= {"auto_reset": auto_reset, "steps": 8}
+    run(parse_spec(spec), tmp_path)
+    info = parse_info(tmp_path)
+    frames, transitions = stored(tmp_path, info)
+    stamps = frames["image/main"][:, 0, :4].astype(np.int64)
+    stamp = stamps[..., 0] + 256 * stamps[..., 1] + 65536 * stamps[..., 2]
+    before, after = stamp[transitions["first"]], stamp[transitions["following"]]
+    valid = transitions["valid"].sum(1)
+    ended = transitions["terminated"]
+    assert ended.any() and not ended.all()
+    assert (after[~ended][:, :2] == before[~ended][:, :2]).all(), "the same env and episode"
+    assert (after[~ended][:, 2] == before[~ended][:, 2] + valid[~ended]).all(), "as many steps later as were valid"
+    assert (transitions["rewards"][~transitions["valid"]] == 0).all()
+    assert len(frames) < 2 * len(transitions), "frames are shared"
+
+
+def parse_info(folder):
+    from vla_rl.core.types import EnvInfo
+    from vla_rl.runtime.run_folder.env_info import read_env_info
+
+    info = read_env_info(folder / "checkpoints" / "last")
+    assert isinstance(info, EnvInfo)
+    return info
+
+
+def stored(folder, info):
+    """Return all frames and transitions of a run's buffer."""
+    counts = torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
+    state = counts["trainers"]["collected"]["state"]["buffer"]
+    logs = {"frames": _frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
+    records = []
+    for name, dtype in logs.items():
+        log = RecordLog(folder / "replay" / name, dtype)
+        records.append(log.read(np.arange(state[name])))
+        log.close()
+    return records
+
+
+@pytest.mark.ray
+def test_ray_workers_collect_the_same(tmp_path, one_ray):
+    local = train(tmp_path / "local", train={"steps": 2})
+    ray = train(tmp_path / "ray", train={"steps": 2}, runtime={"backend": "ray"})
+    counts = [
+        [line["off_policy/transitions"] for line in lines if "off_policy/updates" in line] for lines in (local, ray)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
+    """A run records its rollouts; the next one draws demonstrations from them."""
+    recorder = {"type": "lerobot", "what": "rollout", "rows": "chunks"}
+    train(tmp_path / "first", train={"steps": 1}, hooks=[{"type": "jsonl"}, recorder])
+    read = DemonstratedTransitions.read
+    counts = []
+
+    def counted(self, indices):
+        counts.append(len(indices))
+        return read(self, indices)
+
+    monkeypatch.setattr(DemonstratedTransitions, "read", counted)
+    imitation = {"data": {"type": "lerobot", "folder": str(tmp_path / "first" / "lerobot")}, "steps": 1, "lr": 1e-3}
+    keys = {
+        "trainer": {"demonstrations": 0.5, "min_data": 4, "updates_per_step": 1},
+        "imitation": imitation,
+        "train": {"steps": 1},
+    }
+    metrics = train(tmp_path / "second", **keys)
+    updates = sum(line.get("off_policy/updates", 0) for line in metrics)
+    assert counts == [8] * int(updates) and updates > 0
+
+
+# -------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"algorithm": {"type": "grpo"}}, "trainer 'off_policy' takes no loss of an algorithm; leave `algorithm` out"),
+        ({"asynchrony": {"replay": {"uses": 2}}}, "keeps transitions itself, as trainer.capacity says"),
+        ({"trainer": {"updates_per_step": 0}}, "trainer.updates_per_step"),
+    ],
+)
+def test_what_does_not_go_with_transitions_is_refused(changes, text):
+    with pytest.raises(SpecError, match=text):
+        check_spec(parse_spec(off_policy_spec(**changes)), training=True)
+
+
+def test_no_algorithm_without_a_trainer_of_transitions():
+    with pytest.raises(SpecError, match="algorithm: required, but missing"):
+        parse_spec(off_policy_spec() | {"trainer": {"type": "policy_gradient"}})
+    spec = off_policy_spec(algorithm={"type": "transitions"}) | {"trainer": {"type": "policy_gradient"}}
+    with pytest.raises(SpecError, match="takes the loss of an algorithm; 'transitions' has none"):
+        check_spec(parse_spec(spec), training=True)
+
+
+def test_keys_of_policy_gradients_are_reported():
+    spec = parse_spec(off_policy_spec(train={"epochs": 2, "global_batch": 16}))
+    found = {path for path, text in without_effect(spec, training=True, imitation=False) if "draws its own" in text}
+    assert found == {("train", "epochs"), ("train", "global_batch")}
+
+
+def test_a_plan_with_several_learners_is_refused():
+    changes = {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}}
+    with pytest.raises(SpecError, match="keeps its transitions on one learner, and this plan has 2"):
+        check_spec(parse_spec(off_policy_spec(**changes)), training=True)
+
+
+def test_demonstrations_have_to_be_there(tmp_path):
+    with pytest.raises(UserError, match="share of demonstrations in a batch, and there are none"):
+        train(tmp_path, trainer={"demonstrations": 0.5})
+
+
+def test_a_model_without_reparameterised_actions_is_refused(tmp_path):
+    with pytest.raises(UserError, match="needs actions with a gradient, and model 'linear' gives none"):
+        run(parse_spec(off_policy_spec() | {"model": {"type": "linear"}}), tmp_path)
+
+
+def test_a_spec_with_its_algorithm_is_read_back(tmp_path):
+    spec = parse_spec(off_policy_spec())
+    assert parse_spec(spec.to_dict()) == spec
+    assert json.loads(json.dumps(spec.to_dict()))["algorithm"] == {"type": "transitions"}
