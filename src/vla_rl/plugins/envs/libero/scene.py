@@ -52,7 +52,7 @@ try:
         from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
         from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
         from vla_rl.plugins.envs.libero.plus.camera import camera_pose
-        from vla_rl.plugins.envs.libero.plus.objects import changed
+        from vla_rl.plugins.envs.libero.plus_models import changed
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
