@@ -70,8 +70,10 @@ class AggregatingTrainer(Trainer):
             raise UserError(f"trainer {self.name!r} keeps its labels on one learner; place one")
         self._check_demonstrations(data.demonstrations)
         chosen = np.zeros(0, np.int64)
+        further: Mapping[str, float] = {}
         if data.transitions is not None:
             chosen, labels = self.labelled(data.transitions)
+            further = self.metrics(data.transitions)
             self._labelled.add(data.transitions.frames.take(data.transitions.first[chosen]), labels)
         samples = AggregatedDemonstrations(self._recorded, self._labelled)
         steps = self._steps(data.step, samples.num_samples())
@@ -79,6 +81,7 @@ class AggregatingTrainer(Trainer):
             f"{self.name}/labelled": float(len(chosen)),
             f"{self.name}/samples": float(samples.num_samples()),
             f"{self.name}/updates": float(len(steps)),
+            **further,
         }
         if steps:
             total = float(imitate(self._trained, samples, steps, self._heartbeat))
@@ -89,6 +92,10 @@ class AggregatingTrainer(Trainer):
     @abstractmethod
     def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         """Return the transitions that have a label, int64 [B], and their labels, float32 [B, C, A]."""
+
+    def metrics(self, transitions: Transitions) -> Mapping[str, float]:
+        """Return further metrics of new transitions."""
+        return {}
 
     def warnings(self, count: int) -> tuple[str, ...]:
         """Return warnings after a training step in which so many transitions had a label."""
@@ -141,6 +148,12 @@ class Dagger(AggregatingTrainer):
         if transitions.expert_actions is None:
             raise UserError("trainer 'dagger' learns from labels of the simulator's expert, and nobody asked it")
         return np.arange(len(transitions)), transitions.expert_actions
+
+    def metrics(self, transitions: Transitions) -> Mapping[str, float]:
+        """Return the share of chunks in which the expert acted."""
+        source = transitions.source
+        acts = 0.0 if source is None else float((source[:, 0] == ActionSource.EXPERT).mean())
+        return {"dagger/expert_acts": acts}
 
 
 class HGDagger(AggregatingTrainer):

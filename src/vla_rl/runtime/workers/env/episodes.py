@@ -179,20 +179,20 @@ class Episodes:
         assert actions is not None
         env_ids = np.flatnonzero(self.active)
         chosen = self.simulator.all_actions(actions, env_ids)
-        advice = None
+        expert_step = None
         if self.expert is not None:
             requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
-            advice = self.expert.advise(env_ids, requests, self.statistics.chunks[env_ids])
-            chosen = advice.mixed(chosen)
+            expert_step = self.expert.advise(env_ids, requests, self.statistics.chunks[env_ids])
+            chosen = expert_step.mixed(chosen)
         remaining = self.statistics.remaining(self.active)
         width = min(self.chunk, int(remaining.max()))
         result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
-        if advice is not None:
-            result = advice.noted(result, chosen)
+        if expert_step is not None:
+            result = expert_step.noted(result, chosen)
         broken = self.recovery.broken(self.active)
         record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
-        if advice is not None:
-            record[LABELS] = advice.labels
+        if expert_step is not None:
+            record[LABELS] = expert_step.labels
         self.counts.env_steps += executed
         again = self._record(env_ids, broken, chosen, record, result)
 

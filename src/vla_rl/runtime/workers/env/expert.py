@@ -19,7 +19,7 @@ LABELS = "expert_actions"
 
 
 @frozen(kw_only=True, eq=False)
-class Advice:
+class ExpertStep:
     """What the expert says about one chunk step of N envs."""
 
     labels: Array
@@ -67,7 +67,7 @@ class LaneExpert:
         self._high = np.asarray(info.action_high, np.float32)
         self._seed = seed
 
-    def advise(self, env_ids: Array, requests: Sequence[EpisodeRequest], chunks: Array) -> Advice:
+    def advise(self, env_ids: Array, requests: Sequence[EpisodeRequest], chunks: Array) -> ExpertStep:
         """Return labels for envs in their present state, and in which of them the expert acts. Raises EnvError for
         chunks that do not fit.
 
@@ -81,7 +81,7 @@ class LaneExpert:
         labels[env_ids] = answer[env_ids]
         acts = np.zeros(self._shape[0], bool)
         acts[env_ids] = [self._acts(request, chunk) for request, chunk in zip(requests, chunks.tolist(), strict=True)]
-        return Advice(labels=labels, acts=acts, low=self._low, high=self._high)
+        return ExpertStep(labels=labels, acts=acts, low=self._low, high=self._high)
 
     def _acts(self, request: EpisodeRequest, chunk: int) -> bool:
         share = request.expert_share
