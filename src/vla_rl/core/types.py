@@ -162,8 +162,14 @@ class Plugin:
     own_policy: bool = False
     """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
     and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
+    expert: bool = False
+    """Simulators: there is a scripted expert (`SimEnv.expert_chunk`), at least for some of the tasks."""
     trains_on: TrainingData | None = None
     """Trainers: kind of data that the trainer learns from. Required of them."""
+    expert_share: Callable[[Any, int], float] | None = None
+    """Trainers of transitions: function of (config, training step from 1) that returns the probability with which the
+    simulator's expert acts in a chunk instead of the policy; its chunks are `Transitions.expert_actions`. None: the
+    expert is not asked."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
