@@ -9,8 +9,8 @@ For each seed:
 1. The checkpoint that ships (`openvla_oft`, `builtin:tabletop`) acts for 1,024 episodes, sampled, from training states.
    They are recorded with their rewards, good and bad.
 2. A new policy (`film_resnet`) clones all of the recording: the start of each arm.
-3. Each arm makes the same number of further optimiser steps on the same recording: `clone` goes on with cloning, the
-   others use the trainer `offline`.
+3. Each arm goes on from there, on the same recording, for 220 to 300 optimiser steps of the policy: `clone` with
+   cloning, the others with the trainers `offline` and `recap`, whose critics are trained before.
 
 Success is greedy, on 400 episodes (200 evaluation states, which no recording holds, twice). Intervals are Wilson's, of
 95 %; the difference is that to `clone`, over all seeds. What is finished in FOLDER/seed-N is not run again.
@@ -36,12 +36,13 @@ from vla_rl.runtime.start import clone, run
 EPISODES = 1024
 """Recorded episodes."""
 START_STEPS = 500
-ARM_STEPS = 300
-ARMS: Mapping[str, Mapping[str, Any]] = {
-    "clone": {"type": "behaviour_cloning"},
-    "awr": {"type": "offline", "algorithm": "awr", "critic_steps": 80, "temperature": 0.2},
-    "iql": {"type": "offline", "algorithm": "iql", "critic_steps": 80, "temperature": 0.2},
+ARMS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
+    "clone": (300, {"type": "behaviour_cloning"}),
+    "awr": (300, {"type": "offline", "algorithm": "awr", "critic_steps": 80, "temperature": 0.2}),
+    "recap": (400, {"type": "recap", "critic_steps": 150}),
+    "iql": (300, {"type": "offline", "algorithm": "iql", "critic_steps": 80, "temperature": 0.2}),
 }
+"""Arm -> (optimiser steps, trainer). None updates the policy in more steps than `clone`."""
 
 
 def spec_of(seed: int, **sections: Any) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def spec_of(seed: int, **sections: Any) -> dict[str, Any]:
     return {
         "name": "offline",
         "seed": seed,
-        "model": {"type": "film_resnet", "network": {"channels": [8, 16], "keypoints": 16}},
+        "model": {"type": "film_resnet"},
         "env": {"type": "tabletop", "num_envs": 128},
         "rollout": {"chunk": 4, "episodes": EPISODES, "group_size": 8},
         "algorithm": {"type": "grpo"},
@@ -98,7 +99,8 @@ def play(arm: str, seed: int, folder: Path, extra: Sequence[str]) -> dict[str, A
     place = folder / "-".join([arm, *(text.split(".")[-1].replace("=", "-") for text in extra)])
     if not finished(place):
         model = {"type": "film_resnet", "checkpoint": checkpoint_of(folder / "start")}
-        section = imitation(ARM_STEPS, 5e-4, data=data_of(folder), trainer=dict(ARMS[arm]))
+        steps, trainer = ARMS[arm]
+        section = imitation(steps, 5e-4, data=data_of(folder), trainer=dict(trainer))
         clone(parse_spec(spec_of(seed, model=model, imitation=section), extra), place)
     success: dict[str, Any] = RunRecord(place).results["success"]
     return success

@@ -164,6 +164,8 @@ class Plugin:
     and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
     trains_on: TrainingData | None = None
     """Trainers: kind of data that the trainer learns from. Required of them."""
+    instruction_suffix: str = ""
+    """Trainers: `VLAModel.instruction_suffix` with which their policy acts."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
@@ -501,6 +503,8 @@ class RecordedRewards:
     following: Array
     """Indices of the samples that begin where the sample's chunk ends, int64 [B]; -1 if the episode ends before one
     does."""
+    interventions: Array | None = None
+    """Whether a person or an expert chose the sample's first action instead of the policy, bool [B]; None: unknown."""
 
 
 @frozen(kw_only=True, eq=False)
