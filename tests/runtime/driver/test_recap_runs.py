@@ -24,8 +24,8 @@ from vla_rl.toolkit.models.instructions import without_suffix
 
 HERE = Path(__file__).parent
 PLUGINS = ["vla_rl.testing.scripted", str(HERE / "reading_model.py"), str(HERE / "reward_data.py")]
-TRAINER = {"type": "recap", "critic_steps": 30, "lr": 1e-3, "atoms": 21, "positive_share": 0.5}
-SECTION = {"data": {"type": "rewarded"}, "trainer": TRAINER, "lr": 5e-2, "batch": 16, "report_every": 30, "steps": 120}
+TRAINER = {"type": "recap", "critic_steps": 10, "lr": 1e-3, "atoms": 21, "positive_share": 0.5}
+SECTION = {"data": {"type": "rewarded"}, "trainer": TRAINER, "lr": 5e-2, "batch": 16, "report_every": 10, "steps": 70}
 SUFFIX = load("trainer", "recap").instruction_suffix
 
 
@@ -102,7 +102,7 @@ def test_plain_cloning_has_no_condition(tmp_path):
     assert "instruction_suffix" not in torch.load(last(tmp_path) / "trainer" / "learner.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("stop", [20, 30, 60])
+@pytest.mark.parametrize("stop", [5, 10, 30])
 def test_a_resumed_run_equals_one_that_went_through(trained, tmp_path, monkeypatch, stop):
     """Stopped while the value function trains, between the two phases, and after the samples were labelled."""
     folder, _ = trained
@@ -116,7 +116,7 @@ def test_a_resumed_run_equals_one_that_went_through(trained, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(ImitationTrainer, "train", stopped)
         with pytest.raises(UserError, match="stopped"):
-            clone(spec_of(checkpoint_every=stop, report_every=10), tmp_path)
+            clone(spec_of(checkpoint_every=stop, report_every=5), tmp_path)
     clone(spec_of(), tmp_path, resume=True)
     states = [torch.load(last(f) / "trainer" / "learner.pt", weights_only=True) for f in (folder, tmp_path)]
     assert _flat(states[0]) == _flat(states[1])
@@ -134,10 +134,10 @@ def test_a_file_that_cannot_be_read_is_named(trained):
         file.write_text(text)
 
 
-@pytest.mark.parametrize("trainer", [TRAINER, {"type": "offline", "critic_steps": 30}])
+@pytest.mark.parametrize("trainer", [TRAINER, {"type": "offline", "critic_steps": 10}])
 def test_critics_alone_are_refused(trainer, tmp_path):
-    with pytest.raises(SpecError, match=r"imitation\.trainer\.critic_steps: all 30 steps \(imitation\.steps\) train"):
-        clone(spec_of(trainer=trainer, steps=30), tmp_path)
+    with pytest.raises(SpecError, match=r"imitation\.trainer\.critic_steps: all 10 steps \(imitation\.steps\) train"):
+        clone(spec_of(trainer=trainer, steps=10), tmp_path)
 
 
 def _flat(state):

@@ -86,9 +86,9 @@ class LeRobotData(Demonstrations):
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
         self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
         self._last = self._first + lengths - 1
-        self._flags = table[INTERVENTION][:, 0] > 0 if flagged else None
+        self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
         """Whether the first action of a row is an intervention, bool [rows]; None: unknown, or not needed."""
-        self._chosen = self._interventions(self._flags, where) if helped else None
+        self._chosen = self._interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
         self._where = where

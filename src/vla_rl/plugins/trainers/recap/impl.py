@@ -2,7 +2,7 @@
 
 1. A distributional value function V(s) of its own regresses on recorded returns: the cross-entropy with the atom that
    is nearest to the return (eq. 1).
-2. Each sample is labelled once: positive if its advantage exceeds the threshold of its task, or if a person chose its
+2. Each sample is labelled once: positive if its advantage reaches the threshold of its task, or if a person chose its
    action.
 3. The policy clones all samples, with the label as text after the instruction. A share of them has no label.
 
@@ -217,8 +217,9 @@ class Recap(Trainer):
 
 
 def positive_labels(advantages: Array, tasks: Sequence[str], share: float, interventions: Array) -> Array:
-    """Return whether each sample is positive, bool [n]: its advantage exceeds the threshold of its task, which a share
-    of the samples that the policy chose does, or it is an intervention.
+    """Return whether each sample is positive, bool [n]: its advantage reaches the threshold of its task, which a share
+    of the samples that the policy chose does, or it is an intervention. Equal advantages have equal labels, and the
+    lowest one of a task is never positive.
 
     Args:
         advantages: float32 [n].
@@ -231,7 +232,8 @@ def positive_labels(advantages: Array, tasks: Sequence[str], share: float, inter
     for task in np.unique(names):
         rows = np.flatnonzero((names == task) & ~interventions)
         if len(rows):
-            labels[rows] = advantages[rows] > np.quantile(advantages[rows], 1 - share)
+            of_task = advantages[rows]
+            labels[rows] = (of_task >= np.quantile(of_task, 1 - share)) & (of_task > of_task.min())
     return labels
 
 
