@@ -24,6 +24,7 @@ from vla_rl.toolkit.models.instructions import without_suffix
 
 HERE = Path(__file__).parent
 PLUGINS = ["vla_rl.testing.scripted", str(HERE / "reading_model.py"), str(HERE / "reward_data.py")]
+PLUGINS_OF_SLOTS = [*PLUGINS, "vla_rl.testing.slot_placement"]
 TRAINER = {"type": "recap", "critic_steps": 10, "lr": 1e-3, "atoms": 21, "positive_share": 0.5}
 SECTION = {"data": {"type": "rewarded"}, "trainer": TRAINER, "lr": 5e-2, "batch": 16, "report_every": 10, "steps": 70}
 SUFFIX = load("trainer", "recap").instruction_suffix
@@ -63,6 +64,7 @@ def test_a_checkpoint_keeps_the_condition_for_evaluation_and_serving(trained):
     info = policy.info
     images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
     policy.act(images, np.ones(info.state_dim, np.float32), info.tasks[0].instruction)
+    policy.act(images, np.ones(info.state_dim, np.float32), info.tasks[0].instruction + SUFFIX)
     assert model.read == {info.tasks[0].instruction + SUFFIX}
     obs = policy.observation(images, np.ones(info.state_dim, np.float32), info.tasks[0].instruction)
     chunk = model.sample_chunk(obs, Noise(0, "test", [0], [0], [0]), False)
@@ -100,6 +102,17 @@ def test_plain_cloning_has_no_condition(tmp_path):
     clone(spec_of(**section), tmp_path)
     assert not (last(tmp_path) / "model" / "instruction.json").exists()
     assert "instruction_suffix" not in torch.load(last(tmp_path) / "trainer" / "learner.pt", weights_only=True)
+
+
+@pytest.mark.ray
+def test_policies_in_other_workers_have_the_condition(tmp_path):
+    """Two learners, which add up gradients of both networks, and a policy of its own."""
+    section = {**SECTION, "steps": 60}
+    changes = {"runtime": {"backend": "ray"}, "placement": {"type": "slots", "learner": 2}}
+    spec = scripted_spec(plugins=PLUGINS_OF_SLOTS, model={"type": "reading"}, imitation=section, **changes)
+    results = clone(parse_spec(spec), tmp_path)
+    assert results["success"]["rate"] >= 0.95
+    assert evaluate(load_run_spec(tmp_path), last(tmp_path))["success"] == results["success"]
 
 
 @pytest.mark.parametrize("stop", [5, 10, 30])

@@ -21,8 +21,10 @@ INSTRUCTION = "instruction.json"
 
 
 def with_suffix(obs: Observation, suffix: str) -> Observation:
-    """Return the observation with the suffix after each instruction."""
-    return evolve(obs, instructions=tuple(text + suffix for text in obs.instructions)) if suffix else obs
+    """Return the observation with the suffix after each instruction that does not end with it already."""
+    if not suffix:
+        return obs
+    return evolve(obs, instructions=tuple(text.removesuffix(suffix) + suffix for text in obs.instructions))
 
 
 @contextmanager

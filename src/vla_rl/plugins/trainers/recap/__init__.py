@@ -25,8 +25,8 @@ class RecapConfig(CriticWarmupSettings):
     """First optimiser steps, which train the value function alone; fewer than `imitation.steps`. After them the samples
     are labelled, once."""
     positive_share: float = field(default=0.4, validator=v.and_(v.gt(0.0), v.lt(1.0)))
-    """Share of each task's samples, those with the largest advantages, that are labelled positive, above 0 and below 1
-    (the paper: about 0.3 before fine-tuning and 0.4 in it)."""
+    """Share of each task's samples, those with the largest advantages, that are labelled positive, above 0 and
+    below 1."""
     horizon: int | None = field(default=None, validator=v.optional(between(1, 1_000_000)))
     """Chunks after which an advantage bootstraps from the value function. Null: never, the recorded return counts to
     the end of the episode."""
