@@ -20,6 +20,7 @@ from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.source import Item, located
 from vla_rl.core.spec.spec import (
     Component,
@@ -44,6 +45,7 @@ from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +224,7 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
     if imitation and spec.imitation is not None:
         recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
         sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
+        yield from _critic_steps_problems(spec.imitation)
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
         if trains_on is None:
@@ -230,6 +233,18 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
         elif trains_on not in data:
             text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
+
+
+def _critic_steps_problems(section: ImitationSpec) -> Iterator[Item]:
+    """Refuse a run in which the policy never learns. Without any steps there is nothing to refuse: such a run
+    evaluates."""
+    config = section.trainer.config
+    if isinstance(config, CriticWarmupSettings) and config.critic_steps >= section.steps > 0:
+        text = (
+            f"all {section.steps} steps (imitation.steps) train the critics alone, and the policy stays as it is; give "
+            f"fewer than {section.steps}, or raise imitation.steps"
+        )
+        yield ("imitation", "trainer", "critic_steps"), text
 
 
 def _transition_problems(spec: Spec) -> Iterator[Item]:
