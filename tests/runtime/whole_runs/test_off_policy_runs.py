@@ -16,8 +16,9 @@ from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransi
 from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
+from vla_rl.toolkit.trainers.frame_records import frame_dtype
 from vla_rl.toolkit.trainers.record_log import RecordLog
-from vla_rl.toolkit.trainers.replay import _frame_dtype, _transition_dtype
+from vla_rl.toolkit.trainers.replay import _transition_dtype
 
 NETWORK = {
     "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": "gaussian"
@@ -97,7 +98,7 @@ def stored(folder, info):
     """Return all frames and transitions of a run's buffer."""
     counts = torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
     state = counts["trainers"]["collected"]["state"]["buffer"]
-    logs = {"frames": _frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
+    logs = {"frames": frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
     records = []
     for name, dtype in logs.items():
         log = RecordLog(folder / "replay" / name, dtype)
