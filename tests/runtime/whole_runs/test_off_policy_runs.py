@@ -170,6 +170,26 @@ def test_keys_of_policy_gradients_are_reported():
     assert found == {("train", "epochs"), ("train", "global_batch")}
 
 
+@pytest.mark.parametrize(
+    ("trainer", "key", "text"),
+    [
+        ({"min_data": 49}, "min_data", "4 steps (train.steps) collect 48 at most"),
+        ({"critic_updates": 12}, "critic_updates", "4 steps (train.steps) make 12 at most"),
+    ],
+)
+def test_a_run_that_is_too_short_to_train_the_policy_is_reported(trainer, key, text):
+    """4 steps of 4 episodes of 3 chunks, and an update for each 4 transitions."""
+
+    def warnings(**changes):
+        spec = parse_spec(off_policy_spec(trainer={**changes, "updates_per_step": 0.25}))
+        return dict(without_effect(spec, training=True, imitation=False))
+
+    assert text in warnings(**trainer)["trainer", key]
+    assert (
+        not {("trainer", "min_data"), ("trainer", "critic_updates")} & warnings(min_data=48, critic_updates=11).keys()
+    )
+
+
 def test_a_plan_with_several_learners_is_refused():
     changes = {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 2}}
     with pytest.raises(SpecError, match="keeps its transitions on one learner, and this plan has 2"):
