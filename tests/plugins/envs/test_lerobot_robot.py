@@ -130,8 +130,8 @@ def test_steps_add_up_within_the_bounds(make, ports):
     assert sent(ports) == [[10, -2, 0.5], [15, -4, 1.0], [15, -6, 1.5]]
 
 
-def test_it_moves_home_before_each_episode(make, ports):
-    env = make(home=dict.fromkeys(JOINTS, 25.0))
+def test_it_moves_to_its_start_pose_before_each_episode(make, ports):
+    env = make(start_pose=dict.fromkeys(JOINTS, 25.0))
     assert reset(env).state.tolist() == [[25, 25, 25]]
     assert sent(ports) == [[10] * 3, [20] * 3, [25] * 3]
     step(env, 0)
@@ -232,7 +232,7 @@ def answering(env, answers):
 
 
 def test_it_asks_before_it_moves(make, ports):
-    env = make(reset={}, home=dict.fromkeys(JOINTS, 25.0))
+    env = make(reset={}, start_pose=dict.fromkeys(JOINTS, 25.0))
     assert env.waits_s == 480.0
     thread = answering(env, ["ready", "ready"])
     reset(env)
@@ -342,7 +342,7 @@ time.sleep(60)
         ({"state": ["wrist.pos"]}, "env.state: the robot reports shoulder.pos, elbow.pos, gripper.pos, and no wrist.pos"),
         ({"max_step": {"shoulder.pos": 1}}, "env.max_step: .* missing: elbow.pos, gripper.pos"),
         ({"action_bounds": {"wrist": [0, 1]}}, "env.action_bounds: .* missing: .*; unknown: wrist"),
-        ({"home": dict.fromkeys(JOINTS, 100)}, "env.home: shoulder.pos: 100 is outside env.action_bounds"),
+        ({"start_pose": dict.fromkeys(JOINTS, 100)}, "env.start_pose: shoulder.pos: 100 is outside env.action_bounds"),
         ({"imports": ["no_such_robots"]}, "env.imports: no_such_robots cannot be imported"),
         ({"tasks": ["lift it", "Lift it!"]}, "env.tasks: two instructions differ only in signs"),
     ],
@@ -389,7 +389,7 @@ def test_without_lerobot_it_says_where_to_name_it(tmp_path):
 
 
 def test_it_keeps_to_the_contract(ports):
-    config = config_of(ports, control_hz=500, episode_seconds=0.04, home=dict.fromkeys(JOINTS, 20.0))
+    config = config_of(ports, control_hz=500, episode_seconds=0.04, start_pose=dict.fromkeys(JOINTS, 20.0))
     check_env(plugin, config, num_envs=1, seconds=3)
 
 

@@ -58,7 +58,7 @@ def _with_teleoperator(instance: Any, attribute: Any, takeover: str) -> None:
 
 
 @frozen(kw_only=True)
-class LeRobotConfig:
+class LeRobotRobotConfig:
     """Spec keys of `lerobot_robot`."""
 
     robot: dict[str, Any] = field(validator=_device)
@@ -88,7 +88,7 @@ class LeRobotConfig:
     reset: PanelSettings | None = field(factory=PanelSettings)
     """Before each episode, ask a person who resets the scene; null: ask nobody, such as with `rewards: {type: person}`,
     which asks too."""
-    home: dict[str, float] | None = None
+    start_pose: dict[str, float] | None = None
     """Targets to which the robot moves before each episode, at `max_step`: action name -> number; null: it stays."""
     cameras: tuple[str, ...] | None = None
     """Cameras of the robot that the policy sees, in this order; null: all of them."""
@@ -100,7 +100,7 @@ class LeRobotConfig:
     """Episodes of an evaluation for each task, unless `eval.episodes` says fewer; 1 to 10,000."""
 
 
-def build(config: LeRobotConfig, context: Context) -> Any:
+def build(config: LeRobotRobotConfig, context: Context) -> Any:
     """Open the devices. Raise UserError for several envs, and for settings that do not fit the robot."""
     from vla_rl.plugins.envs.lerobot_robot.env import RobotEnv
 
@@ -109,7 +109,7 @@ def build(config: LeRobotConfig, context: Context) -> Any:
     return RobotEnv(config)
 
 
-def preflight(config: LeRobotConfig) -> None:
+def preflight(config: LeRobotRobotConfig) -> None:
     """Raise UserError where lerobot, or the robot's class, is missing in this interpreter. Nothing is connected."""
     from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess
 
@@ -121,7 +121,7 @@ def lacks() -> str | None:
 
 
 plugin = Plugin(
-    config=LeRobotConfig,
+    config=LeRobotRobotConfig,
     build=build,
     summary="a real robot through lerobot's Robot and Teleoperator; in an interpreter of its own (env.python)",
     preflight=preflight,

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from vla_rl.core.errors import SafetyStop, UserError
-from vla_rl.plugins.envs.lerobot_robot import LeRobotConfig
+from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
 from vla_rl.toolkit.processes import held
 
 START_S = 120.0
@@ -31,7 +31,7 @@ class RobotLost(Exception):
 class DeviceProcess:
     """A process with the robot and the takeover device. It lets the robot hold and disconnects when this one ends."""
 
-    def __init__(self, config: LeRobotConfig) -> None:
+    def __init__(self, config: LeRobotRobotConfig) -> None:
         """Start the process and create the devices, without connecting them. Raises UserError for wrong settings."""
         self._robot = str(config.robot["type"])
         self._device = "" if config.teleoperator is None else str(config.teleoperator["type"])

@@ -25,7 +25,7 @@ from vla_rl.core.types import (
     at_last_action,
     to_numpy,
 )
-from vla_rl.plugins.envs.lerobot_robot import LeRobotConfig
+from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
 from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, RobotLost
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
@@ -38,7 +38,7 @@ TRAIN_STATES = 1000
 CONNECT_TRIES = 3
 RETRY_S = 2.0
 """Seconds between attempts to connect a robot again."""
-MAY_MOVE = "the robot will move to its home pose: ready?"
+MAY_MOVE = "the robot will move to its start pose: ready?"
 SCENE = "reset the scene for {task!r}: ready?"
 RUNNING = "the robot acts on {task!r}; stop ends the run before the next action"
 
@@ -48,7 +48,7 @@ class RobotEnv(SimEnv):
 
     num_envs = 1
 
-    def __init__(self, config: LeRobotConfig) -> None:
+    def __init__(self, config: LeRobotRobotConfig) -> None:
         """Create the devices, without connecting them. Raises UserError for settings that do not fit the robot."""
         self._config = config
         self._devices: DeviceProcess | None = DeviceProcess(config)
@@ -67,7 +67,7 @@ class RobotEnv(SimEnv):
             self._panel: Panel | None = None
             if config.reset is not None:
                 self._panel = open_panel(config.reset, "env.reset")
-                self.waits_s = config.reset.deadline_s * (2 if config.home else 1)
+                self.waits_s = config.reset.deadline_s * (2 if config.start_pose else 1)
         except BaseException:
             self._devices.close()
             raise
@@ -82,8 +82,8 @@ class RobotEnv(SimEnv):
         self._end: Outcome | None = None
         """Result of the action that ended the running episode."""
         self._faults: list[str] = []
-        self._moved_home = False
-        """The robot was at its home pose before, so a person knows that it moves there."""
+        self._moved_to_start = False
+        """The robot was at its start pose before, so a person knows that it moves there."""
 
     def reset_states(self, split: str) -> tuple[ResetState, ...]:
         count = TRAIN_STATES if split == "train" else self._config.eval_episodes
@@ -95,8 +95,8 @@ class RobotEnv(SimEnv):
         )
 
     def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
-        """Connect the robot unless it is, move it home, and ask a person for the scene. Raises UserError where it
-        cannot be connected, SafetyStop and StopRequested."""
+        """Connect the robot unless it is, move it to its start pose, and ask a person for the scene. Raises UserError
+        where it cannot be connected, SafetyStop and StopRequested."""
         instruction = self.info.task(self._tasks[int(to_numpy(state_ids)[0])]).instruction
         for attempt in range(CONNECT_TRIES):
             try:
@@ -168,10 +168,10 @@ class RobotEnv(SimEnv):
         if self._devices is None:
             self._devices = DeviceProcess(self._config)
         self._devices.connect()
-        if self._config.home is not None:
-            if not self._moved_home:
+        if self._config.start_pose is not None:
+            if not self._moved_to_start:
                 self._ask(MAY_MOVE)
-            self._move_home(self._config.home)
+            self._move_to_start(self._config.start_pose)
         self._ask(SCENE.format(task=instruction))
         if self._panel is not None:
             self._panel.show(RUNNING.format(task=instruction), ())
@@ -215,17 +215,17 @@ class RobotEnv(SimEnv):
             self._end = outcome
         return outcome
 
-    def _move_home(self, home: Mapping[str, float]) -> None:
-        """Move to the home pose at `max_step`. Raises RobotLost and SafetyStop."""
+    def _move_to_start(self, pose: Mapping[str, float]) -> None:
+        """Move to the start pose at `max_step`. Raises RobotLost and SafetyStop."""
         assert self._devices is not None
-        goal = self._limits.named(home)
+        goal = self._limits.named(pose)
         present = self._limits.present(self._devices.observe())
         real_time = RealTime(self._config.control_hz)
         for _ in range(self._limits.steps(present, goal)):
             real_time.wait()
             self._check_stop()
             present = self._limits.taken(self._devices.send(self._limits.by_name(goal, present)), present)
-        self._moved_home = True
+        self._moved_to_start = True
 
     def _observe(self) -> Observation:
         """Read the robot. Raises RobotLost, and UserError for pictures of another size than announced."""
@@ -248,7 +248,7 @@ class RobotEnv(SimEnv):
         """Note a fault, and let go of the robot: its process tells it to hold, as far as that is possible."""
         self._faults.append(str(error))
         self._target = None
-        self._moved_home = False
+        self._moved_to_start = False
         if self._devices is not None:
             self._devices.close()
             self._devices = None
@@ -284,7 +284,7 @@ class RobotEnv(SimEnv):
                 self._devices.hold()
 
 
-def _cameras(config: LeRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return camera -> (height, width) of its pictures. Raises UserError for cameras that the robot does not have."""
     shapes = {name: kind for name, kind in features.items() if isinstance(kind, tuple) and kind[-1:] == (3,)}
     unknown = set(config.cameras or ()) - shapes.keys()
@@ -298,7 +298,7 @@ def _cameras(config: LeRobotConfig, features: Mapping[str, Any]) -> dict[str, tu
     return {name: shape or (int(shapes[name][0]), int(shapes[name][1])) for name in config.cameras or shapes}
 
 
-def _state(config: LeRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...]:
+def _state(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the state's numbers. Raises UserError for those that the robot does not report."""
     numbers = [name for name, kind in features.items() if kind is float]
     unknown = set(config.state or ()) - set(numbers)
@@ -308,7 +308,7 @@ def _state(config: LeRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _env_info(
-    config: LeRobotConfig, limits: TargetLimits, cameras: Mapping[str, tuple[int, int]], state_dim: int
+    config: LeRobotRobotConfig, limits: TargetLimits, cameras: Mapping[str, tuple[int, int]], state_dim: int
 ) -> EnvInfo:
     max_steps = max(1, round(config.episode_seconds * config.control_hz))
     tasks = [

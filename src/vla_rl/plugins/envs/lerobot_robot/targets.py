@@ -10,13 +10,13 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.lerobot_robot import LeRobotConfig
+from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
 
 
 class TargetLimits:
     """Bounds of one robot's targets. Arrays of targets and actions are float32 [A], in the order of `names`."""
 
-    def __init__(self, config: LeRobotConfig, names: Sequence[str]) -> None:
+    def __init__(self, config: LeRobotRobotConfig, names: Sequence[str]) -> None:
         """Match the settings with the robot's actions. Raises UserError for names that do not fit."""
         self.names = tuple(names)
         if not self.names:
@@ -26,11 +26,11 @@ class TargetLimits:
         self.high = np.array([pair[1] for pair in bounds], np.float32)
         self.step = np.array(_by_name(config.max_step, self.names, "env.max_step"), np.float32)
         self._relative = config.control == "step"
-        if config.home is not None:
-            _check_names(config.home, self.names, "env.home")
+        if config.start_pose is not None:
+            _check_names(config.start_pose, self.names, "env.start_pose")
             for name, low, high in zip(self.names, self.low, self.high, strict=True):
-                if not low <= config.home[name] <= high:
-                    raise UserError(f"env.home: {name}: {config.home[name]:g} is outside env.action_bounds")
+                if not low <= config.start_pose[name] <= high:
+                    raise UserError(f"env.start_pose: {name}: {config.start_pose[name]:g} is outside env.action_bounds")
 
     @property
     def action_range(self) -> tuple[Array, Array]:
