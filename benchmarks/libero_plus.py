@@ -13,7 +13,7 @@ The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagi
 `assets` writes files of our own in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
 the archive itself may be given instead. `official` records what the authors' code does, in that environment. `compare`
 plays the same here, in the same MuJoCo. It prints a line for each comparison, and its exit code is 1 where anything
-differs. `--assets-only` leaves out all but the variants that need assets.
+differs. `--only TEXT` plays just the variants with this text in their names, such as `_light_`, and compares no tables.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def noise_size(noise: int) -> int:
 # -------------------------------------------------------------------------------------------------- the authors' code
 
 
-def record_official(file: Path, assets: Path, assets_only: bool) -> None:
+def record_official(file: Path, assets: Path, only: str | None) -> None:
     """Record the authors' code: variants in the simulator, and everything that a table or a formula determines.
 
     Args:
         assets: folder that the authors' package reads as its assets.
-        assets_only: record only the variants that need assets.
+        only: text in the names of the variants that are played, without the tables; None: everything.
     """
     config = file.parent / "liberoplus-config"
     os.environ["LIBERO_CONFIG_PATH"] = str(config)
@@ -108,8 +108,8 @@ def record_official(file: Path, assets: Path, assets_only: bool) -> None:
     suites = {name: benchmark.get_benchmark_dict()[name]() for name in ("libero_spatial", "libero_object")}
     suites |= {name: benchmark.get_benchmark_dict()[name]() for name in ("libero_goal", "libero_10")}
     numbers = {(suite, task.name): i for suite, tasks in suites.items() for i, task in enumerate(tasks.tasks)}
-    records: dict[str, Any] = {} if assets_only else official_tables(suites, numbers)
-    for suite, name in played(assets_only):
+    records: dict[str, Any] = official_tables(suites, numbers) if only is None else {}
+    for suite, name in played(only):
         states = suites[suite].get_task_init_states(numbers[suite, name])
         for key, value in play_official(suite, name, states[0]).items():
             records[f"play/{suite}/{name}/{key}"] = value
@@ -118,9 +118,9 @@ def record_official(file: Path, assets: Path, assets_only: bool) -> None:
     print(f"wrote {file}")
 
 
-def played(assets_only: bool) -> tuple[tuple[str, str], ...]:
+def played(only: str | None) -> tuple[tuple[str, str], ...]:
     """Return suite and name of the variants that are played."""
-    return WITH_ASSETS if assets_only else VARIANTS + WITH_ASSETS
+    return tuple(variant for variant in VARIANTS + WITH_ASSETS if only is None or only in variant[1])
 
 
 def official_tables(suites: Any, numbers: Any) -> dict[str, Any]:
@@ -203,27 +203,27 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
 # --------------------------------------------------------------------------------------------------------------- ours
 
 
-def compare(file: Path, assets: Path, assets_only: bool) -> bool:
+def compare(file: Path, assets: Path, only: str | None) -> bool:
     """Print each comparison with a recording of the authors' code. Return whether all are equal to the last bit."""
     import mujoco
 
     records = np.load(file)
     print(f"MuJoCo {mujoco.__version__}, NumPy {np.__version__}, {file}")
     everything = True
-    for what, difference in comparisons(records, assets, assets_only):
+    for what, difference in comparisons(records, assets, only):
         print(f"{what:<120} {difference or 'equal'}", flush=True)
         everything &= not difference
     return everything
 
 
-def comparisons(records: Any, assets: Path, assets_only: bool) -> Iterator[tuple[str, str]]:
+def comparisons(records: Any, assets: Path, only: str | None) -> Iterator[tuple[str, str]]:
     """Yield what is compared, and how it differs; empty for what is equal to the last bit."""
     from vla_rl.plugins.envs.libero.plus.variants import all_variants
 
     variants = {variant.task_name: variant for variant in all_variants()}
-    if not assets_only:
+    if only is None:
         yield from compared_tables(records)
-    for suite, name in played(assets_only):
+    for suite, name in played(only):
         variant = variants[f"{suite}/{name}"]
         for key, value in play_here(variant, assets).items():
             yield f"{variant.dimension} {suite} {name}: {key}", largest(value, records[f"play/{suite}/{name}/{key}"])
@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("what", choices=("assets", "official", "compare"))
     parser.add_argument("file", type=Path, help="the recording; for assets the folder to write")
     parser.add_argument("--assets", type=Path, help="assets in the layout of the authors' archive")
-    parser.add_argument("--assets-only", action="store_true", help="only the variants that need assets")
+    parser.add_argument("--only", metavar="TEXT", help="only variants with this text in their names")
     arguments = parser.parse_args()
     if arguments.what == "assets":
         write_assets(arguments.file)
@@ -350,8 +350,8 @@ def main() -> None:
     if arguments.assets is None:
         parser.error(f"{arguments.what} needs --assets")
     if arguments.what == "compare":
-        sys.exit(not compare(arguments.file, arguments.assets, arguments.assets_only))
-    record_official(arguments.file, arguments.assets, arguments.assets_only)
+        sys.exit(not compare(arguments.file, arguments.assets, arguments.only))
+    record_official(arguments.file, arguments.assets, arguments.only)
 
 
 if __name__ == "__main__":

@@ -213,6 +213,8 @@ def test_with_assets_all_variants_run(tmp_path: Path) -> None:
     }
     notes = "\n".join(remarks(with_assets))
     assert "10030 of 10030 variants are evaluated" in notes and "left out" not in notes
+    assert "assets: 1142 light, 1076 background, 829 layout variants are built from the files in plus.assets" in notes
+    assert "plus.assets" not in "\n".join(remarks(PlusConfig(assets=tmp_path, dimensions=("camera",))))
 
 
 def test_the_folder_is_named_by_the_key_or_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -166,6 +166,9 @@ def remarks(config: PlusConfig) -> tuple[str, ...]:
     missing = left_out(variants, config)
     if missing:
         notes.append(f"left out: {missing}")
+    with_assets = [variant for variant in evaluated if variant.needs_assets]
+    if with_assets:
+        notes.append(f"assets: {counts(with_assets)} variants are built from the files in plus.assets")
     dimensions = {variant.dimension for variant in evaluated}
     if "robot" in dimensions and config.robot_states == "official":
         notes.append(
