@@ -29,24 +29,24 @@ Pose = tuple[float, float, float]
 """x [m], y [m] and rotation [rad] of a block."""
 
 
-def block_pose() -> Pose:
+def block_pose(draws: np.random.RandomState) -> Pose:
     """Draw the pose of a block; the numbers are drawn in RoboTwin's order."""
-    x, y = np.random.uniform(-0.28, 0.28), np.random.uniform(-0.08, 0.05)
+    x, y = draws.uniform(-0.28, 0.28), draws.uniform(-0.08, 0.05)
     while abs(x) < 0.15 and y > 0:
-        y = np.random.uniform(-0.08, 0)
-    _height, _roll, _pitch, turn = (np.random.uniform(-limit, limit) for limit in (0, 0, 0, 0.75))
+        y = draws.uniform(-0.08, 0)
+    _height, _roll, _pitch, turn = (draws.uniform(-limit, limit) for limit in (0, 0, 0, 0.75))
     return x, y, turn
 
 
 def blocks(seed: int) -> list[Pose]:
     """Return the poses of the red and the green block of a seed."""
-    np.random.seed(seed)
-    np.random.uniform()  # height of the table
-    np.random.randn(3)  # direction in which the head camera moves, by nothing
-    np.random.uniform()
+    draws = np.random.RandomState(seed)  # RoboTwin's: np.random.seed(seed)
+    draws.uniform()  # height of the table
+    draws.randn(3)  # direction in which the head camera moves, by nothing
+    draws.uniform()
     placed: list[Pose] = []
     while len(placed) < 2:
-        x, y, turn = block_pose()
+        x, y, turn = block_pose(draws)
         in_the_middle = abs(x) < 0.05 or x**2 + (y + 0.1) ** 2 < 0.0225
         touches = any((x - other[0]) ** 2 + (y - other[1]) ** 2 < 0.01 for other in placed)
         if not in_the_middle and not touches:
