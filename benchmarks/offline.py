@@ -106,8 +106,8 @@ def play(arm: str, seed: int, folder: Path, extra: Sequence[str]) -> dict[str, A
 
 
 def success_of(folder: Path) -> dict[str, Any]:
-    """Return the success of a finished run with its interval, of one episode from each state: repeats of a greedy policy
-    on this simulator are equal."""
+    """Return the success of a finished run with its interval, of one episode from each state: repeats of a greedy
+    policy on this simulator are equal."""
     results = RunRecord(folder).results
     first = results["repeats"][0]
     count = results["success"]["n"] // len(results["repeats"])
