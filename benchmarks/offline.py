@@ -39,7 +39,7 @@ START_STEPS = 500
 ARMS: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "clone": (300, {"type": "behaviour_cloning"}),
     "awr": (300, {"type": "offline", "algorithm": "awr", "critic_steps": 80, "temperature": 0.2}),
-    "recap": (800, {"type": "recap", "critic_steps": 150, "positive_share": 0.3}),
+    "recap": (400, {"type": "recap", "critic_steps": 150}),
     "iql": (300, {"type": "offline", "algorithm": "iql", "critic_steps": 80, "temperature": 0.2}),
 }
 """Arm -> (optimiser steps, trainer)."""
