@@ -74,6 +74,9 @@ class VLAModel(ABC):
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
     """Name of the checkpoint's normalisation statistics that the spec chose; None: it chose none. Servers report it."""
+    instruction_suffix: str = ""
+    """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
+    appends it to the observations that the methods get, and keeps it in checkpoints."""
 
     @abstractmethod
     @hookspec(firstresult=True)
