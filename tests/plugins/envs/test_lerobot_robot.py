@@ -24,6 +24,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
+from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
@@ -449,6 +450,24 @@ def test_sac_trains_on_the_robot_with_takeovers(ports):
     assert "env/late_actions" in steps[-1]
     assert any("no episode can be repeated" in note for note in results["notes"])
     assert len(notes(ports, "disconnect")) == 1
+
+
+def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
+    collect = Driver.collect
+
+    def unplugging(driver, step, tickets):
+        if step == 2:
+            (ports / "device").unlink()
+        collect(driver, step, tickets)
+
+    monkeypatch.setattr(Driver, "collect", unplugging)
+    with pytest.raises(SafetyStop, match="takeover device 'chain_stick' is not there any more") as error:
+        run(robot_spec(ports), ports / "run")
+    assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
+    assert notes(ports, "disconnect")
+    monkeypatch.setattr(Driver, "collect", collect)
+    (ports / "device").touch()
+    assert run(robot_spec(ports), ports / "run", resume=True)["success"]["n"] == 1
 
 
 @pytest.fixture
