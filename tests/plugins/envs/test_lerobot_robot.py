@@ -23,6 +23,8 @@ from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
+from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
+from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
@@ -310,6 +312,7 @@ import numpy as np
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
+from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 env = plugin.build(component("env", "lerobot_robot", **{settings_of(ports)!r}).config, Context(num_envs=1, chunk=4))
 one = np.zeros(1, np.int64)
 env.reset(one, one, one)
@@ -340,9 +343,6 @@ time.sleep(60)
         ({"robot": {"cameras": {}}}, "env.cameras: the robot has no camera; give it one in env.robot.cameras"),
         ({"cameras": ["top"]}, "env.cameras: the robot has front, and no top"),
         ({"state": ["wrist.pos"]}, "env.state: the robot reports shoulder.pos, elbow.pos, gripper.pos, and no wrist.pos"),
-        ({"max_step": {"shoulder.pos": 1}}, "env.max_step: .* missing: elbow.pos, gripper.pos"),
-        ({"action_bounds": {"wrist": [0, 1]}}, "env.action_bounds: .* missing: .*; unknown: wrist"),
-        ({"start_pose": dict.fromkeys(JOINTS, 100)}, "env.start_pose: shoulder.pos: 100 is outside env.action_bounds"),
         ({"imports": ["no_such_robots"]}, "env.imports: no_such_robots cannot be imported"),
         ({"tasks": ["lift it", "Lift it!"]}, "env.tasks: two instructions differ only in signs"),
     ],
@@ -350,6 +350,31 @@ time.sleep(60)
 def test_settings_that_do_not_fit_the_robot_are_refused(make, settings, message):
     with pytest.raises(UserError, match=message):
         make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_step": {"shoulder.pos": 1}}, "env.max_step: .* missing: elbow.pos, gripper.pos"),
+        ({"action_bounds": {"wrist": [0, 1]}}, "env.action_bounds: .* missing: .*; unknown: wrist"),
+        ({"start_pose": dict.fromkeys(JOINTS, 100)}, "env.start_pose: shoulder.pos: 100 is outside env.action_bounds"),
+    ],
+)
+def test_limits_that_do_not_fit_the_robot_are_refused(tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        TargetLimits(config_of(tmp_path, **settings), JOINTS)
+
+
+def test_a_robot_outside_the_bounds_approaches_them_by_steps(tmp_path):
+    limits = TargetLimits(config_of(tmp_path), JOINTS)
+    outside = np.array([120, -95, 0], np.float32)
+    assert list(limits.by_name(outside, outside).values()) == [110, -90, 0]
+
+
+def test_a_target_that_is_not_finite_is_never_sent(tmp_path):
+    limits = TargetLimits(config_of(tmp_path), JOINTS)
+    with pytest.raises(UserError, match="the next target is not finite"):
+        limits.by_name(np.array([np.nan, 0, 0], np.float32), np.zeros(3, np.float32))
 
 
 def test_a_robot_without_calibration_is_refused(make):
@@ -425,6 +450,24 @@ def test_sac_trains_on_the_robot_with_takeovers(ports):
     assert "env/late_actions" in steps[-1]
     assert any("no episode can be repeated" in note for note in results["notes"])
     assert len(notes(ports, "disconnect")) == 1
+
+
+def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
+    collect = Driver.collect
+
+    def unplugging(driver, step, tickets):
+        if step == 2:
+            (ports / "device").unlink()
+        collect(driver, step, tickets)
+
+    monkeypatch.setattr(Driver, "collect", unplugging)
+    with pytest.raises(SafetyStop, match="takeover device 'chain_stick' is not there any more") as error:
+        run(robot_spec(ports), ports / "run")
+    assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
+    assert notes(ports, "disconnect")
+    monkeypatch.setattr(Driver, "collect", collect)
+    (ports / "device").touch()
+    assert run(robot_spec(ports), ports / "run", resume=True)["success"]["n"] == 1
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ class Absence:
     passed."""
 
     def __init__(self, monkeypatch, at_step: int, expected: int, seconds: float) -> None:
-        self.collected = 0
-        """Tickets that were collected while the learner was away."""
+        self.ahead = 0
+        """Tickets of later steps that were collected when the learner came back."""
         self.seconds = 0.0
         self._expected = expected
         self._least = seconds
@@ -49,13 +49,12 @@ class Absence:
         return pid
 
     def _keep_away(self, driver, pid: int) -> None:
-        before = len(driver.collector.trajectories)
         begun = time.monotonic()
         try:
             while time.monotonic() < begun + PATIENCE_S:
-                self.collected = len(driver.collector.trajectories) - before
+                self.ahead = len(driver.collector.trajectories) - driver.shape.tickets_per_step
                 self.seconds = time.monotonic() - begun
-                if self.collected >= self._expected and self.seconds >= self._least:
+                if self.ahead >= self._expected and self.seconds >= self._least:
                     break
                 time.sleep(0.01)
         finally:
@@ -68,7 +67,8 @@ def test_the_figures_are_those_of_a_learner_that_was_there(train, tmp_path, monk
     _, expected = train("simulated", rollout={"lag": 2}, **steps)
     absence = Absence(monkeypatch, at_step=2, expected=32, seconds=seconds)
     _, got = train("away", asynchrony={"max_lag": 2, "weights": "pinned"}, **steps, **APART)
-    assert absence.collected >= 1
+    assert absence.ahead == 32
+    assert absence.seconds >= seconds
     learnt = [[line.get("loss/total") for line in lines] for lines in (expected, got)]
     assert learnt[0] == learnt[1]
     simulated, weights = weights_in(tmp_path / "simulated"), weights_in(tmp_path / "away")
@@ -82,10 +82,8 @@ def test_actors_collect_up_to_max_lag_steps_and_the_replay_buffer_gets_all(tmp_p
         train={"steps": 6, "checkpoint_every": 6}, asynchrony={"max_lag": 10}, **APART, eval={"before": False}
     )
     results = run(parse_spec(spec), tmp_path / "run")
-    assert absence.collected >= 1
+    assert absence.ahead == 16
     steps = [line for line in read_metrics(tmp_path / "run") if "off_policy/transitions" in line]
     assert len(steps) == 6
     assert results["tickets"]["trained"] == 24
     assert steps[-1]["off_policy/transitions"] == sum(line["update/samples"] for line in steps)
-    assert max(line["policy/lag_max"] for line in steps) <= 10
-    print(absence.collected, absence.seconds, [line["policy/lag_max"] for line in steps])
