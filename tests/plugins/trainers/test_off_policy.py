@@ -209,8 +209,10 @@ def test_the_policy_waits_for_its_interval(tmp_path):
     assert temperatures[0] == temperatures[1] != temperatures[2]
 
 
-def test_the_first_updates_can_be_the_critics_alone(tmp_path):
-    trainer = trainer_in(tmp_path, critic_updates=3, features="frozen")
+@pytest.mark.parametrize("features", ["frozen", "trained"])
+def test_the_first_updates_can_be_the_critics_alone(tmp_path, features):
+    """Features that moved under a cloned head would change the policy before it is trained."""
+    trainer = trainer_in(tmp_path, critic_updates=3, features=features)
     start = weights_of(trainer)
     trainer.update(data_of(1, 7))
     assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {"critics"}

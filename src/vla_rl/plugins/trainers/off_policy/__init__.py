@@ -52,7 +52,8 @@ class OffPolicyConfig:
     actor_interval: int = field(default=1, validator=between(1, 1_000_000))
     """Updates of the critics for each update of policy and temperature."""
     critic_updates: int = field(default=0, validator=between(0, 1_000_000_000))
-    """First updates, which train the critics alone: values of untrained critics undo what a clone has learnt."""
+    """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
+    has learnt."""
     temperature: float | None = field(default=None, validator=v.optional(positive(0.0, 1e4)))
     """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
     initial_temperature: float = field(default=1.0, validator=positive(0.0, 1e4))

@@ -193,7 +193,8 @@ class OffPolicy(Trainer):
         next_normals, normals = draws.standard_normal((2, *shape), np.float32)
         chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
         trained.optimizer.zero_grad(set_to_none=True)
-        sums, features = self._critic_passes(batch, next_normals, chosen)
+        trains_features = config.features == "trained" and number > config.critic_updates
+        sums, features = self._critic_passes(batch, next_normals, chosen, trains_features)
         self._guard.step(self._critic_optimizer, sums["loss/critic"], where)
         follow(self._target_critics, self._critics, config.target_rate)
         of_actor: dict[str, Tensor] = {}
@@ -203,15 +204,14 @@ class OffPolicy(Trainer):
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
                 self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
-        if of_actor or config.features == "trained":
+        if of_actor or trains_features:
             trained.optimizer_step(where, loss)
         return sums, of_actor
 
     def _critic_passes(
-        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int]
+        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int], trains_features: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Run the passes of the critics' loss. Return means over the batch, and the features of each micro-batch."""
-        config = self._config
         trained = self._trained
         self._critic_optimizer.zero_grad(set_to_none=True)
         sums = MetricAccumulator()
@@ -220,7 +220,7 @@ class OffPolicy(Trainer):
             self._heartbeat()
             part = batch.take(rows)
             targets = self._targets(part, next_normals[rows], chosen)
-            with torch.set_grad_enabled(config.features == "trained"):
+            with torch.set_grad_enabled(trains_features):
                 features = trained.policy_features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
