@@ -1,7 +1,8 @@
 """Replay of transitions for off-policy trainers, in append-only files of the run folder.
 
-Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Records never move and
-random choices are keyed, so a resumed run draws what an uninterrupted one does.
+Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Where the features of a
+policy never change, they are kept instead of the frames. Records never move and random choices are keyed, so a resumed
+run draws what an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ NO_STEPS = -1
 class TransitionBatch:
     """B transitions for one update."""
 
-    obs: Observation
-    following: Observation
-    """Observations after the chunks, [B]; of any content where `bootstrap` is 0."""
+    obs: Observation | Array
+    """Observations [B], or their features float32 [B, D] from a buffer of features."""
+    following: Observation | Array
+    """Observations after the chunks, as `obs`; of any content where `bootstrap` is 0."""
     actions: Array
     """Chunks in the simulator's units, float32 [B, C, A]."""
     rewards: Array
@@ -44,8 +46,8 @@ class TransitionBatch:
     def take(self, indices: Array) -> TransitionBatch:
         """Return the transitions at these positions (int64 [b]), in this order."""
         return TransitionBatch(
-            obs=self.obs.take(indices),
-            following=self.following.take(indices),
+            obs=_take(self.obs, indices),
+            following=_take(self.following, indices),
             actions=self.actions[indices],
             rewards=self.rewards[indices],
             bootstrap=self.bootstrap[indices],
@@ -70,7 +72,14 @@ class TransitionBuffer:
     """
 
     def __init__(
-        self, folder: Path, info: EnvInfo, chunk: int, capacity: int, discount: float, file_bytes: int = FILE_BYTES
+        self,
+        folder: Path,
+        info: EnvInfo,
+        chunk: int,
+        capacity: int,
+        discount: float,
+        file_bytes: int = FILE_BYTES,
+        features: int | None = None,
     ) -> None:
         """Create a buffer without transitions; `load` goes on from those of an earlier process.
 
@@ -79,11 +88,16 @@ class TransitionBuffer:
             chunk: actions of a chunk.
             capacity: most transitions.
             discount: discount of rewards per environment step.
+            features: size D of the features that are kept instead of frames; None: frames are kept.
         """
         self.capacity = capacity
         self._info = info
         self._discount = discount
-        self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
+        self._of_features = features is not None
+        if features is None:
+            self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
+        else:
+            self._frames = RecordLog(folder / "features", np.dtype([("features", np.float32, (features,))]), file_bytes)
         dtype = _transition_dtype(chunk, info.action_dim)
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
         self._instructions: dict[str, int] = {}
@@ -104,10 +118,14 @@ class TransitionBuffer:
         """Number of transitions that were added since the run began."""
         return self._transitions.count
 
-    def add(self, transitions: Transitions) -> None:
+    def add(self, transitions: Transitions, features: Array | None = None) -> None:
         """Add transitions, and forget the oldest ones beyond the capacity. Raises UserError where the disk is full; the
         buffer is unchanged then.
+
+        Args:
+            features: features float32 [F, D] of the frames, for a buffer that keeps these, and for no other.
         """
+        assert (features is not None) == self._of_features
         begin = self._frames.count
         records = np.zeros(len(transitions), self._transitions.dtype)
         records["oldest_frame"] = begin
@@ -115,8 +133,7 @@ class TransitionBuffer:
         records["following"] = begin + transitions.following
         for name in ("actions", "rewards", "valid", "terminated"):
             records[name] = getattr(transitions, name)
-        frames = self._frame_records(transitions.frames)
-        self._frames.append(frames)
+        self._frames.append(self._frame_records(transitions.frames, features))
         try:
             self._transitions.append(records)
         except UserError:
@@ -133,8 +150,8 @@ class TransitionBuffer:
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
         return TransitionBatch(
-            obs=observations.take(rows[: len(records)]),
-            following=observations.take(rows[len(records) :]),
+            obs=_take(observations, rows[: len(records)]),
+            following=_take(observations, rows[len(records) :]),
             actions=np.ascontiguousarray(records["actions"]),
             rewards=(records["rewards"] * discounts * valid).sum(1).astype(np.float32),
             bootstrap=bootstrap.astype(np.float32),
@@ -179,8 +196,11 @@ class TransitionBuffer:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
 
-    def _frame_records(self, frames: Observation) -> Array:
+    def _frame_records(self, frames: Observation, features: Array | None) -> Array:
         records = np.zeros(len(frames), self._frames.dtype)
+        if self._of_features:
+            records["features"] = features
+            return records
         for name in self._info.cameras:
             records[f"image/{name}"] = to_numpy(frames.images[name])
         if self._info.state_dim:
@@ -190,7 +210,9 @@ class TransitionBuffer:
             records["instruction"][row] = self._instructions.setdefault(text, len(self._instructions))
         return records
 
-    def _observations(self, records: Array) -> Observation:
+    def _observations(self, records: Array) -> Observation | Array:
+        if self._of_features:
+            return np.ascontiguousarray(records["features"])
         texts = list(self._instructions)
         with_steps = bool((records["steps"] != NO_STEPS).all())
         return Observation(
@@ -201,8 +223,14 @@ class TransitionBuffer:
         )
 
 
-def _concat(one: Observation, other: Observation) -> Observation:
-    """Concatenate observations; step counts, which recordings lack, are kept where both have them."""
+def _take(obs: Observation | Array, indices: Array) -> Observation | Array:
+    return obs.take(indices) if isinstance(obs, Observation) else obs[indices]
+
+
+def _concat(one: Observation | Array, other: Observation | Array) -> Observation | Array:
+    """Concatenate observations or features; step counts, which recordings lack, are kept where both have them."""
+    if not isinstance(one, Observation) or not isinstance(other, Observation):
+        return np.concatenate([one, other])
     if one.steps is None or other.steps is None:
         one, other = evolve(one, steps=None), evolve(other, steps=None)
     return Observation.concat([one, other])
