@@ -397,7 +397,8 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"updates_per_step": 0.0}, "updates_per_step"),
+        ({"updates_per_step": 0.0}, "0 updates for each transition cannot be made: SAC makes 1"),
+        ({"updates_per_step": math.nan}, "nan updates"),
         ({"critics": 2, "target_critics": 3}, "3 of 2 critics cannot be drawn"),
         ({"temperature": 0.1, "target_entropy": -3.0}, "no effect with a fixed temperature"),
         ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),

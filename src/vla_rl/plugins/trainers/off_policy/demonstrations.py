@@ -40,7 +40,9 @@ class DemonstratedTransitions:
         try:
             recorded = recording.read_rewards(everything, discount)
         except NotOffered as exc:
-            raise UserError(f"trainer 'off_policy' needs demonstrations with rewards ({exc})") from exc
+            raise UserError(
+                f"trainer 'off_policy' needs demonstrations with rewards ({exc}); record them with the hook lerobot"
+            ) from exc
         self._rewards = recorded.rewards.astype(np.float32)
         self._following = recorded.following
         self._check_actions(info, chunk)
@@ -87,8 +89,9 @@ class DemonstratedTransitions:
         expected = (chunk, info.action_dim)
         if actions.shape[1:] != expected:
             raise UserError(
-                f"the demonstrations have chunks of {actions.shape[1]} actions of {actions.shape[2]} numbers, the "
-                f"simulator and rollout.chunk ask for {expected[0]} of {expected[1]}"
+                f"trainer 'off_policy': the demonstrations of imitation.data have chunks of {actions.shape[1]} actions "
+                f"of {actions.shape[2]} numbers, the simulator and rollout.chunk ask for {expected[0]} of "
+                f"{expected[1]}; give demonstrations of this simulator, or set rollout.chunk"
             )
         low = np.array(info.action_low)
         high = np.array(info.action_high)
@@ -96,6 +99,7 @@ class DemonstratedTransitions:
         number = int(distances.max((0, 1)).argmax())
         if distances.max() > FAR_OUTSIDE:
             raise UserError(
-                f"the demonstrations have actions of another space: number {number} goes up to "
-                f"{np.abs(actions[..., number]).max():g}, and the simulator takes {low[number]:g} to {high[number]:g}"
+                f"trainer 'off_policy': the demonstrations of imitation.data have actions of another space: number "
+                f"{number} goes up to {np.abs(actions[..., number]).max():g}, and the simulator takes "
+                f"{low[number]:g} to {high[number]:g}; give demonstrations in the simulator's units"
             )

@@ -172,7 +172,10 @@ class OffPolicy(Trainer):
 
     def _read_demonstrations(self, recording: Demonstrations | None) -> None:
         if recording is None:
-            raise UserError("trainer.demonstrations is the share of demonstrations in a batch, and there are none")
+            raise UserError(
+                f"trainer 'off_policy': {self._config.demonstrations:g} is the share of demonstrations in a batch, and "
+                "there are none; name a recording in imitation.data, or leave trainer.demonstrations out"
+            )
         if self._demonstrations is None or self._demonstrations.recording is not recording:
             info = self._trained.info
             encode = self._encode if self._config.features == "frozen" else None
