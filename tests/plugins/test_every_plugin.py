@@ -28,7 +28,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "srpo": {"encoder": "tiny"},
 }
 """Keys without default, where a check needs some."""
-SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
+SLOW_SIMULATORS = {"gymnasium", "lerobot_robot", "libero", "maniskill", "metaworld", "robotwin"}
 """Checked by tests of their own, with the settings they need."""
 
 
@@ -50,6 +50,16 @@ def ready(kind: str, name: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", [name for name in own("env") if name not in SLOW_SIMULATORS])
 def test_env(name: str) -> None:
     check_env(*ready("env", name))
+
+
+@pytest.mark.parametrize("name", own("env"))
+def test_an_expert_is_declared(name: str) -> None:
+    """A trainer that asks an expert refuses simulators whose plugin declares none."""
+    (item,) = [item for item in installed("env")[name] if item.dist == OWN_DIST]
+    module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
+    folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
+    implements = any("def expert_chunk" in file.read_text("utf-8") for file in folder.rglob("*.py"))
+    assert load("env", name).expert == implements
 
 
 @pytest.mark.parametrize("name", [name for name in own("algorithm") if name != "transitions"])  # it has no loss

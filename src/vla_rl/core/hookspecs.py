@@ -74,6 +74,9 @@ class VLAModel(ABC):
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
     """Name of the checkpoint's normalisation statistics that the spec chose; None: it chose none. Servers report it."""
+    instruction_suffix: str = ""
+    """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
+    appends it to the observations that the methods get, and keeps it in checkpoints."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -242,6 +245,11 @@ class SimEnv(ABC):
 
     num_envs: int
     info: EnvInfo
+    waits_s: float = 0.0
+    """Longest time that a call waits for a person, in seconds; `runtime.deadline_s` has to exceed it."""
+    stop_requested: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the run has to stop (Ctrl-C). Core sets it where `waits_s` is above 0; a call that waits asks it, and
+    raises StopRequested."""
 
     @abstractmethod
     @hookspec(firstresult=True)

@@ -190,6 +190,11 @@ class Transitions:
     """Executed actions, bool [K, C]: the first ones of each chunk, at least one."""
     terminated: Array
     """The task ended within the chunk, bool [K]. A truncation does not count: the value of what follows is not 0."""
+    source: Array | None = None
+    """`ActionSource` of each action, int8 [K, C]; read where `valid`. None: the policy chose all of them."""
+    expert_actions: Array | None = None
+    """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: nobody asked
+    it (`Plugin.expert_share`)."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -228,6 +233,8 @@ class UpdateMetrics:
     """Metrics of which the largest counts."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
     """Statistics that are added over ranks, then read."""
+    warnings: tuple[str, ...] = ()
+    """Texts that the driver logs."""
     seconds: float = 0.0
     """Seconds that the update took."""
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation
+from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
 from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
 
 PROTECTED = 2
 """Checkpoints whose transitions are not deleted: the last one may be damaged."""
-NO_STEPS = -1
 
 
 @frozen(kw_only=True, eq=False)
@@ -91,17 +91,15 @@ class TransitionBuffer:
             features: size D of the features that are kept instead of frames; None: frames are kept.
         """
         self.capacity = capacity
-        self._info = info
         self._discount = discount
+        self._frame_records = FrameRecords(info)
         self._of_features = features is not None
         if features is None:
-            self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
+            self._frames = RecordLog(folder / "frames", frame_dtype(info), file_bytes)
         else:
             self._frames = RecordLog(folder / "features", np.dtype([("features", np.float32, (features,))]), file_bytes)
         dtype = _transition_dtype(chunk, info.action_dim)
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
-        self._instructions: dict[str, int] = {}
-        """Instruction -> its number in frames."""
         self._protected: deque[int] = deque(maxlen=PROTECTED)
         """First transitions of the last states."""
 
@@ -133,7 +131,12 @@ class TransitionBuffer:
         records["following"] = begin + transitions.following
         for name in ("actions", "rewards", "valid", "terminated"):
             records[name] = getattr(transitions, name)
-        self._frames.append(self._frame_records(transitions.frames, features))
+        frames = np.zeros(len(transitions.frames), self._frames.dtype)
+        if features is None:
+            self._frame_records.write(transitions.frames, frames)
+        else:
+            frames["features"] = features
+        self._frames.append(frames)
         try:
             self._transitions.append(records)
         except UserError:
@@ -166,7 +169,7 @@ class TransitionBuffer:
         return {
             "frames": self._frames.count,
             "transitions": self._transitions.count,
-            "instructions": list(self._instructions),
+            "instructions": self._frame_records.instructions,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +179,7 @@ class TransitionBuffer:
         self._transitions.truncate(first, count)
         begin = self._oldest_frame(first) if count > first else 0
         self._frames.truncate(begin, state["frames"])
-        self._instructions = {text: number for number, text in enumerate(state["instructions"])}
+        self._frame_records.instructions = state["instructions"]
         self._protected.clear()
         self._protected.append(self.first)
 
@@ -196,31 +199,10 @@ class TransitionBuffer:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
 
-    def _frame_records(self, frames: Observation, features: Array | None) -> Array:
-        records = np.zeros(len(frames), self._frames.dtype)
-        if self._of_features:
-            records["features"] = features
-            return records
-        for name in self._info.cameras:
-            records[f"image/{name}"] = to_numpy(frames.images[name])
-        if self._info.state_dim:
-            records["state"] = to_numpy(frames.state)
-        records["steps"] = NO_STEPS if frames.steps is None else to_numpy(frames.steps)
-        for row, text in enumerate(frames.instructions):
-            records["instruction"][row] = self._instructions.setdefault(text, len(self._instructions))
-        return records
-
     def _observations(self, records: Array) -> Observation | Array:
         if self._of_features:
             return np.ascontiguousarray(records["features"])
-        texts = list(self._instructions)
-        with_steps = bool((records["steps"] != NO_STEPS).all())
-        return Observation(
-            images={name: np.ascontiguousarray(records[f"image/{name}"]) for name in self._info.cameras},
-            instructions=tuple(texts[number] for number in records["instruction"].tolist()),
-            state=np.ascontiguousarray(records["state"]) if self._info.state_dim else None,
-            steps=np.ascontiguousarray(records["steps"]) if with_steps else None,
-        )
+        return self._frame_records.read(records)
 
 
 def _take(obs: Observation | Array, indices: Array) -> Observation | Array:
@@ -228,18 +210,9 @@ def _take(obs: Observation | Array, indices: Array) -> Observation | Array:
 
 
 def _concat(one: Observation | Array, other: Observation | Array) -> Observation | Array:
-    """Concatenate observations or features; step counts, which recordings lack, are kept where both have them."""
-    if not isinstance(one, Observation) or not isinstance(other, Observation):
-        return np.concatenate([one, other])
-    if one.steps is None or other.steps is None:
-        one, other = evolve(one, steps=None), evolve(other, steps=None)
-    return Observation.concat([one, other])
-
-
-def _frame_dtype(info: EnvInfo) -> np.dtype[np.void]:
-    images = [(f"image/{name}", np.uint8, (*size, 3)) for name, size in info.cameras.items()]
-    state = [("state", np.float32, (info.state_dim,))] if info.state_dim else []
-    return np.dtype([*images, *state, ("steps", np.int64), ("instruction", np.int32)])
+    if isinstance(one, Observation) and isinstance(other, Observation):
+        return concat_observations(one, other)
+    return np.concatenate([one, other])
 
 
 def _transition_dtype(chunk: int, action_dim: int) -> np.dtype[np.void]:

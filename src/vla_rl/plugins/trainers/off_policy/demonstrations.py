@@ -9,10 +9,9 @@ import numpy as np
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.replay import TransitionBatch
 
-FAR_OUTSIDE = 2.0
-"""Distance from the middle of the actions' range, in half ranges, that only actions of another kind have."""
 BLOCK = 64
 """Samples that are read at a time where all are read."""
 
@@ -45,7 +44,7 @@ class DemonstratedTransitions:
             ) from exc
         self._rewards = recorded.rewards.astype(np.float32)
         self._following = recorded.following
-        self._check_actions(info, chunk)
+        check_demonstrated_actions(recording, info, chunk)
         self._features: Array | None = None
         if encode is not None:
             self._features, self._actions = self._encoded(encode)
@@ -82,24 +81,3 @@ class DemonstratedTransitions:
             features.append(encode(obs.numpy()))
             actions.append(np.asarray(to_numpy(chunks), np.float32))
         return np.concatenate(features), np.concatenate(actions)
-
-    def _check_actions(self, info: EnvInfo, chunk: int) -> None:
-        few = np.linspace(0, len(self) - 1, min(len(self), 64)).astype(np.int64)
-        actions = to_numpy(self.recording.read_samples(few)[1])
-        expected = (chunk, info.action_dim)
-        if actions.shape[1:] != expected:
-            raise UserError(
-                f"trainer 'off_policy': the demonstrations of imitation.data have chunks of {actions.shape[1]} actions "
-                f"of {actions.shape[2]} numbers, the simulator and rollout.chunk ask for {expected[0]} of "
-                f"{expected[1]}; give demonstrations of this simulator, or set rollout.chunk"
-            )
-        low = np.array(info.action_low)
-        high = np.array(info.action_high)
-        distances = np.abs(actions - (low + high) / 2) / ((high - low) / 2)
-        number = int(distances.max((0, 1)).argmax())
-        if distances.max() > FAR_OUTSIDE:
-            raise UserError(
-                f"trainer 'off_policy': the demonstrations of imitation.data have actions of another space: number "
-                f"{number} goes up to {np.abs(actions[..., number]).max():g}, and the simulator takes "
-                f"{low[number]:g} to {high[number]:g}; give demonstrations in the simulator's units"
-            )

@@ -42,6 +42,8 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         rewards=_field(fields, "transition_rewards")[order],
         valid=_field(fields, "valid")[order],
         terminated=terminated,
+        source=_ordered(fields, "source", order),
+        expert_actions=_ordered(fields, "expert_actions", order),
     )
 
 
@@ -53,6 +55,11 @@ def _executed(chosen: Array, fields: SampleFields, order: Array) -> Array:
         return chosen
     taken_over = (source != ActionSource.POLICY) & _field(fields, "valid")
     return np.where(taken_over[order][..., None], executed[order], chosen).astype(np.float32)
+
+
+def _ordered(fields: SampleFields, name: str, order: Array) -> Array | None:
+    array = fields.get(name)
+    return None if array is None else array[order]
 
 
 def _field(fields: SampleFields, name: str) -> Array:
