@@ -277,7 +277,7 @@ class OffPolicy(Trainer):
         sums = MetricAccumulator()
         if self._temperature_optimizer is not None:
             self._temperature_optimizer.zero_grad(set_to_none=True)
-        self._critics.requires_grad_(False)
+        self._let_critics_learn(False)
         for part, rows in zip(features, self._micro_batches(count), strict=True):
             self._heartbeat()
             actions, log_probs = self._trained.reparameterised_actions(part, as_tensor(normals[rows], self._device))
@@ -293,9 +293,13 @@ class OffPolicy(Trainer):
                 mean.backward()
                 means["loss/temperature"] = mean.detach()
             sums.add_sums(means)
-        self._critics.requires_grad_(True)
+        self._let_critics_learn(True)
         sums.add_sums({"off_policy/temperature": self._weight()})
         return sums.sums
+
+    def _let_critics_learn(self, learn: bool) -> None:
+        for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update
+            parameter.requires_grad_(learn)
 
     def _weight(self) -> Tensor:
         """Return the weight of the entropy, without gradient."""
