@@ -190,6 +190,10 @@ class Transitions:
     """Executed actions, bool [K, C]: the first ones of each chunk, at least one."""
     terminated: Array
     """The task ended within the chunk, bool [K]. A truncation does not count: the value of what follows is not 0."""
+    taken_over: Array
+    """Somebody else than the policy chose an executed action of the chunk, bool [K]."""
+    extras: Mapping[str, Array] = field(factory=dict)
+    """`Chunk.extras` of each chunk, [K, ...]."""
 
     def __len__(self) -> int:
         return len(self.first)

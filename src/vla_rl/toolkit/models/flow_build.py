@@ -15,10 +15,11 @@ from vla_rl.toolkit.models.adapters import insert_adapters
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
-from vla_rl.toolkit.models.flow_network import freeze_unused
+from vla_rl.toolkit.models.flow_network import FlowModule, freeze_unused
 from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
 from vla_rl.toolkit.models.meta_device import META
 from vla_rl.toolkit.models.networks import allocate, check_shapes, fill, same_name
+from vla_rl.toolkit.models.steering import make_steering_head
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -125,3 +126,12 @@ def make_heads(
     load_head(value_head, checkpoint.folder, VALUE_HEAD)
     load_head(noise_head, checkpoint.folder, NOISE_HEAD)
     return value_head, noise_head
+
+
+def steer(
+    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, module: FlowModule, expert_width: int
+) -> None:
+    """Add the steering head that spec or checkpoint ask for, and freeze the network then."""
+    head = make_steering_head(name, config, context, checkpoint, expert_width)
+    if head is not None:
+        module.steer(head)

@@ -19,7 +19,14 @@ from vla_rl.toolkit.models.lerobot import LEROBOT, FeatureScale, read_statistics
 MODELS = ("pi0", "pi05")
 EPS = 1e-6
 """Number that openpi adds to the standard deviation, or to the range's width."""
-KEPT = (TOKENIZER, "architecture.json", "value_head.safetensors", "noise_head.safetensors", "state_in_prompt.json")
+KEPT = (
+    TOKENIZER,
+    "architecture.json",
+    "value_head.safetensors",
+    "noise_head.safetensors",
+    "steering_head.safetensors",
+    "state_in_prompt.json",
+)
 """Files that openpi does not read, and vla-rl does."""
 PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 

@@ -32,7 +32,7 @@ class TransitionBatch:
     following: Observation
     """Observations after the chunks, [B]; of any content where `bootstrap` is 0."""
     actions: Array
-    """Chunks in the simulator's units, float32 [B, C, A]."""
+    """Chunks in the simulator's units, float32 [B, C, A], or the noise that led to them, [B, R, W]."""
     rewards: Array
     """Sums of the discounted rewards of each chunk, float32 [B]."""
     bootstrap: Array
@@ -70,7 +70,14 @@ class TransitionBuffer:
     """
 
     def __init__(
-        self, folder: Path, info: EnvInfo, chunk: int, capacity: int, discount: float, file_bytes: int = FILE_BYTES
+        self,
+        folder: Path,
+        info: EnvInfo,
+        chunk: int,
+        capacity: int,
+        discount: float,
+        file_bytes: int = FILE_BYTES,
+        action_shape: tuple[int, int] | None = None,
     ) -> None:
         """Create a buffer without transitions; `load` goes on from those of an earlier process.
 
@@ -79,12 +86,13 @@ class TransitionBuffer:
             chunk: actions of a chunk.
             capacity: most transitions.
             discount: discount of rewards per environment step.
+            action_shape: shape of what takes the place of a chunk's actions; None: [C, A].
         """
         self.capacity = capacity
         self._info = info
         self._discount = discount
         self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
-        dtype = _transition_dtype(chunk, info.action_dim)
+        dtype = _transition_dtype(chunk, action_shape or (chunk, info.action_dim))
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
         self._instructions: dict[str, int] = {}
         """Instruction -> its number in frames."""
@@ -214,13 +222,13 @@ def _frame_dtype(info: EnvInfo) -> np.dtype[np.void]:
     return np.dtype([*images, *state, ("steps", np.int64), ("instruction", np.int32)])
 
 
-def _transition_dtype(chunk: int, action_dim: int) -> np.dtype[np.void]:
+def _transition_dtype(chunk: int, action_shape: tuple[int, int]) -> np.dtype[np.void]:
     return np.dtype(
         [
             ("oldest_frame", np.int64),
             ("first", np.int64),
             ("following", np.int64),
-            ("actions", np.float32, (chunk, action_dim)),
+            ("actions", np.float32, action_shape),
             ("rewards", np.float32, (chunk,)),
             ("valid", np.bool_, (chunk,)),
             ("terminated", np.bool_),

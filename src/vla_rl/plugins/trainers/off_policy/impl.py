@@ -22,8 +22,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.trainers import Trainer, TransitionsData, UpdateMetrics
-from vla_rl.core.types import Array, Context
+from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
+from vla_rl.core.types import Array, Context, EnvInfo, Observation
 from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
@@ -56,33 +56,40 @@ class _Temperature(nn.Module):
 class OffPolicy(Trainer):
     """Trainer of the policy, of critics of its chunks and of a temperature, from transitions that it keeps."""
 
+    name = "off_policy"
+    """Name of the trainer, in messages."""
+
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
         actions.
         """
         training: TrainingContext = context.training
         trained = training.trained
-        _check_model(trained.model, trained.name)
-        if training.folder is None:
-            raise UserError("trainer 'off_policy' keeps transitions in the run folder, and here there is none")
-        self._config = config
         self._trained = trained
+        self._check_model()
+        if training.folder is None:
+            raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
+        self._config = config
         self._heartbeat = training.heartbeat
         self._seed = context.seed
         self._updates = 0
         """Updates so far."""
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
-        self._buffer = TransitionBuffer(training.folder, trained.info, context.chunk, config.capacity, config.discount)
-        self._demonstrations: DemonstratedTransitions | None = None
-        low = torch.tensor(trained.info.action_low, device=self._device)
-        high = torch.tensor(trained.info.action_high, device=self._device)
-        self._middle = (low + high) / 2
-        self._half_range = (high - low) / 2
-        numbers = context.chunk * trained.info.action_dim
-        self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
         with torch.no_grad():
             features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        info = self._kept_info(features)
+        shape = self._action_shape()
+        self._buffer = TransitionBuffer(
+            training.folder, info, context.chunk, config.capacity, config.discount, action_shape=shape
+        )
+        self._demonstrations: DemonstratedTransitions | None = None
+        low = torch.tensor(info.action_low, device=self._device)
+        high = torch.tensor(info.action_high, device=self._device)
+        self._middle = (low + high) / 2
+        self._half_range = (high - low) / 2
+        numbers = shape[0] * shape[1]
+        self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
         seed = derived_seed(context.seed, "off_policy/critics")
         critics = CriticEnsemble(
             config.critics, features + numbers, config.hidden, layer_norm=config.layer_norm, seed=seed
@@ -99,6 +106,34 @@ class OffPolicy(Trainer):
                 self._temperature.parameters(), lr=config.temperature_lr, fused=True
             )
         self._guard = optimizer.FiniteGuard("critics")
+
+    # -------------------------------------------------------------------------------------- the decision process
+
+    def _check_model(self) -> None:
+        """Raises UserError for a model that the trainer cannot train."""
+        _check_model(self._trained.model, self._trained.name)
+
+    def _kept_info(self, features: int) -> EnvInfo:
+        """Return the description of what the buffer keeps as observations and actions. `features`: their numbers."""
+        return self._trained.info
+
+    def _action_shape(self) -> tuple[int, int]:
+        """Return the shape of one action of the decision process."""
+        return self._chunk, self._trained.info.action_dim
+
+    def _kept(self, transitions: Transitions) -> Transitions | None:
+        """Return what the buffer keeps of new transitions; None: nothing."""
+        return transitions
+
+    def _features(self, obs: Observation) -> Tensor:
+        """Return the features [B, D] of observations as the buffer keeps them."""
+        return self._trained.policy_features(obs)
+
+    def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sampled actions [B, *action shape] of the decision process and their log-probs, with gradient."""
+        return self._trained.reparameterised_actions(features, normals)
+
+    # ------------------------------------------------------------------------------------------------ the contract
 
     def modules(self) -> Mapping[str, nn.Module]:
         learned: dict[str, nn.Module] = {} if self._temperature is None else {"temperature": self._temperature}
@@ -126,9 +161,10 @@ class OffPolicy(Trainer):
         trained = self._trained
         config = self._config
         if trained.strategy.world > 1:
-            raise UserError("trainer 'off_policy' keeps its transitions on one learner; place one")
-        if data.transitions is not None:
-            self._buffer.add(data.transitions)
+            raise UserError(f"trainer {self.name!r} keeps its transitions on one learner; place one")
+        kept = None if data.transitions is None else self._kept(data.transitions)
+        if kept is not None:
+            self._buffer.add(kept)
         if config.demonstrations:
             self._read_demonstrations(data.demonstrations)
         due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
@@ -212,7 +248,6 @@ class OffPolicy(Trainer):
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Run the passes of the critics' loss. Return means over the batch, and the features of each micro-batch."""
         config = self._config
-        trained = self._trained
         self._critic_optimizer.zero_grad(set_to_none=True)
         sums = MetricAccumulator()
         kept = []
@@ -221,7 +256,7 @@ class OffPolicy(Trainer):
             part = batch.take(rows)
             targets = self._targets(part, next_normals[rows], chosen)
             with torch.set_grad_enabled(config.features == "trained"):
-                features = trained.policy_features(part.obs)
+                features = self._features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
             loss.backward()
@@ -233,9 +268,8 @@ class OffPolicy(Trainer):
     @torch.no_grad()
     def _targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
         """Return the targets [B] of the critics, by the target networks that were drawn."""
-        trained = self._trained
-        features = trained.policy_features(part.following)
-        actions, log_probs = trained.reparameterised_actions(features, as_tensor(normals, self._device))
+        features = self._features(part.following)
+        actions, log_probs = self._sampled(features, as_tensor(normals, self._device))
         inputs = self._inputs(features, actions)
         return soft_targets(
             as_tensor(part.rewards, self._device),
@@ -255,7 +289,7 @@ class OffPolicy(Trainer):
         self._critics.requires_grad_(False)
         for part, rows in zip(features, self._micro_batches(count), strict=True):
             self._heartbeat()
-            actions, log_probs = self._trained.reparameterised_actions(part, as_tensor(normals[rows], self._device))
+            actions, log_probs = self._sampled(part, as_tensor(normals[rows], self._device))
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
