@@ -47,13 +47,13 @@ def _goes_with_frozen(config: FlowConfig, attribute: Attribute[Any], value: Stee
     """Validate that no key asks for what a steered policy, which is frozen, does not do (attrs validator)."""
     if value is None:
         return
-    asked = {
+    unused = {
         "noise": config.noise != NoiseConfig(),
         "greedy_start": config.greedy_start != "zeros",
         "train_expert_only": not config.train_expert_only,
         "lora": config.lora is not None,
     }
-    clashing = [f"`{name}`" for name, given in asked.items() if given]
+    clashing = [f"`{name}`" for name, given in unused.items() if given]
     if clashing:
         raise ValueError(
             f"a steered policy is frozen and denoised by the ODE, from noise that the steering head chooses; leave "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
-
-if TYPE_CHECKING:
-    from vla_rl.toolkit.models.steering import SteeringHead
+from vla_rl.toolkit.models.steering import SteeringHead
 
 
 class TimeEmbedding(nn.Module):

@@ -6,20 +6,11 @@ Wagenmaker et al. 2025, "Steering Your Diffusion Policy with Latent Space Reinfo
 from __future__ import annotations
 
 import torch
-from attrs import asdict
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla_rl.core.errors import CheckpointError
-from vla_rl.core.randomness import derived_seed
-from vla_rl.core.types import Context
-from vla_rl.toolkit.models.checkpoints import read_file
-from vla_rl.toolkit.models.fitting import MismatchError
-from vla_rl.toolkit.models.flow_checkpoint import FlowCheckpoint
-from vla_rl.toolkit.models.flow_config import FlowConfig, SteeringConfig
-from vla_rl.toolkit.models.heads import STEERING_HEAD, small_mlp
-from vla_rl.toolkit.models.networks import load_weights
+from vla_rl.toolkit.models.flow_config import SteeringConfig
+from vla_rl.toolkit.models.heads import small_mlp
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 
 
@@ -56,40 +47,7 @@ class SteeringHead(nn.Module):
         return (self.range * torch.tanh(unsquashed)).expand(-1, self.horizon, -1)
 
 
-def make_steering_head(
-    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, expert_width: int
-) -> SteeringHead | None:
-    """Return the head that was saved beside the checkpoint, or a new one that the spec asks for, else None.
-
-    Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the saved.
-    """
-    path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
-    saved = None if path is None or not path.is_file() else read_file(path, load_file)
-    settings = config.steering
-    shape = (checkpoint.shape.horizon, checkpoint.shape.action_dim)
-    if saved is not None:
-        assert path is not None
-        try:
-            recorded = _settings(saved, shape[1])
-        except (KeyError, ValueError) as exc:
-            raise CheckpointError(f"{path} is no steering head ({exc}); remove it to use the policy without") from exc
-        if settings is not None and settings != recorded:
-            raise MismatchError(
-                f"{path} has {asdict(recorded)}, and model.steering asks for {asdict(settings)}; leave model.steering "
-                f"out, or take the folder of the policy that is not steered yet"
-            )
-        settings = recorded
-    if settings is None:
-        return None
-    inputs = expert_width + checkpoint.shape.state_dim
-    head = SteeringHead(inputs, shape, settings, derived_seed(context.seed, f"{name}/steering"))
-    if saved is not None:
-        assert path is not None
-        load_weights(head, saved, path)
-    return head
-
-
-def _settings(saved: dict[str, Tensor], width: int) -> SteeringConfig:
+def saved_settings(saved: dict[str, Tensor], width: int) -> SteeringConfig:
     """Return the settings of a head with these weights. Raises KeyError or ValueError where they are none."""
     layers = sum(name.startswith("layers.") and name.endswith(".weight") for name in saved)
     outputs = [len(saved[f"layers.{i}.weight"]) for i in range(layers)]
