@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.errors import CheckpointError, NotOffered, UserError
 from vla_rl.core.types import Context, UnexecutedActions
 from vla_rl.plugins.models import gr00t, pi0, smolvla
+from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, EagerRecorder, no_host_reads
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_config import NoiseConfig, SteeringConfig
 from vla_rl.toolkit.models.heads import STEERING_HEAD
@@ -114,6 +115,25 @@ def test_real_time_chunks_are_steered() -> None:
 
 def _left() -> Any:
     return UnexecutedActions(actions=expert(1)[0][:2], delay=1)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_steered_decisions_can_be_captured(greedy: bool) -> None:
+    """As `rollout.compile: graphs` captures them: from tensors to tensors, without host reads."""
+    model = moved(policy(steering=SMALL))
+    obs = observation(3)
+    expected = model.sample_chunk(obs, noise(3), greedy)
+    captured = CapturedFunction(model.decide, EagerRecorder())
+
+    def watched(inputs: Any) -> Any:
+        with no_host_reads():
+            return captured(inputs)
+
+    model.decide = watched
+    decided = model.sample_chunk(obs, noise(3), greedy)
+    torch.testing.assert_close(decided.actions, expected.actions, rtol=0, atol=1e-5)
+    torch.testing.assert_close(decided.log_probs, expected.log_probs, rtol=0, atol=1e-5)
+    assert decided.extras.keys() == {"steering"}
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
