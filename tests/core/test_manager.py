@@ -51,6 +51,24 @@ def test_a_seat_is_its_component():
         _ = algorithm.nothing
 
 
+def test_arguments_are_changed_before_wrappers_and_methods_see_them():
+    seen = []
+
+    @hookimpl(wraps="algorithm")
+    def loss(scores, batch):
+        seen.append((scores, batch))
+        return (yield)
+
+    functions = {"batch": str.upper}
+    for wrappers in ({}, {"watch": module(loss=loss)}):
+        algorithm = wrap("algorithm", Twice(), "twice", wrappers, functions)
+        assert algorithm.loss("scores", "batch") == algorithm.loss(batch="batch", scores="scores") == "BATCH"
+        assert algorithm.advantages(21) == 42
+        with pytest.raises(TypeError, match=r"loss\(scores, batch\) got"):
+            algorithm.loss("scores")
+    assert seen == [("scores", "BATCH")] * 2
+
+
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"rollout": 1}), ((), {"other": 1})])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_wrong_arguments_are_a_type_error(args, kwargs, wrapped):

@@ -52,6 +52,16 @@ def test_env(name: str) -> None:
     check_env(*ready("env", name))
 
 
+@pytest.mark.parametrize("name", own("env"))
+def test_an_expert_is_declared(name: str) -> None:
+    """A trainer that asks an expert refuses simulators whose plugin declares none."""
+    (item,) = [item for item in installed("env")[name] if item.dist == OWN_DIST]
+    module = item.target.partition(":")[0].removeprefix("vla_rl.").replace(".", "/")
+    folder = Path(sys.modules["vla_rl"].__file__ or "").parent / module
+    implements = any("def expert_chunk" in file.read_text("utf-8") for file in folder.rglob("*.py"))
+    assert load("env", name).expert == implements
+
+
 @pytest.mark.parametrize("name", [name for name in own("algorithm") if name != "transitions"])  # it has no loss
 def test_algorithm(name: str) -> None:
     check_algorithm(*ready("algorithm", name))

@@ -14,6 +14,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Plugin, TrainingData
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
+from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import CheckFailed, check_trainer
@@ -267,3 +268,52 @@ def test_a_mistake_with_transitions_is_found(mutant, text):
 def test_off_policy_passes(keys):
     plugin = load("trainer", "off_policy")
     check_trainer(plugin, plugin.config(**{**OFF_POLICY, **keys}))
+
+
+# ------------------------------------------------------------------------------------------ trainers that aggregate
+
+DAGGER = {"updates": 2, "batch": 8}
+
+
+class ForgetsItsLabels(Dagger):
+    def load(self, state):
+        self._updates = state["updates"]
+
+
+class CountsFromOne(Dagger):
+    def load(self, state):
+        self._labelled.load(state["labelled"])
+
+
+class DrawsSamplesFromTorch(HGDagger):
+    def _steps(self, step, samples):
+        draws = torch.randint(0, samples, (8,)).numpy()
+        return [attrs.evolve(one, indices=draws) for one in super()._steps(step, samples)]
+
+
+class ClonesHalfOfABatch(Dagger):
+    def _steps(self, step, samples):
+        return [attrs.evolve(one, total=self._trained.train.micro_batch) for one in super()._steps(step, samples)]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "text"),
+    [
+        (ForgetsItsLabels, "the same third update after a checkpoint as without one"),
+        (CountsFromOne, "the same third update after a checkpoint as without one"),
+        (DrawsSamplesFromTorch, "the global random generators left alone"),
+        (ClonesHalfOfABatch, "the same gradients however the samples are split into micro-batches"),
+    ],
+)
+def test_a_mistake_with_labels_is_found(mutant, text):
+    plugin = load("trainer", "hg_dagger" if issubclass(mutant, HGDagger) else "dagger")
+    with pytest.raises(CheckFailed) as failed:
+        check_trainer(attrs.evolve(plugin, build=mutant), plugin.config(**DAGGER))
+    assert any(text in finding for finding in failed.value.findings), failed.value
+
+
+@pytest.mark.parametrize("name", ["dagger", "hg_dagger"])
+def test_trainers_that_aggregate_pass(name):
+    plugin = load("trainer", name)
+    check_trainer(plugin, plugin.config(**DAGGER))
+    check_trainer(plugin, plugin.config(**DAGGER, capacity=5))

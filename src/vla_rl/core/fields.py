@@ -43,6 +43,7 @@ ROLLOUT = (
     Field(name="valid", dims="T N C", source="env", in_batch=True),
     Field(name="source", dims="T N C", source="env", optional=True, in_batch=True),
     Field(name="executed_actions", dims="T N C A", source="env", optional=True, in_batch=True),
+    Field(name="expert_actions", dims="T N C A", source="env", optional=True, in_batch=True),
     Field(name="log_probs", dims="T N C M", source="policy", in_batch=True),
     Field(name="values", dims="T N [C]", source="policy", optional=True, in_batch=True),
     Field(name="next_values", dims="T N", source="policy", optional=True),

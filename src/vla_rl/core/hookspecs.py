@@ -76,6 +76,9 @@ class VLAModel(ABC):
     """Cameras that the model reads; None: all cameras of the simulator."""
     statistics_name: str | None = None
     """Name of the checkpoint's normalisation statistics that the spec chose; None: it chose none. Servers report it."""
+    instruction_suffix: str = ""
+    """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
+    appends it to the observations that the methods get, and keeps it in checkpoints."""
     steering_shape: tuple[int, int] | None = None
     """R, W: vectors and numbers of the initial noise that a steering head chooses; None: the policy is not steered."""
 

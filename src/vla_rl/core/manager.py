@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from operator import index
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, TypeVar, cast, overload
 
 import pluggy
@@ -194,10 +194,20 @@ class _Wrapped:
         return f"wrapped {self._component!r}"
 
 
-def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
+def wrap(
+    kind: str,
+    component: T,
+    name: str,
+    wrappers: Named = (),
+    arguments: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
+) -> T:
     """Return the component as its contract, with `wrappers` (objects with `@hookimpl(wraps=kind)` functions, outermost
     first) around its methods. Raise PluginError if signatures do not match the contract, or later if a method returns
-    None or a tuple where its contract has an object."""
+    None or a tuple where its contract has an object.
+
+    Args:
+        arguments: name of an argument -> function of its value, whose result methods and wrappers get instead.
+    """
     manager = Manager(kind)
     manager.register(component, name, component=True)
     for wrapper_name, wrapper in reversed(_pairs(wrappers)):
@@ -205,6 +215,9 @@ def wrap(kind: str, component: T, name: str, wrappers: Named = ()) -> T:
     trace = _trace(manager, f"{kind} {name!r}")
     hooks = {caller.name for caller in manager.get_hookcallers(component) or ()}
     calls = {hook: _call(manager, hook, name, trace) for hook in manager.arguments if hook in hooks}
+    if arguments:
+        names = manager.arguments
+        calls = {hook: _with_arguments(call, hook, names[hook], arguments) for hook, call in calls.items()}
     return cast(T, _Wrapped(component, calls))
 
 
@@ -306,6 +319,18 @@ def _through_pluggy(manager: Manager, hook: str) -> Callable[..., Any]:
         return caller(**arguments)
 
     return call
+
+
+def _with_arguments(
+    call: Callable[..., Any], hook: str, names: tuple[str, ...], functions: Mapping[str, Callable[[Any], Any]]
+) -> Callable[..., Any]:
+    """Return the callable of a hook that applies functions to its arguments first."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        values = _bind(hook, names, args, kwargs)
+        return call(*(functions[name](value) if name in functions else value for name, value in values.items()))
+
+    return changed
 
 
 def _bind(hook: str, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -190,8 +190,11 @@ class Transitions:
     """Executed actions, bool [K, C]: the first ones of each chunk, at least one."""
     terminated: Array
     """The task ended within the chunk, bool [K]. A truncation does not count: the value of what follows is not 0."""
-    taken_over: Array
-    """Somebody else than the policy chose an executed action of the chunk, bool [K]."""
+    source: Array | None = None
+    """`ActionSource` of each action, int8 [K, C]; read where `valid`. None: the policy chose all of them."""
+    expert_actions: Array | None = None
+    """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: nobody asked
+    it (`Plugin.expert_share`)."""
     extras: Mapping[str, Array] = field(factory=dict)
     """`Chunk.extras` of each chunk, [K, ...]."""
 
@@ -232,6 +235,8 @@ class UpdateMetrics:
     """Metrics of which the largest counts."""
     statistics: Mapping[str, Statistic] = field(factory=dict)
     """Statistics that are added over ranks, then read."""
+    warnings: tuple[str, ...] = ()
+    """Texts that the driver logs."""
     seconds: float = 0.0
     """Seconds that the update took."""
 

@@ -162,8 +162,16 @@ class Plugin:
     own_policy: bool = False
     """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
     and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
+    expert: bool = False
+    """Simulators: there is a scripted expert (`SimEnv.expert_chunk`), at least for some of the tasks."""
     trains_on: TrainingData | None = None
     """Trainers: kind of data that the trainer learns from. Required of them."""
+    expert_share: Callable[[Any, int], float] | None = None
+    """Trainers of transitions: function of (config, training step from 1) that returns the probability with which the
+    simulator's expert acts in a chunk instead of the policy; its chunks are `Transitions.expert_actions`. None: the
+    expert is not asked."""
+    instruction_suffix: str = ""
+    """Trainers: `VLAModel.instruction_suffix` with which their policy acts."""
     no_rl: Callable[[Any], str | None] | None = None
     """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
     run; None: it is possible."""
@@ -501,6 +509,8 @@ class RecordedRewards:
     following: Array
     """Indices of the samples that begin where the sample's chunk ends, int64 [B]; -1 if the episode ends before one
     does."""
+    interventions: Array | None = None
+    """Whether a person or an expert chose the sample's first action instead of the policy, bool [B]; None: unknown."""
 
 
 @frozen(kw_only=True, eq=False)

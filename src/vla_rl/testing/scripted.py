@@ -338,7 +338,12 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
 
 vla_rl_plugins = {
     "env": {
-        "scripted": Plugin(config=ScriptedConfig, build=_build_env, summary="test double: follow the sign of the state")
+        "scripted": Plugin(
+            config=ScriptedConfig,
+            build=_build_env,
+            summary="test double: follow the sign of the state",
+            expert=True,
+        )
     },
     "model": {
         "linear": Plugin(config=LinearConfig, build=_build_model, summary="test double: a linear policy over bins")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from vla_rl.core.hookspecs import STEERING, Algorithm
@@ -30,6 +30,7 @@ from vla_rl.core.trainers import (
     UpdateMetrics,
 )
 from vla_rl.core.types import (
+    ActionSource,
     Advantages,
     Array,
     Batch,
@@ -198,7 +199,7 @@ def _check_all(f: Findings, make: MakeCase) -> None:
 
 def _trained(micro_batch: int, strategy: ParallelStrategy | None, kind: TrainingData) -> TrainedModel:
     """Return the small policy. `strategy`: None for a single rank."""
-    info = synthetic.env_info(cameras=1)
+    info = evolve(synthetic.env_info(cameras=1), takeovers=kind is TrainingData.TRANSITIONS)
     train = TrainSpec(steps=4, lr=1e-2, micro_batch=micro_batch, max_grad_norm=None)
     model = _GaussianModel(info, CHUNK) if kind is TrainingData.TRANSITIONS else LinearModel(info, CHUNK)
     trained = TrainedModel(model, train, name="linear", device="cpu", info=info, acting=True)
@@ -254,12 +255,16 @@ def _data(case: _Case, number: int, samples: Array | None = None) -> Any:
 
 
 def _transitions(case: _Case, number: int) -> TransitionsData:
-    """Return an episode of as many transitions as there are samples, and one more, as the data of an update."""
+    """Return an episode of as many transitions as there are samples, and one more, as the data of an update. A person
+    acts in the odd ones.
+    """
     count = SAMPLES + 1
     draws = np.random.default_rng(number)
     info = case.trained.info
     low, high = (np.array(bound, np.float32) for bound in (info.action_low, info.action_high))
     actions = low + (high - low) * draws.random((count, CHUNK, info.action_dim), np.float32)
+    taken_over = np.arange(count) % 2 == 1
+    source = np.where(taken_over, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)
     transitions = Transitions(
         frames=synthetic.observation(info, count + 1, seed=number),
         first=np.arange(count),
@@ -268,7 +273,8 @@ def _transitions(case: _Case, number: int) -> TransitionsData:
         rewards=draws.random((count, CHUNK), np.float32),
         valid=np.ones((count, CHUNK), bool),
         terminated=np.arange(count) == count - 1,
-        taken_over=np.zeros(count, bool),
+        source=np.repeat(source[:, None], CHUNK, axis=1),
+        expert_actions=np.flip(actions, 0).copy(),
         extras={STEERING: draws.standard_normal((count, CHUNK, info.action_dim), np.float32)},
     )
     return TransitionsData(step=number, version=number - 1, transitions=transitions)
@@ -443,8 +449,8 @@ def _arrays(data: Any) -> list[Array]:
         transitions = data.transitions
         assert transitions is not None
         frames = transitions.frames
-        parts = [transitions.first, transitions.actions, transitions.rewards, transitions.valid, frames.state]
-        parts += transitions.extras.values()
+        of_chunks = (transitions.actions, transitions.rewards, transitions.valid, transitions.expert_actions)
+        parts = (transitions.first, transitions.source, frames.state, *of_chunks, *transitions.extras.values())
         return [*(np.asarray(x) for x in frames.images.values()), *map(np.asarray, parts)]
     inputs = data.inputs
     fields = [array for array in data.fields.values() if array is not None]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from libero_plus_wheel import CAN, LIT, TABLE, YEAST, write_descriptions, write_task
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import SpecError, read_env
 from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero import plus_files as files
-from vla_rl.plugins.envs.libero.plus import PlusConfig
+from vla_rl.plugins.envs.libero.plus import ASSETS_VARIABLE, PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
 from vla_rl.plugins.envs.libero.plus.variants import (
+    Variant,
     all_variants,
     chosen,
     parse,
@@ -23,6 +27,8 @@ from vla_rl.plugins.envs.libero.plus.variants import (
     selected,
     variant_of,
 )
+from vla_rl.plugins.envs.libero.plus_assets import FOLDERS, INNER_FOLDERS, assets_folder, require_assets, scene_changes
+from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 
 LEVELS = {
     "camera": (199, 360, 325, 228, 487),
@@ -37,6 +43,11 @@ LEVELS = {
 OFFICIAL = Path(__file__).with_name("libero_plus_noise.npz")
 """Pictures of the authors' code (repository at 4976dc3, ImageMagick 6.9.11 Q16): `picture`, and `noise_N` with NumPy's
 generator seeded by N."""
+
+
+@pytest.fixture(autouse=True)
+def no_assets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ASSETS_VARIABLE, raising=False)
 
 
 def test_counts_are_those_of_the_authors() -> None:
@@ -90,6 +101,7 @@ def test_results_say_what_was_played_and_what_was_left_out() -> None:
     notes = "\n".join(remarks(PlusConfig(sample=100)))
     assert "100 of 10030 variants are evaluated: 23 camera" in notes and "sample_seed 0" in notes
     assert "left out: 1142 light, 1076 background, 829 layout need scenes" in notes
+    assert "env.plus.assets=FOLDER or LIBERO_PLUS_ASSETS" in notes
     assert "robot_states: official" in notes and "instructions: task" in notes
     plain = "\n".join(remarks(PlusConfig(dimensions=("camera",), instructions="official")))
     assert "left out" not in plain and "robot_states" not in plain and "instructions" not in plain
@@ -153,3 +165,153 @@ def test_severity_grows() -> None:
 
 def test_fog_covers_large_pictures() -> None:
     assert noisy(np.zeros((300, 300, 3), np.uint8) + np.uint8(9), 31, np.random.RandomState(0)).shape == (300, 300, 3)
+
+
+# ---------------------------------------------------------------------------------------------------- assets
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "wheel"
+    write_descriptions(folder)
+    monkeypatch.setattr(files, "files_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def assets(tmp_path: Path) -> Path:
+    """An empty folder in the archive's layout."""
+    folder = tmp_path / "unpacked"
+    for name in FOLDERS:
+        (folder / name).mkdir(parents=True)
+    return folder
+
+
+def variant_with(ending: str, suite: str = "libero_spatial") -> Variant:
+    return next(v for v in all_variants() if v.suite == suite and re.search(rf"_{ending}_\d+$", v.name))
+
+
+def write_model(folder: Path, name: str, *named: str) -> Path:
+    """Write a model that names these files: TEXTURE=FILE."""
+    model = folder / name
+    model.parent.mkdir(parents=True, exist_ok=True)
+    textures = "".join('<texture name="{}" file="{}"/>'.format(*entry.split("=")) for entry in named)
+    model.write_text(f"<mujoco><asset>{textures}</asset></mujoco>")
+    return model
+
+
+def test_with_assets_all_variants_run(tmp_path: Path) -> None:
+    with_assets = PlusConfig(assets=tmp_path)
+    assert Counter(v.dimension for v in selected(with_assets)) == {
+        "camera": 1599,
+        "robot": 1550,
+        "language": 1537,
+        "light": 1142,
+        "background": 1076,
+        "noise": 1601,
+        "layout": 1525,
+    }
+    notes = "\n".join(remarks(with_assets))
+    assert "10030 of 10030 variants are evaluated" in notes and "left out" not in notes
+    assert "assets: 1142 light, 1076 background, 829 layout variants are built from the files in plus.assets" in notes
+    assert "plus.assets" not in "\n".join(remarks(PlusConfig(assets=tmp_path, dimensions=("camera",))))
+
+
+def test_the_folder_is_named_by_the_key_or_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def assets_of(override: str) -> Path | None:
+        folder: Path | None = read_env("libero", [override]).config.plus.assets
+        return folder
+
+    monkeypatch.chdir(tmp_path)
+    assert assets_of("plus.assets=mine") == tmp_path / "mine"
+    assert assets_of("plus.levels=[1]") is None
+    monkeypatch.setenv(ASSETS_VARIABLE, "shared")
+    assert assets_of("plus.levels=[1]") == tmp_path / "shared"
+    assert assets_of("plus.assets=mine") == tmp_path / "mine"
+
+
+def test_the_folder_is_found_as_the_archive_unpacks(tmp_path: Path) -> None:
+    assert assets_folder(None) is None
+    for number, inner in enumerate((".", *INNER_FOLDERS)):
+        named = tmp_path / str(number)
+        for name in FOLDERS:
+            (named / inner / name).mkdir(parents=True)
+        assert assets_folder(named) == named / inner
+
+
+def test_a_folder_without_the_assets_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scenes").mkdir()
+    with pytest.raises(UserError, match=rf"assets: {tmp_path} lacks new_objects/, textures/, .*Sylvest/LIBERO-plus"):
+        assets_folder(tmp_path)
+    with pytest.raises(UserError, match=r"assets: /nowhere does not exist; it is to be the unpacked .*assets.zip"):
+        assets_folder(Path("/nowhere"))
+    (tmp_path / "assets.zip").touch()
+    with pytest.raises(UserError, match=r"assets.zip is a file, not the folder into which it is unpacked"):
+        assets_folder(tmp_path / "assets.zip")
+
+
+def test_scenes_are_those_that_the_wheel_describes(wheel: Path, assets: Path) -> None:
+    """A room with other lights; a table; a floor in LIBERO's room, whose file the class inherits; added objects."""
+    light, table, add = (variant_with(ending) for ending in ("light", "table", "add"))
+    floor = variant_with("table", "libero_object")
+    write_task(wheel, light.suite, light.name, "LIBERO_Tabletop_Manipulation_light_7")
+    write_task(wheel, table.suite, table.name, "Libero_Tabletop_Manipulation_Wicker")
+    write_task(wheel, floor.suite, floor.name, "Libero_Floor_Manipulation_FloorWicker")
+    objects = "milk_1 - milk\n can_of_soda__1_1 can_of_soda__1_2 - can_of_soda__1\n bag_of_yeast_1 - bag_of_yeast"
+    write_task(wheel, add.suite, add.name, "LIBERO_Tabletop_Manipulation", objects)
+    base_floor = "scenes/libero_floor_base_style.xml"
+    for model in (LIT, TABLE, base_floor, YEAST, CAN):
+        write_model(assets, model)
+    plain = {"floor": "light-gray-floor-tile.png", "wall": "light-gray-plaster.png"}
+    wicker = {"floor": "Wicker copy.png", "wall": "canvas_sky_blue.png"}
+    assert scene_changes(light, assets) == SceneChanges(arena=str(assets / LIT), **plain)
+    assert scene_changes(table, assets) == SceneChanges(arena=str(assets / TABLE), **wicker)
+    assert scene_changes(floor, assets) == SceneChanges(arena=str(assets / base_floor), **wicker)
+    added = (("bag_of_yeast", str(assets / YEAST)), ("can_of_soda__1", str(assets / CAN)))
+    assert scene_changes(add, assets) == SceneChanges(objects=added)
+    moved = next(v for v in all_variants() if v.dimension == "layout" and not v.needs_assets)
+    assert scene_changes(moved, None) == UNCHANGED_SCENE
+    require_assets([light, table, floor, add, moved], assets)
+
+
+def test_a_missing_file_is_named_with_its_variant_and_the_archive(wheel: Path, assets: Path) -> None:
+    table, add = variant_with("table"), variant_with("add")
+    write_task(wheel, table.suite, table.name, "Libero_Tabletop_Manipulation_Wicker")
+    write_task(wheel, add.suite, add.name, "LIBERO_Tabletop_Manipulation", "bag_of_yeast_1 - bag_of_yeast")
+
+    def missing(variant: Variant) -> Path:
+        with pytest.raises(UserError) as error:
+            require_assets([variant], assets)
+        told = str(error.value)
+        assert variant.task_name in told and f"unpack anew into {assets}" in told and "Sylvest/LIBERO-plus" in told
+        return Path(told.partition(" is missing")[0])
+
+    assert missing(table) == assets / TABLE
+    room = write_model(assets, TABLE, "texplane=../../textures/other.png", "tex-table=wicker.png")
+    assert missing(table) == assets / "textures/Wicker copy.png", "the variant's floor, not the one in the file"
+    (assets / "textures/Wicker copy.png").touch()
+    assert missing(table) == assets / "scenes/tabletop250/wicker.png"
+    room.write_text("<mujoco><asset>")
+    with pytest.raises(UserError, match=r"Wicker.xml is damaged .*; unpack anew: .*assets.zip"):
+        require_assets([table], assets)
+    assert missing(add) == assets / YEAST
+    write_model(assets, YEAST, "tex=textures/yeast.png")
+    assert missing(add) == (assets / YEAST).parent / "textures/yeast.png"
+
+
+@pytest.mark.parametrize(
+    ("break_wheel", "told"),
+    [
+        (lambda wheel: (wheel / "envs/problems/libero_tabletop_manipulation.py").unlink(), "does not describe the sc"),
+        (lambda wheel: (wheel / "envs/arenas/style.py").write_text("FLOOR_STYLE = {}"), "has no table 'WALL_STYLE'"),
+        (lambda wheel: (wheel / "envs/arenas/style.py").unlink(), "style.py is missing"),
+    ],
+)
+def test_another_version_of_the_wheel_is_named(
+    wheel: Path, assets: Path, break_wheel: Callable[[Path], object], told: str
+) -> None:
+    table = variant_with("table")
+    write_task(wheel, table.suite, table.name, "Libero_Tabletop_Manipulation_Wicker")
+    break_wheel(wheel)
+    with pytest.raises(UserError, match=rf"{told}.*install the tested version: pip install"):
+        scene_changes(table, assets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
+from libero_plus_wheel import ADDED_REGION, LIT, YEAST, write_descriptions, write_task
+from PIL import Image
 
+import libero_plus_assets
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero import LiberoConfig, compiled, plugin
 from vla_rl.plugins.envs.libero import plus_files as files
 from vla_rl.plugins.envs.libero.plus import PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
@@ -77,6 +82,66 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     files.joint_angles.cache_clear()
 
 
+PLACE = (0.2, 0.2, 0.94)
+"""Where the added object lies [m]."""
+GREEN = (20, 200, 40)
+"""Colour of the table in the test's own assets."""
+
+
+def with_object(text: str) -> str:
+    """Return a task file with one more object."""
+    for section, entry in (
+        ("(:objects", "bag_of_yeast_1 - bag_of_yeast"),
+        ("(:init", "(On bag_of_yeast_1 main_table_add_region)"),
+        ("(:regions", ADDED_REGION),
+    ):
+        text = text.replace(section, f"{section}\n    {entry}", 1)
+    return text
+
+
+def with_pose(state: Array) -> Array:
+    """Return a state of the task with the first object's place and velocity before those of its own objects."""
+    positions, arm = 9 + 5 * 7 + 4, 9  # arm and fingers; five objects; drawers and knob
+    start, speeds = 1 + arm, 1 + positions + arm
+    return np.concatenate([state[:start], [*PLACE, 1, 0, 0, 0], state[start:speeds], np.zeros(6), state[speeds:]])
+
+
+@pytest.fixture(scope="module")
+def assets(task_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Assets in the archive's layout: a room with other lights and a green table, and one more object. The wheel says
+    which variants have them."""
+    import torch
+    from libero.libero import get_libero_path
+
+    suite, folder = Suite("libero_spatial"), tmp_path_factory.mktemp("archive")
+    write_descriptions(task_files)
+    write_task(task_files, suite.name, f"{BASE}_light_1", "LIBERO_Tabletop_Manipulation_light_7")
+    added = with_object(Path(suite.tasks[INDEX].bddl_file).read_text())
+    (task_files / f"bddl_files/libero_spatial/{BASE}_add_10.bddl").write_text(added)
+    state = with_pose(suite.initial_states(INDEX)[0])
+    torch.save(state, task_files / f"init_files/libero_newobj/libero_spatial/{BASE}_add_10.pruned_init")
+    variants = [variant("_light_1"), variant("_add_10")]
+    libero_plus_assets.write_assets(folder, variants, Path(get_libero_path("assets")))
+    Image.new("RGB", (8, 8), GREEN).save(folder / "textures/green.png")
+    room = ET.parse(folder / LIT)
+    table = room.find("./asset/texture[@name='tex-table']")
+    assert table is not None
+    table.set("file", "../../textures/green.png")
+    room.write(folder / LIT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def env_with_assets(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An env whose compiled scenes, which no other test can use, are not kept with those of the user."""
+    cache = tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "usual_folder", lambda: cache)
+        env = make(1, dimensions=("light", "layout"), assets=assets)
+        yield env
+        env.close()
+
+
 def make(num_envs: int = 1, **plus: Any) -> Any:
     config = LiberoConfig(
         plus=PlusConfig(suites=("libero_spatial",), **plus),
@@ -110,9 +175,6 @@ def scene_of(env: Any) -> Any:
 
 def joints(env: Any) -> Array:
     return np.asarray(scene_of(env).simulator_state()[1:8])
-
-
-CAMERA, NOISE = "_view_45_15_100_0_0_initstate_0", "_view_0_0_100_0_0_initstate_0_noise_50"
 
 
 def test_a_variant_changes_one_thing_and_the_next_episode_nothing(env: Any) -> None:
@@ -193,3 +255,39 @@ def test_tasks_name_instructions_and_categories(task_files: Path) -> None:
     assert words == task.instruction + " view 45 15 100 0 0 initstate 0"
     paraphrase = variant("_language_1_view_0_0_100_0_0_initstate_0")
     assert files.instruction(paraphrase, "unused", official=True) == "lift the dark bowl"
+
+
+def test_a_light_variant_has_the_lights_and_textures_of_the_assets(env_with_assets: Any, assets: Path) -> None:
+    light = variant("_light_1")
+    assert light.state_id in {state.id for state in env_with_assets.reset_states("eval")}
+    picture = start(env_with_assets, light.state_id).images["agentview"][0]
+    scene = scene_of(env_with_assets)
+    green = (picture[..., 1] > 2 * picture[..., 0]) & (picture[..., 1] > 2 * picture[..., 2])
+    assert green.mean() > 0.2, "most of the picture is the table"
+    written = {element.get("name"): element for element in ET.parse(assets / LIT).iter("light")}
+    for name, element in written.items():
+        assert np.allclose(
+            scene._model.light(name).diffuse, [float(part) for part in element.attrib["diffuse"].split()]
+        )
+    for name in written:
+        scene._model.light(name).diffuse = 0.8  # as LIBERO has them
+    assert abs(scene.images()["agentview"].astype(int) - picture).mean() > 10, "the picture is lit by these lights"
+    official = Suite("libero_spatial").initial_states(INDEX)[0]
+    settled = scene.simulator_state()
+    assert settled.shape == official.shape and np.abs(settled - official)[1:49].max() < 0.1
+
+
+def test_a_layout_with_an_added_object_starts_in_its_own_state(env_with_assets: Any) -> None:
+    start(env_with_assets, variant("_add_10").state_id)
+    scene = scene_of(env_with_assets)
+    position = scene.observation["bag_of_yeast_1_pos"]
+    assert np.abs(position[:2] - PLACE[:2]).max() < 0.01 and 0.9 < position[2] <= PLACE[2]
+    assert scene.simulator_state().shape == (92 + 13,)
+    shown = scene._model.geom_bodyid[scene._model.geom_group == 1]
+    assert scene._env.obj_body_id["bag_of_yeast_1"] in shown, "its mesh is drawn"
+
+
+def test_a_file_that_is_missing_at_a_reset_is_named(env_with_assets: Any, assets: Path) -> None:
+    (assets / YEAST).unlink()
+    with pytest.raises(UserError, match=r"ibvtik.xml is missing, which variant libero_spatial/pick_up"):
+        start(env_with_assets, variant("_add_10").state_id)

@@ -17,7 +17,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import Context
+from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.models.pi0 import Pi0Config, build
 from vla_rl.plugins.trainers.off_policy import DsrlConfig, dsrl
 from vla_rl.plugins.trainers.off_policy.steering import Dsrl
@@ -66,7 +66,6 @@ def transitions_of(model, count, seed=0, rewards=None):
         rewards=np.ones((count, CHUNK), np.float32) if rewards is None else rewards(noise),
         valid=np.ones((count, CHUNK), bool),
         terminated=rows == count - 1,
-        taken_over=np.zeros(count, bool),
         extras={STEERING: noise},
     )
 
@@ -107,11 +106,13 @@ def test_chunks_of_somebody_else_are_left_out(tmp_path):
     trainer = trainer_in(tmp_path)
     transitions = transitions_of(trainer._trained.model, 6)
     taken_over = np.array([False, True, True, False, False, True])
-    trainer.update(data_of(1, evolve(transitions, taken_over=taken_over)))
+    source = np.full((6, CHUNK), ActionSource.POLICY, np.int8)
+    source[taken_over, 1] = ActionSource.PERSON
+    trainer.update(data_of(1, evolve(transitions, source=source)))
     assert len(trainer._buffer) == 3
     noise = np.tanh(transitions.extras[STEERING][~taken_over])
     np.testing.assert_array_equal(trainer._buffer.read(np.arange(3)).actions, noise)
-    trainer.update(data_of(2, evolve(transitions, taken_over=np.ones(6, bool))))
+    trainer.update(data_of(2, evolve(transitions, source=np.full((6, CHUNK), ActionSource.PERSON, np.int8))))
     assert len(trainer._buffer) == 3
 
 

@@ -69,7 +69,6 @@ def transitions_of(count, seed=0, rewards=None):
         rewards=draws.random((count, CHUNK)).astype(np.float32) if rewards is None else rewards(actions),
         valid=np.ones((count, CHUNK), bool),
         terminated=np.arange(count) == count - 1,
-        taken_over=np.zeros(count, bool),
     )
 
 

@@ -14,13 +14,14 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
 from vla_rl.core.types import Context, Observation, RecordedRewards
 from vla_rl.plugins.trainers.offline import OfflineConfig
-from vla_rl.plugins.trainers.offline.impl import Offline, read_recorded
+from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset, StepWindows
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.critics import CriticEnsemble, advantage_weights, expectile_loss, follow
+from vla_rl.toolkit.trainers.recorded_returns import read_returns
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 CHUNK = 2
@@ -92,7 +93,7 @@ def test_returns_are_those_of_the_whole_episode_and_span_one():
             return RecordedRewards(rewards=np.array([0, 1, 2, 0], np.float32), following=following)
 
     recording = Recording([(synthetic.observation(INFO, 4), np.zeros((4, CHUNK, 2), np.float32))])
-    recorded = read_recorded(recording, 0.5)
+    recorded = read_returns(recording, 0.5, "offline")
     returns = np.array([0 + 0.25 * (1 + 0.25 * 2), 1 + 0.25 * 2, 2, 0])
     np.testing.assert_allclose(recorded.returns, returns / 2, rtol=1e-6)
     np.testing.assert_allclose(recorded.rewards, np.array([0, 1, 2, 0]) / 2)

@@ -8,6 +8,7 @@ import helped_env
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from scripted_runs import play, read_metrics, scripted_spec, weights_in
 
 from vla_rl.core.catalogue import build
@@ -127,6 +128,11 @@ def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
     with pytest.raises(UserError, match="reads samples without those that follow them"):
         demonstrations.read_rewards(np.arange(1), 1.0)
     assert clone(spec, tmp_path / "clone", False)["steps"] == 2
+    everything = evolve(spec.imitation.data.config, only="all")
+    whole = build("data", "lerobot", everything, Context(env=info, chunk=2))
+    flags = whole.read_rewards(np.arange(whole.num_samples()), 1.0).interventions
+    assert flags.dtype == bool and flags.sum() == demonstrations.num_samples() < len(flags)
+    assert np.array_equal(whole.read_samples(np.flatnonzero(flags))[1], actions)
 
 
 def test_a_recording_without_interventions_is_refused_where_they_are_wanted(tmp_path):

@@ -16,8 +16,9 @@ from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransi
 from vla_rl.runtime.checks.no_effect import without_effect
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
+from vla_rl.toolkit.trainers.frame_records import frame_dtype
 from vla_rl.toolkit.trainers.record_log import RecordLog
-from vla_rl.toolkit.trainers.replay import _frame_dtype, _transition_dtype
+from vla_rl.toolkit.trainers.replay import _transition_dtype
 
 NETWORK = {
     "image_size": 32, "channels": [8], "keypoints": 2, "words": 16, "instruction": 4, "hidden": [16], "head": "gaussian"
@@ -97,7 +98,7 @@ def stored(folder, info):
     """Return all frames and transitions of a run's buffer."""
     counts = torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
     state = counts["trainers"]["collected"]["state"]["buffer"]
-    logs = {"frames": _frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
+    logs = {"frames": frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
     records = []
     for name, dtype in logs.items():
         log = RecordLog(folder / "replay" / name, dtype)
@@ -167,6 +168,26 @@ def test_keys_of_policy_gradients_are_reported():
     spec = parse_spec(off_policy_spec(train={"epochs": 2, "global_batch": 16}))
     found = {path for path, text in without_effect(spec, training=True, imitation=False) if "draws its own" in text}
     assert found == {("train", "epochs"), ("train", "global_batch")}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "text"),
+    [
+        ({"min_data": 49}, "min_data", "4 steps (train.steps) collect 48 at most"),
+        ({"critic_updates": 12}, "critic_updates", "4 steps (train.steps) make 12 at most"),
+    ],
+)
+def test_a_run_that_is_too_short_to_train_the_policy_is_reported(trainer, key, text):
+    """4 steps of 4 episodes of 3 chunks, and an update for each 4 transitions."""
+
+    def warnings(**changes):
+        spec = parse_spec(off_policy_spec(trainer={**changes, "updates_per_step": 0.25}))
+        return dict(without_effect(spec, training=True, imitation=False))
+
+    assert text in warnings(**trainer)["trainer", key]
+    assert (
+        not {("trainer", "min_data"), ("trainer", "critic_updates")} & warnings(min_data=48, critic_updates=11).keys()
+    )
 
 
 def test_a_plan_with_several_learners_is_refused():

@@ -35,7 +35,6 @@ def transitions_of(count, seed=0):
         rewards=draws.random((count, CHUNK)).astype(np.float32) * valid,
         valid=valid,
         terminated=np.arange(count) == count - 1,
-        taken_over=np.zeros(count, bool),
     )
 
 

@@ -79,4 +79,4 @@ class Beacons(SimEnv):
         return Observation(images={"top": image}, instructions=told, state=self.spots[env_ids].reshape(-1, 6))
 
 
-plugin = Plugin(config=BeaconsConfig, build=Beacons, summary="drive a puck to the named beacon (acme)")
+plugin = Plugin(config=BeaconsConfig, build=Beacons, summary="drive a puck to the named beacon (acme)", expert=True)

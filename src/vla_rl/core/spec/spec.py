@@ -425,6 +425,11 @@ def trains_on_transitions(spec: Spec) -> bool:
     return plugins.load("trainer", spec.trainer.type, spec.plugins).trains_on is TrainingData.TRANSITIONS
 
 
+def asks_expert(spec: Spec) -> bool:
+    """Return whether the spec's trainer learns from the labels of the simulator's expert."""
+    return plugins.load("trainer", spec.trainer.type, spec.plugins).expert_share is not None
+
+
 def has_own_policy(spec: Spec) -> bool:
     """Return whether the spec's engine acts with a policy of its own. The spec's `model` is then not built."""
     return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy

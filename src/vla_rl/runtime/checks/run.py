@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
-from vla_rl.core.catalogue import OWN_DIST, keep_build, load, unmet_base
+from vla_rl.core.catalogue import OWN_DIST, installed, keep_build, load, unmet_base
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.manager import offers
@@ -19,8 +20,17 @@ from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan
 from vla_rl.core.run.runtime import Scaling
 from vla_rl.core.run.session import listeners
 from vla_rl.core.run.shape import RunShape
+from vla_rl.core.spec.sections import ImitationSpec
 from vla_rl.core.spec.source import Item, located
-from vla_rl.core.spec.spec import Component, Spec, has_own_policy, missing, takes_data_statistics, trains_on_transitions
+from vla_rl.core.spec.spec import (
+    Component,
+    Spec,
+    asks_expert,
+    has_own_policy,
+    missing,
+    takes_data_statistics,
+    trains_on_transitions,
+)
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
@@ -35,6 +45,7 @@ from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
 
 logger = logging.getLogger(__name__)
 
@@ -209,9 +220,11 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
         collected = (TrainingData.TRAJECTORIES, TrainingData.TRANSITIONS)
         sections.append((("trainer",), spec.trainer, collected))
         yield from _transition_problems(spec)
+        yield from _expert_problems(spec)
     if imitation and spec.imitation is not None:
         recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
         sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
+        yield from _critic_steps_problems(spec.imitation)
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
         if trains_on is None:
@@ -220,6 +233,18 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
         elif trains_on not in data:
             text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
+
+
+def _critic_steps_problems(section: ImitationSpec) -> Iterator[Item]:
+    """Refuse a run in which the policy never learns. Without any steps there is nothing to refuse: such a run
+    evaluates."""
+    config = section.trainer.config
+    if isinstance(config, CriticWarmupSettings) and config.critic_steps >= section.steps > 0:
+        text = (
+            f"all {section.steps} steps (imitation.steps) train the critics alone, and the policy stays as it is; give "
+            f"fewer than {section.steps}, or raise imitation.steps"
+        )
+        yield ("imitation", "trainer", "critic_steps"), text
 
 
 def _transition_problems(spec: Spec) -> Iterator[Item]:
@@ -239,6 +264,23 @@ def _transition_problems(spec: Spec) -> Iterator[Item]:
     if spec.imagination is not None:
         text = f"trainer {trainer!r} does not train on imagined trajectories; leave imagination out"
         yield ("imagination",), text
+
+
+def _expert_problems(spec: Spec) -> Iterator[Item]:
+    """Refuse a trainer that asks an expert with a simulator that has none."""
+    if not asks_expert(spec) or load("env", spec.env.type, spec.plugins).expert:
+        return
+    with_expert = []
+    for name in installed("env", spec.plugins):
+        with suppress(PluginError):  # a plugin that cannot be imported offers nothing
+            if load("env", name, spec.plugins).expert:
+                with_expert.append(name)
+    text = (
+        f"trainer {spec.trainer.type!r} asks the simulator's scripted expert, and {spec.env.type!r} has none "
+        f"(Plugin.expert); these have one: {', '.join(with_expert)}. Where somebody can take over, use trainer "
+        f"hg_dagger"
+    )
+    yield ("env", "type"), text
 
 
 def _algorithm_problems(spec: Spec) -> list[Item]:

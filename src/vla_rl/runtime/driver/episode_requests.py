@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
@@ -29,6 +30,7 @@ class EpisodeRequests:
         self.shape = RunShape.of(spec)
         self.streams = EnvStreams()
         self.recording_schedule = RecordingSchedule(spec)
+        self._expert_share = load("trainer", spec.trainer.type, spec.plugins).expert_share
         self.task_weighting: TaskWeighting | None = None
         """Outcomes of each task, for `rollout.task_sampling: {type: weighted}`; None otherwise."""
         sampling = spec.rollout.task_sampling
@@ -42,6 +44,7 @@ class EpisodeRequests:
         shape = self.shape
         weights = self.task_weighting.weights(step, ticket.group) if self.task_weighting else None
         steps_before = ticket.group // shape.groups_per_step if shape.overlaps else step - 1
+        share = 0.0 if self._expert_share is None else self._expert_share(spec.trainer.config, steps_before + 1)
         pinned = max(0, steps_before - shape.pinned_lag) if shape.pinned_lag else -1
         if spec.rollout.auto_reset == "off":
             return EpisodeRequest(
@@ -51,6 +54,7 @@ class EpisodeRequests:
                 recorded=self.recording_schedule.next(steps_before + 1),
                 version=pinned,
                 least=version,
+                expert_share=share,
             )
         env = ticket.number % shape.envs
         request = EpisodeRequest(
@@ -60,6 +64,7 @@ class EpisodeRequests:
             weights=weights,
             version=pinned,
             least=version,
+            expert_share=share,
         )
         return self.streams.next(request)
 

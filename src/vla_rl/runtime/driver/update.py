@@ -4,6 +4,7 @@ each rank, and merges the ranks' metrics.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ from vla_rl.runtime.driver.collector import Collector
 from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
 from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.toolkit.algorithms.statistics import read_all
+
+logger = logging.getLogger(__name__)
 
 
 class UpdateStrategy(ABC):
@@ -73,6 +76,8 @@ class StepUpdate(UpdateStrategy):
             worker = self.fleet.worker_of(learner)
             pending.append(worker.call(HostInterface.update, step, references, shard_fields, shard.steps))
         results = self.collector.wait_for(pending)
+        for text in dict.fromkeys(text for result in results for text in result.warnings):
+            logger.warning("warning: step %d: %s", step, text)
         return update_metrics(len(samples.steps), len(shards[0].steps), results)
 
     def finish(self, trained: bool) -> None:

@@ -48,6 +48,8 @@ class EpisodeRequest:
     """Version of the policy's weights that must be loaded before the episode starts."""
     world: int | None = None
     """Version of the world model (the number of its updates), for an imagined episode."""
+    expert_share: float = 0.0
+    """Probability with which the simulator's expert acts in a chunk instead of the policy."""
 
     @property
     def key(self) -> int:

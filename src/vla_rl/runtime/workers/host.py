@@ -139,7 +139,7 @@ class WorkerHost(HostInterface):
     def start_model(self, info: EnvInfo, scaling: Any, imitation: bool, folder: Path | None) -> None:
         @cache
         def make_model() -> VLAModel:
-            model = self._builder.model(info, scaling)
+            model = self._builder.model(info, scaling, imitation)
             self._compiled_blocks = self._builder.compiled_blocks(model)
             return model
 

@@ -15,6 +15,7 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
 from vla_rl.runtime.workers.precision import Autocast
+from vla_rl.toolkit.models.instructions import saved_suffix, with_suffix
 
 Scaling = Mapping[str, Any] | None
 
@@ -23,9 +24,17 @@ Role = Literal["act", "learn", "both"]
 
 
 def build_model(
-    spec: Spec, info: EnvInfo, device: str, scaling: Scaling, algorithm: Algorithm, wrappers: Named, role: Role
+    spec: Spec,
+    info: EnvInfo,
+    device: str,
+    scaling: Scaling,
+    algorithm: Algorithm,
+    wrappers: Named,
+    role: Role,
+    *,
+    imitation: bool = False,
 ) -> VLAModel:
-    """Build the spec's model with its wrappers.
+    """Build the spec's model with its wrappers, and the `instruction_suffix` of its checkpoint or its trainer.
 
     Raises UserError where it lacks the critic or the reference policy that the algorithm needs, unless nothing can
     train the model.
@@ -34,6 +43,7 @@ def build_model(
         info: description of the simulator.
         scaling: as in `Context`.
         role: as in `Context`.
+        imitation: True for `vla-rl sft`, where the trainer of `imitation` may choose the suffix.
     """
     context = evolve(_context(spec, info, device, role), values=values_for(algorithm), scaling=scaling)
     component: VLAModel = build("model", spec.model.type, spec.model.config, context, spec.plugins)
@@ -42,10 +52,25 @@ def build_model(
     if learns and context.values != "none":
         check_critic(component, spec)
     narrow = [("train.precision", Autocast(device))] if spec.train.precision == "bf16" else []
-    model = wrap("model", component, spec.model.type, [*wrappers, *narrow])
+    component.instruction_suffix = _instruction_suffix(spec, imitation)
+    model = wrap(
+        "model",
+        component,
+        spec.model.type,
+        [*wrappers, *narrow],
+        {"obs": lambda obs: with_suffix(obs, component.instruction_suffix)},
+    )
     if learns and algorithm.needs.reference:
         check_reference(model, spec, info)
     return model
+
+
+def _instruction_suffix(spec: Spec, imitation: bool) -> str:
+    if imitation and spec.imitation is not None:
+        chosen = load("trainer", spec.imitation.trainer.type, spec.plugins).instruction_suffix
+        if chosen:
+            return chosen
+    return saved_suffix(getattr(spec.model.config, "checkpoint", None))
 
 
 def build_engine(

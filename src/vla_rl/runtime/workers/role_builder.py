@@ -111,10 +111,12 @@ class RoleBuilder:
         """Open the demonstrations of the spec's `imitation:`."""
         return open_data(self.spec, info, self.assignment.slot.device, self.wrappers)
 
-    def model(self, info: EnvInfo, scaling: Any) -> VLAModel:
+    def model(self, info: EnvInfo, scaling: Any, imitation: bool) -> VLAModel:
         slot = self.assignment.slot
         role = role_of_model(slot.roles)
-        return build_model(self.spec, info, slot.device, scaling, self.algorithm, self.wrappers, role)
+        return build_model(
+            self.spec, info, slot.device, scaling, self.algorithm, self.wrappers, role, imitation=imitation
+        )
 
     def compiled_blocks(self, model: VLAModel) -> CompiledBlocks | None:
         """Let the model be compiled as the spec says; None: it is not."""

@@ -58,13 +58,16 @@ class MixedDemonstrations(Demonstrations):
         part_of = np.searchsorted(self._ends, indices, side="right")
         rewards = np.zeros(len(indices), np.float32)
         following = np.full(len(indices), -1, np.int64)
+        interventions = np.zeros(len(indices), bool)
         for number in np.unique(part_of):
             chosen = np.flatnonzero(part_of == number)
             start = self._ends[number] - self.sizes[number]
             recorded = self._parts[number].read_rewards(indices[chosen] - start, discount)
             rewards[chosen] = recorded.rewards
             following[chosen] = np.where(recorded.following < 0, -1, recorded.following + start)
-        return RecordedRewards(rewards=rewards, following=following)
+            if recorded.interventions is not None:
+                interventions[chosen] = recorded.interventions
+        return RecordedRewards(rewards=rewards, following=following, interventions=interventions)
 
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         return self._parts[0].data_statistics()

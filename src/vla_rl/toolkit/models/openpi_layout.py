@@ -26,6 +26,7 @@ KEPT = (
     "noise_head.safetensors",
     "steering_head.safetensors",
     "state_in_prompt.json",
+    "instruction.json",
 )
 """Files that openpi does not read, and vla-rl does."""
 PRECISIONS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}

@@ -37,7 +37,7 @@ class SuccessClassifier(nn.Module):
         super().__init__()
         self.shape = shape
         self._position = {text: i for i, text in enumerate(shape.instructions)}
-        self.encoders = nn.ModuleList(_encoder() for _ in shape.cameras)
+        self.encoders = nn.ModuleList(picture_encoder() for _ in shape.cameras)
         features = len(shape.cameras) * CHANNELS[-1] * GRID**2
         self.joined = nn.Sequential(nn.Linear(features, WIDTH), nn.LayerNorm(WIDTH))
         self.instruction = nn.Embedding(len(shape.instructions), 2 * WIDTH)
@@ -87,7 +87,8 @@ class SuccessClassifier(nn.Module):
         return torch.sigmoid(self(self.pictures(obs), self.instruction_ids(obs.instructions)))
 
 
-def _encoder() -> nn.Sequential:
+def picture_encoder() -> nn.Sequential:
+    """Return convolutions from pictures [B, 3, S, S] to features [B, CHANNELS[-1] * GRID**2]."""
     layers: list[nn.Module] = []
     before = 3
     for channels in CHANNELS:

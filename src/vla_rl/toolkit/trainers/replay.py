@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import Array, EnvInfo, Observation
+from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
 from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
 
 PROTECTED = 2
 """Checkpoints whose transitions are not deleted: the last one may be damaged."""
-NO_STEPS = -1
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,8 +54,8 @@ class TransitionBatch:
     @staticmethod
     def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
         return TransitionBatch(
-            obs=_concat(one.obs, other.obs),
-            following=_concat(one.following, other.following),
+            obs=concat_observations(one.obs, other.obs),
+            following=concat_observations(one.following, other.following),
             actions=np.concatenate([one.actions, other.actions]),
             rewards=np.concatenate([one.rewards, other.rewards]),
             bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
@@ -89,13 +89,11 @@ class TransitionBuffer:
             action_shape: shape of what takes the place of a chunk's actions; None: [C, A].
         """
         self.capacity = capacity
-        self._info = info
         self._discount = discount
-        self._frames = RecordLog(folder / "frames", _frame_dtype(info), file_bytes)
+        self._frame_records = FrameRecords(info)
+        self._frames = RecordLog(folder / "frames", frame_dtype(info), file_bytes)
         dtype = _transition_dtype(chunk, action_shape or (chunk, info.action_dim))
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
-        self._instructions: dict[str, int] = {}
-        """Instruction -> its number in frames."""
         self._protected: deque[int] = deque(maxlen=PROTECTED)
         """First transitions of the last states."""
 
@@ -123,7 +121,8 @@ class TransitionBuffer:
         records["following"] = begin + transitions.following
         for name in ("actions", "rewards", "valid", "terminated"):
             records[name] = getattr(transitions, name)
-        frames = self._frame_records(transitions.frames)
+        frames = np.zeros(len(transitions.frames), self._frames.dtype)
+        self._frame_records.write(transitions.frames, frames)
         self._frames.append(frames)
         try:
             self._transitions.append(records)
@@ -136,7 +135,7 @@ class TransitionBuffer:
         """Return transitions by their numbers, `first` to `count` - 1, int64 [B]."""
         records = self._transitions.read(indices)
         frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
-        observations = self._observations(self._frames.read(frames))
+        observations = self._frame_records.read(self._frames.read(frames))
         valid = records["valid"]
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
@@ -157,7 +156,7 @@ class TransitionBuffer:
         return {
             "frames": self._frames.count,
             "transitions": self._transitions.count,
-            "instructions": list(self._instructions),
+            "instructions": self._frame_records.instructions,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -167,7 +166,7 @@ class TransitionBuffer:
         self._transitions.truncate(first, count)
         begin = self._oldest_frame(first) if count > first else 0
         self._frames.truncate(begin, state["frames"])
-        self._instructions = {text: number for number, text in enumerate(state["instructions"])}
+        self._frame_records.instructions = state["instructions"]
         self._protected.clear()
         self._protected.append(self.first)
 
@@ -186,40 +185,6 @@ class TransitionBuffer:
     def _oldest_frame(self, transition: int) -> int:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
-
-    def _frame_records(self, frames: Observation) -> Array:
-        records = np.zeros(len(frames), self._frames.dtype)
-        for name in self._info.cameras:
-            records[f"image/{name}"] = to_numpy(frames.images[name])
-        if self._info.state_dim:
-            records["state"] = to_numpy(frames.state)
-        records["steps"] = NO_STEPS if frames.steps is None else to_numpy(frames.steps)
-        for row, text in enumerate(frames.instructions):
-            records["instruction"][row] = self._instructions.setdefault(text, len(self._instructions))
-        return records
-
-    def _observations(self, records: Array) -> Observation:
-        texts = list(self._instructions)
-        with_steps = bool((records["steps"] != NO_STEPS).all())
-        return Observation(
-            images={name: np.ascontiguousarray(records[f"image/{name}"]) for name in self._info.cameras},
-            instructions=tuple(texts[number] for number in records["instruction"].tolist()),
-            state=np.ascontiguousarray(records["state"]) if self._info.state_dim else None,
-            steps=np.ascontiguousarray(records["steps"]) if with_steps else None,
-        )
-
-
-def _concat(one: Observation, other: Observation) -> Observation:
-    """Concatenate observations; step counts, which recordings lack, are kept where both have them."""
-    if one.steps is None or other.steps is None:
-        one, other = evolve(one, steps=None), evolve(other, steps=None)
-    return Observation.concat([one, other])
-
-
-def _frame_dtype(info: EnvInfo) -> np.dtype[np.void]:
-    images = [(f"image/{name}", np.uint8, (*size, 3)) for name, size in info.cameras.items()]
-    state = [("state", np.float32, (info.state_dim,))] if info.state_dim else []
-    return np.dtype([*images, *state, ("steps", np.int64), ("instruction", np.int32)])
 
 
 def _transition_dtype(chunk: int, action_shape: tuple[int, int]) -> np.dtype[np.void]:

@@ -21,9 +21,10 @@ from vla_rl.core.manager import offers
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
-from vla_rl.plugins.models.film_resnet.inputs import Words, shifted
+from vla_rl.plugins.models.film_resnet.inputs import shifted
 from vla_rl.plugins.models.film_resnet.network import soft_argmax, waves
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.lerobot import FeatureScale
 
@@ -156,7 +157,7 @@ def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
 
 
 def test_words_tell_order_and_take_any_text() -> None:
-    words = Words(1024, CPU)
+    words = BagOfWords(1024, CPU)
     texts = [
         "put the bowl on the plate",
         "put the plate on the bowl",
@@ -171,7 +172,7 @@ def test_words_tell_order_and_take_any_text() -> None:
     assert bags[3].sum() == pytest.approx(5 / 5**0.5)  # three words, two pairs
     assert torch.equal(bags[4], bags[0])
     assert torch.equal(words(texts[1:2]), bags[1:2])
-    assert torch.equal(Words(1024, CPU, texts)(texts), bags)
+    assert torch.equal(BagOfWords(1024, CPU, texts)(texts), bags)
 
 
 def test_shifted_pictures_by_hand() -> None:

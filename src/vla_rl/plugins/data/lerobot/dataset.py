@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from attrs import evolve
 from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
 from pyarrow.dataset import dataset as open_rows
@@ -49,7 +50,8 @@ class LeRobotData(Demonstrations):
         rewarded = config.reward in meta.features
         columns = sizes | ({config.reward: _length(meta, where, config.reward)} if rewarded else {})
         helped = config.only == "interventions"
-        columns |= {INTERVENTION: _length(meta, where, INTERVENTION)} if helped else {}
+        flagged = helped or (rewarded and INTERVENTION in meta.features)
+        columns |= {INTERVENTION: _length(meta, where, INTERVENTION)} if flagged else {}
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
@@ -84,7 +86,9 @@ class LeRobotData(Demonstrations):
         lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
         self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
         self._last = self._first + lengths - 1
-        self._chosen = self._interventions(table[INTERVENTION][:, 0] > 0, where) if helped else None
+        self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
+        """Whether the first action of a row is an intervention, bool [rows]; None: unknown, or not needed."""
+        self._chosen = self._interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
         self._where = where
@@ -133,9 +137,11 @@ class LeRobotData(Demonstrations):
             )
         episodes, steps = self._windows.find(np.asarray(indices))
         rows = self._first[episodes] + steps
-        return self._windows.rewards(
-            np.asarray(indices), self._rewards, rows, self._last[episodes], 1 if self._whole else self._chunk, discount
+        stride = 1 if self._whole else self._chunk
+        recorded = self._windows.rewards(
+            np.asarray(indices), self._rewards, rows, self._last[episodes], stride, discount
         )
+        return recorded if self._flags is None else evolve(recorded, interventions=self._flags[rows])
 
     def _interventions(self, flags: Array, where: str) -> Array:
         """Return the samples whose first row is flagged (bool [rows]). Raise UserError where there are none."""

@@ -65,4 +65,5 @@ plugin = Plugin(
     preflight=preflight,
     check=check,
     action_dim=lambda config: 7,
+    expert=True,
 )

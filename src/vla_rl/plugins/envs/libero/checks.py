@@ -64,10 +64,13 @@ def check(config: Any, context: Context) -> None:
     if config.plus is not None:
         from vla_rl.plugins.envs.libero.plus import SUITES
         from vla_rl.plugins.envs.libero.plus.variants import selected
+        from vla_rl.plugins.envs.libero.plus_assets import assets_folder, require_assets
         from vla_rl.plugins.envs.libero.plus_files import require_files
 
         with at("plus"):
-            require_files(selected(config.plus))
+            assets, variants = assets_folder(config.plus.assets), selected(config.plus)
+            require_files(variants)
+            require_assets(variants, assets)
             for name in config.plus.suites or SUITES:
                 Suite(name)
         return

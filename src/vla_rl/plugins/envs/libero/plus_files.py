@@ -49,7 +49,7 @@ def needs_files(variant: Variant) -> bool:
 def task_file(variant: Variant) -> Path:
     """Return the BDDL file of a variant that has one of its own. Raise UserError where it is not installed."""
     name = variant.name.partition("_view_")[0] if variant.language else variant.name
-    return _file(f"bddl_files/{variant.suite}/{name}.bddl")
+    return wheel_file(f"bddl_files/{variant.suite}/{name}.bddl")
 
 
 def instruction(variant: Variant, base: str, official: bool) -> str:
@@ -67,14 +67,14 @@ def instruction(variant: Variant, base: str, official: bool) -> str:
 def initial_state(variant: Variant, suite: Suite, index: int) -> Array:
     """Return the initial state of a variant, float64 [time + positions + velocities]: the first one of the base task,
     whose number in the suite is `index`, or the variant's own."""
-    if not has_own_scene(variant):
+    if not has_own_layout(variant):
         return np.asarray(suite.initial_states(index)[0])
-    file = _file(f"init_files/libero_newobj/{variant.suite}/{variant.name}.pruned_init")
+    file = wheel_file(f"init_files/libero_newobj/{variant.suite}/{variant.name}.pruned_init")
     return load_states(file).reshape(-1)
 
 
-def has_own_scene(variant: Variant) -> bool:
-    """Return whether things lie elsewhere than in the base task, so that the variant has a model of its own."""
+def has_own_layout(variant: Variant) -> bool:
+    """Return whether things lie elsewhere than in the base task, so that the variant has a task file of its own."""
     return variant.dimension == "layout"
 
 
@@ -86,7 +86,7 @@ def joint_angles(robot: int) -> tuple[float, ...]:
 
 @cache
 def _all_joint_angles() -> dict[int, tuple[float, ...]]:
-    file = _file("envs/robots/mounted_panda.py")
+    file = wheel_file("envs/robots/mounted_panda.py")
     angles = {
         int(number): tuple(float(value) for value in values.split(","))
         for number, values in ROBOT_CLASS.findall(file.read_text("utf-8"))
@@ -96,7 +96,8 @@ def _all_joint_angles() -> dict[int, tuple[float, ...]]:
     return angles
 
 
-def _file(name: str) -> Path:
+def wheel_file(name: str) -> Path:
+    """Return a file of the wheel. Raise UserError where it is not installed."""
     folder = files_folder()
     if folder is None:
         raise UserError(f"LIBERO-Plus's task files are not installed: {INSTALL}")

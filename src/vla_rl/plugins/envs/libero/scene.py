@@ -52,6 +52,7 @@ try:
         from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
         from vla_rl.plugins.envs.libero.drawing import CameraModel, Texture, textures
         from vla_rl.plugins.envs.libero.plus.camera import camera_pose
+        from vla_rl.plugins.envs.libero.plus_models import changed
         from vla_rl.plugins.envs.libero.stepping import ControlLoop, SavedStep, SensorView
 except (AttributeError, OSError, RuntimeError) as error:  # what PyOpenGL and MuJoCo raise without a library
     raise mujoco_error(error) from error
@@ -127,13 +128,14 @@ class LiberoScene:
         self.task = task
         self._cameras = dict(cameras)
         compiled = compiled or CompiledModels(CACHE_BYTES)
-        with seeded(0), quiet(), loading(compiled) as pictures:
+        with seeded(0), quiet(), loading(compiled) as pictures, changed(task.changes) as arguments:
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
                 has_offscreen_renderer=False,
                 hard_reset=False,
                 ignore_done=True,
+                **arguments,
             )
         self._env = self._control.env
         # The official reset loads the model again, which adds the samplers of drawers and knobs to the list once more.

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
 from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, remarks, selected, variant_of
-from vla_rl.plugins.envs.libero.plus_files import has_own_scene, initial_state, instruction, joint_angles, task_file
+from vla_rl.plugins.envs.libero.plus_assets import assets_folder, scene_changes
+from vla_rl.plugins.envs.libero.plus_files import has_own_layout, initial_state, instruction, joint_angles, task_file
 from vla_rl.plugins.envs.libero.scenes import SceneCache
 from vla_rl.plugins.envs.libero.start_changes import StartChanges
 from vla_rl.plugins.envs.libero.suites import Suite
@@ -142,6 +144,11 @@ class LiberoEnv(SingleEnv):
     def _suites(self) -> dict[int, Suite]:
         return {number: Suite(name) for name, number in suite_numbers(self._config).items()}
 
+    @cached_property
+    def _assets(self) -> Path | None:
+        """Folder of LIBERO-Plus's assets."""
+        return None if self._config.plus is None else assets_folder(self._config.plus.assets)
+
     def reset(self, state_id: int, seed: int) -> None:
         """Start an episode. The state id determines everything; `seed` has no effect."""
         self._state_id = state_id
@@ -165,7 +172,9 @@ class LiberoEnv(SingleEnv):
         self._suite = self._suites[OFFICIAL_SUITES.index(variant.suite)]
         self._expert = None
         (base,) = self._suite.select([variant.base])
-        task = evolve(base, bddl_file=str(task_file(variant))) if has_own_scene(variant) else base
+        task = evolve(base, changes=scene_changes(variant, self._assets))
+        if has_own_layout(variant):
+            task = evolve(task, bddl_file=str(task_file(variant)))
         changes = StartChanges(
             view=variant.view,
             joints=joint_angles(variant.robot) if variant.robot else None,

@@ -18,6 +18,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.types import Array
+from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 
 STEP_LIMITS = {
     "libero_spatial": 220,
@@ -61,6 +62,8 @@ class LiberoTask:
     name: str
     instruction: str
     bddl_file: str
+    changes: SceneChanges = UNCHANGED_SCENE
+    """What LIBERO-Plus changes in the files of the scene."""
 
 
 class Suite:

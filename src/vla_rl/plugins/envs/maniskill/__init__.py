@@ -26,4 +26,5 @@ plugin = Plugin(
     preflight=checks.preflight,
     check=checks.check,
     action_dim=checks.action_dim,
+    expert=True,
 )

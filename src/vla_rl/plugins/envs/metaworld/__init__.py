@@ -70,4 +70,5 @@ plugin = Plugin(
     env_memory=800_000_000,
     preflight=preflight,
     action_dim=lambda config: 4,
+    expert=True,
 )

@@ -74,4 +74,5 @@ plugin = Plugin(
     check=checks.check,
     lacks=checks.lacks,
     action_dim=lambda config: checks.ACTION_DIMS[config.control],
+    expert=True,
 )

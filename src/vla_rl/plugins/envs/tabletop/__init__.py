@@ -58,4 +58,5 @@ plugin = Plugin(
     env_info=env_info,
     summary="Embedded: pick and put coloured blocks; batched torch, two cameras, no GL",
     action_dim=lambda config: 3,
+    expert=True,
 )

@@ -153,7 +153,8 @@ class FilmResnet(nn.Module):
         critic).
 
         Args:
-            pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.   bags: [B, words], see `Words`.
+            pixels: [B, 3, S, S] of each camera.   state: normalised [B, D] or None.
+            bags: [B, words], see `BagOfWords`.
             act: compute outputs.
         """
         x = self.encode(pixels, state, bags)

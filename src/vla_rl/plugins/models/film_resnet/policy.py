@@ -19,8 +19,9 @@ from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, Scores, to_numpy
 from vla_rl.plugins.models.film_resnet.checkpoint import Setup, write_setup
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
-from vla_rl.plugins.models.film_resnet.inputs import Words, pixels, shifted
+from vla_rl.plugins.models.film_resnet.inputs import pixels, shifted
 from vla_rl.plugins.models.film_resnet.network import FilmResnet
+from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.checkpoints import WEIGHTS, save_tensors
 from vla_rl.toolkit.models.heads import VALUE_HEAD, on_host, save_head
 from vla_rl.toolkit.models.lerobot import Statistics
@@ -56,7 +57,7 @@ class FilmPolicy(VLAModel):
         self.cameras_read = tuple(setup.cameras)
         self.tokens_per_action = setup.action_dim
         self._state = None if statistics.state is None else FeatureScaler(statistics.state, device)
-        self._words = Words(setup.network.words, device, instructions)
+        self._words = BagOfWords(setup.network.words, device, instructions)
         self._temperature = temperature
         self._shift = shift
         self._seed = seed

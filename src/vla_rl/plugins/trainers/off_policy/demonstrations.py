@@ -7,10 +7,8 @@ import numpy as np
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, to_numpy
+from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.replay import TransitionBatch
-
-FAR_OUTSIDE = 2.0
-"""Distance from the middle of the actions' range, in half ranges, that only actions of another kind have."""
 
 
 class DemonstratedTransitions:
@@ -27,7 +25,7 @@ class DemonstratedTransitions:
             raise UserError(f"trainer 'off_policy' needs demonstrations with rewards ({exc})") from exc
         self._rewards = recorded.rewards.astype(np.float32)
         self._following = recorded.following
-        self._check_actions(info, chunk)
+        check_demonstrated_actions(recording, info, chunk)
 
     def __len__(self) -> int:
         return len(self._rewards)
@@ -44,22 +42,3 @@ class DemonstratedTransitions:
             rewards=self._rewards[indices],
             bootstrap=np.where(follows, self._factor, 0.0).astype(np.float32),
         )
-
-    def _check_actions(self, info: EnvInfo, chunk: int) -> None:
-        few = np.linspace(0, len(self) - 1, min(len(self), 64)).astype(np.int64)
-        actions = to_numpy(self.recording.read_samples(few)[1])
-        expected = (chunk, info.action_dim)
-        if actions.shape[1:] != expected:
-            raise UserError(
-                f"the demonstrations have chunks of {actions.shape[1]} actions of {actions.shape[2]} numbers, the "
-                f"simulator and rollout.chunk ask for {expected[0]} of {expected[1]}"
-            )
-        low = np.array(info.action_low)
-        high = np.array(info.action_high)
-        distances = np.abs(actions - (low + high) / 2) / ((high - low) / 2)
-        number = int(distances.max((0, 1)).argmax())
-        if distances.max() > FAR_OUTSIDE:
-            raise UserError(
-                f"the demonstrations have actions of another space: number {number} goes up to "
-                f"{np.abs(actions[..., number]).max():g}, and the simulator takes {low[number]:g} to {high[number]:g}"
-            )

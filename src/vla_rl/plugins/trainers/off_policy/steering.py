@@ -16,7 +16,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import STEERING
 from vla_rl.core.manager import offers
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import ActionSource, Context, EnvInfo, Observation, to_numpy
 from vla_rl.plugins.trainers.off_policy import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.toolkit.models.networks import as_tensor
@@ -56,7 +56,10 @@ class Dsrl(OffPolicy):
         """Return the transitions of features and noise, without chunks in which somebody took over: their noise did not
         lead to what was executed.
         """
-        own = np.flatnonzero(~transitions.taken_over)
+        own = np.arange(len(transitions))
+        if transitions.source is not None:
+            taken_over = (transitions.source != ActionSource.POLICY) & transitions.valid
+            own = np.flatnonzero(~taken_over.any(1))
         if not len(own):
             return None
         frames = transitions.frames
@@ -71,7 +74,6 @@ class Dsrl(OffPolicy):
             rewards=transitions.rewards[own],
             valid=transitions.valid[own],
             terminated=transitions.terminated[own],
-            taken_over=transitions.taken_over[own],
         )
 
     @torch.no_grad()

@@ -7,14 +7,15 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import between, positive
+from vla_rl.core.spec.sections import positive
 from vla_rl.core.types import Context, Plugin, TrainingData
+from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
 
 IQL_KEYS = ("expectile", "target_rate")
 
 
 @frozen(kw_only=True)
-class OfflineConfig:
+class OfflineConfig(CriticWarmupSettings):
     """Spec keys of the trainer `offline`."""
 
     algorithm: Literal["awr", "iql"] = "iql"
@@ -40,8 +41,6 @@ class OfflineConfig:
     """Learning rate of the critics (Adam)."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' losses also train the policy's features on which critics work."""
-    critic_steps: int = field(default=0, validator=between(0, 1_000_000_000))
-    """First optimiser steps, which train the critics alone."""
 
     @expectile.validator
     @target_rate.validator

@@ -21,7 +21,7 @@ import torch
 from attrs import frozen
 from torch import nn
 
-from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed
@@ -35,21 +35,10 @@ from vla_rl.toolkit.trainers.critics import Critic, CriticEnsemble, advantage_we
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
+from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 
 CRITICS = 2
 """Q-networks, of which the lower value counts (clipped double Q-learning, Fujimoto et al. 2018)."""
-
-
-@frozen(eq=False)
-class _Recorded:
-    """What followed each sample of a recording; rewards are scaled."""
-
-    rewards: Array
-    """float32 [n]: discounted rewards until the next sample."""
-    following: Array
-    """int64 [n]: index of the next sample, or -1."""
-    returns: Array
-    """float32 [n]: discounted rewards until the end of the episode."""
 
 
 @frozen(eq=False)
@@ -82,7 +71,7 @@ class Offline(Trainer):
         self._heartbeat = training.heartbeat
         self._updates = 0
         """Optimiser steps so far."""
-        self._recorded: tuple[Demonstrations, _Recorded] | None = None
+        self._recorded: tuple[Demonstrations, RecordedReturns] | None = None
         with torch.no_grad():
             features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
         actions = context.chunk * trained.info.action_dim
@@ -146,7 +135,7 @@ class Offline(Trainer):
         self,
         step: ImitationStep,
         samples: Iterator[_Samples],
-        recorded: _Recorded,
+        recorded: RecordedReturns,
         metrics: MetricAccumulator,
     ) -> None:
         """Make one optimiser step on the next samples."""
@@ -169,7 +158,7 @@ class Offline(Trainer):
             follow(self._target_q, self._q, self._config.target_rate)
         self._updates += 1
 
-    def _loss(self, samples: _Samples, recorded: _Recorded) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def _loss(self, samples: _Samples, recorded: RecordedReturns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the sum of the losses of these samples, and sums for metrics."""
         config = self._config
         trained = self._trained
@@ -209,7 +198,7 @@ class Offline(Trainer):
         return self._q(inputs), lowest
 
     @torch.no_grad()
-    def _bootstrapped(self, samples: _Samples, recorded: _Recorded) -> torch.Tensor:
+    def _bootstrapped(self, samples: _Samples, recorded: RecordedReturns) -> torch.Tensor:
         """Return rewards + discount^C V(s'), [B]; V is 0 after the end of an episode."""
         targets = as_tensor(recorded.rewards[samples.indices], self._device).clone()
         if samples.following is not None:
@@ -218,34 +207,11 @@ class Offline(Trainer):
             targets[rows] += self._config.discount ** samples.actions.shape[1] * values
         return targets
 
-    def _read(self, recording: Demonstrations) -> _Recorded:
+    def _read(self, recording: Demonstrations) -> RecordedReturns:
         """Return what followed each sample, which is read once."""
         if self._recorded is None or self._recorded[0] is not recording:
-            self._recorded = recording, read_recorded(recording, self._config.discount)
+            self._recorded = recording, read_returns(recording, self._config.discount, "offline")
         return self._recorded[1]
-
-
-def read_recorded(recording: Demonstrations, discount: float) -> _Recorded:
-    """Read the rewards of a recording, and scale them so that the returns of its samples span a range of 1. Raises
-    UserError where there are none, or all returns are equal.
-    """
-    everything = np.arange(recording.num_samples())
-    try:
-        read = recording.read_rewards(everything, discount)
-    except NotOffered as exc:
-        raise UserError(f"trainer 'offline' needs recordings with rewards; give imitation.data ({exc})") from exc
-    chunk = recording.read_samples(everything[:1])[1].shape[1]
-    returns = read.rewards.astype(np.float64)
-    for i in everything[::-1]:
-        if read.following[i] >= 0:
-            returns[i] += discount**chunk * returns[read.following[i]]
-    span = float(returns.max() - returns.min())
-    if not span:
-        raise UserError(
-            f"all {len(returns)} recorded samples have the return {returns[0]:g}: nothing tells good actions "
-            f"from bad ones; record successes and failures, or use behaviour_cloning"
-        )
-    return _Recorded((read.rewards / span).astype(np.float32), read.following, (returns / span).astype(np.float32))
 
 
 @frozen(eq=False)
@@ -253,7 +219,7 @@ class _Reader:
     """Reader of samples, and of the observations that follow them."""
 
     recording: Demonstrations
-    recorded: _Recorded
+    recorded: RecordedReturns
     micro_batch: int
     bootstraps: bool
     """The observations that follow are needed."""

@@ -16,7 +16,7 @@ from vla_rl.core.manager import unwrapped
 from vla_rl.core.randomness import generator
 from vla_rl.core.reset_states import draw_state
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.spec import Spec, asks_expert
 from vla_rl.core.types import Array, EnvInfo, Observation, ResetState, to_numpy
 from vla_rl.runtime.comm.interfaces import Demonstrations, EnvInterface
 from vla_rl.runtime.comm.shared_memory import SharedMemoryWriter
@@ -26,6 +26,7 @@ from vla_rl.runtime.placement.assignments import LaneSlice
 from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
+from vla_rl.runtime.workers.env.expert import LaneExpert
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
@@ -106,6 +107,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                 observer=None if recordings is None else recordings.observer(),
                 recorder=self._recorder(env, "rollout"),
                 scorer=self._scorer(tells_success=True),
+                expert=self._expert(i, env) if asks_expert(spec) else None,
                 **shared,
             )
             for i, env in envs.items()
@@ -200,13 +202,25 @@ class EnvWorker(EnvLanes, EnvInterface):
             observations, actions = observations.take(order), actions[order]
         return (observations, actions), (len(actions), good, tried)
 
+    def _expert(self, lane: int, env: SimEnv) -> LaneExpert:
+        """Return the expert of a lane, which asks the lane's simulator of the moment."""
+        return LaneExpert(
+            lambda: self._expert_chunk(self.envs[lane]),
+            name=self.spec.env.type,
+            info=env.info,
+            num_envs=env.num_envs,
+            chunk=self.spec.rollout.chunk,
+            seed=self.spec.seed,
+        )
+
     def _expert_chunk(self, env: SimEnv) -> Any:
         try:
             return env.expert_chunk()
         except NotOffered as exc:
             raise UserError(
-                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `bc_warmup`, "
-                "or clone recorded demonstrations (`imitation: {data: ...}`, vla-rl sft)"
+                f"env {self.spec.env.type!r} has no scripted expert to learn from here ({exc}); leave out `bc_warmup` "
+                f"and trainers that ask an expert, or clone recorded demonstrations (`imitation: {{data: ...}}`, "
+                f"vla-rl sft)"
             ) from exc
 
     def _recorder(self, env: SimEnv, what: str) -> EpisodeRecorder:

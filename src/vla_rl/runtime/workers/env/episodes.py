@@ -32,6 +32,7 @@ from vla_rl.core.randomness import derived_seeds
 from vla_rl.core.types import Array, ChunkResult, Observation
 from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest, StepRequest
 from vla_rl.runtime.workers.env.auto_reset import StreamPositions
+from vla_rl.runtime.workers.env.expert import LABELS, LaneExpert
 from vla_rl.runtime.workers.env.fault_recovery import FaultRecovery
 from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, FrameRecorder, RecordingStore
@@ -78,6 +79,7 @@ class Episodes:
         on_fault: Callable[[str], None] = lambda text: None,
         recorder: EpisodeRecorder | None = None,
         scorer: RewardScorer | None = None,
+        expert: LaneExpert | None = None,
     ):
         """Wrap a simulator.
 
@@ -90,6 +92,7 @@ class Episodes:
             on_fault: called with the text of each fault; it may raise to stop.
             recorder: recorder of episodes as data.
             scorer: teller of success and rewards; None: the simulator.
+            expert: expert that labels each chunk step, and acts where a ticket says so; None: nobody.
         """
         num_envs = env.num_envs
         self.num_envs = num_envs
@@ -100,6 +103,7 @@ class Episodes:
         self.draw = draw
         self.bootstrap = bootstrap
         self.observer = observer
+        self.expert = expert
         self.step_limits = {task.name: max_steps or task.max_steps for task in env.info.tasks}
         self.recorder = recorder or EpisodeRecorder(env.info, RecordSettings(), RecordingStore())
         self.frames = FrameRecorder(tuple(env.info.cameras) if camera is None else (camera,))
@@ -175,11 +179,20 @@ class Episodes:
         assert actions is not None
         env_ids = np.flatnonzero(self.active)
         chosen = self.simulator.all_actions(actions, env_ids)
+        expert_step = None
+        if self.expert is not None:
+            requests = [self._request_of(env_id) for env_id in env_ids.tolist()]
+            expert_step = self.expert.advise(env_ids, requests, self.statistics.chunks[env_ids])
+            chosen = expert_step.mixed(chosen)
         remaining = self.statistics.remaining(self.active)
         width = min(self.chunk, int(remaining.max()))
         result = self.simulator.chunk_step(chosen[:, :width], self.active, remaining)
+        if expert_step is not None:
+            result = expert_step.noted(result, chosen)
         broken = self.recovery.broken(self.active)
         record, ends, executed = self.statistics.add(self.active, remaining, result, broken)
+        if expert_step is not None:
+            record[LABELS] = expert_step.labels
         self.counts.env_steps += executed
         again = self._record(env_ids, broken, chosen, record, result)
 

@@ -40,6 +40,7 @@ from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
 from vla_rl.runtime.workers.learner.transitions import transitions_of
 from vla_rl.toolkit.data.samples import InMemoryDataset
+from vla_rl.toolkit.models.instructions import save_suffix
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -213,6 +214,7 @@ class Learner(LearnerInterface):
         with self.trained.full_weights():
             if self.rank == 0 and model_folder is not None:
                 self.model.save(model_folder)
+                save_suffix(self.model, model_folder)
                 write_env_info(model_folder.parent, self.trained.info)
         if state_file is not None:
             save_state(self.trained, self.trainers.all, self.version, self.rank, state_file)

@@ -30,7 +30,9 @@ def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: 
     optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
         owned = {name: state for name, trainer in trainers.items() if (state := owned_state(trainer))}
-        torch.save({"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}, file)
+        state = {"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}
+        suffix = trained.model.instruction_suffix
+        torch.save(state | ({"instruction_suffix": suffix} if suffix else {}), file)
 
 
 def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Path) -> int:

@@ -42,24 +42,25 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         rewards=_field(fields, "transition_rewards")[order],
         valid=_field(fields, "valid")[order],
         terminated=terminated,
-        taken_over=np.asarray(_taken_over(fields, order).any(axis=1)),
+        source=_ordered(fields, "source", order),
+        expert_actions=_ordered(fields, "expert_actions", order),
         extras={name: np.asarray(to_numpy(extra)) for name, extra in inputs.extras.items()},
     )
 
 
 def _executed(chosen: Array, fields: SampleFields, order: Array) -> Array:
     """Return the policy's actions [S, C, A], with those of others where they took over."""
-    executed = fields.get("executed_actions")
-    if executed is None:
-        return chosen
-    return np.where(_taken_over(fields, order)[..., None], executed[order], chosen).astype(np.float32)
-
-
-def _taken_over(fields: SampleFields, order: Array) -> Array:
-    """Return the executed actions that somebody else than the policy chose, bool [S, C]."""
-    valid = _field(fields, "valid")[order]
     source = fields.get("source")
-    return np.zeros_like(valid) if source is None else (source[order] != ActionSource.POLICY) & valid
+    executed = fields.get("executed_actions")
+    if source is None or executed is None:
+        return chosen
+    taken_over = (source != ActionSource.POLICY) & _field(fields, "valid")
+    return np.where(taken_over[order][..., None], executed[order], chosen).astype(np.float32)
+
+
+def _ordered(fields: SampleFields, name: str, order: Array) -> Array | None:
+    array = fields.get(name)
+    return None if array is None else array[order]
 
 
 def _field(fields: SampleFields, name: str) -> Array:

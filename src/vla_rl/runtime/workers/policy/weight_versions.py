@@ -84,12 +84,21 @@ class WeightVersions:
 
 
 def load_trained(engine: PolicyEngine, file: Path) -> None:
-    """Load the exact weights of a learner's file, which is in a checkpoint's trainer folder, into an engine. Raises
-    CheckpointError where they belong to another model.
+    """Load the exact weights of a learner's file, which is in a checkpoint's trainer folder, into an engine, with the
+    model's `instruction_suffix`. Raises CheckpointError where they belong to another model, and for a suffix where the
+    engine has no model in this process to take it.
     """
-    weights = read_pickled(file, ("weights",), mmap=True)["weights"]
+    saved = read_pickled(file, ("weights",), mmap=True)
+    weights = saved["weights"]
+    suffix = saved.get("instruction_suffix", "")
     if engine.model is not None:
         _check_shapes(weights, engine.model.weights(), file)
+        engine.model.instruction_suffix = suffix
+    elif suffix:
+        raise CheckpointError(
+            f"{file} is of a policy that acts with {suffix.strip()!r} after each instruction, which this engine does "
+            f"not add; use rollout.engine.type: torch"
+        )
     try:
         engine.load(weights.items())
     except (KeyError, RuntimeError, AttributeError) as exc:

@@ -3,12 +3,15 @@ only, light to import; see docs/simulators/libero-plus.md."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
 from vla_rl.core.errors import did_you_mean
+from vla_rl.core.paths import expanded
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 DIMENSIONS = {
@@ -22,6 +25,8 @@ DIMENSIONS = {
 }
 """Dimension, in the authors' order -> its name in their classification."""
 LEVELS = (1, 2, 3, 4, 5)
+ASSETS_VARIABLE = "LIBERO_PLUS_ASSETS"
+"""Environment variable that names the unpacked assets where the key `assets` does not."""
 
 
 def _among(known: Collection[Any], what: str) -> Any:
@@ -40,6 +45,13 @@ def _among(known: Collection[Any], what: str) -> Any:
     return check
 
 
+def _assets(folder: str | Path | None) -> Path | None:
+    """Return the folder of the assets as an absolute path, since workers run in other folders. The spec records that of
+    the environment variable, so that results of a run with assets are not taken for those of a run without."""
+    named = folder or os.environ.get(ASSETS_VARIABLE)
+    return expanded(named).absolute() if named else None
+
+
 @frozen(kw_only=True)
 class PlusConfig:
     """Variants of LIBERO-Plus that are evaluated, one episode each. Training states are those of the base tasks."""
@@ -47,8 +59,11 @@ class PlusConfig:
     suites: tuple[str, ...] | None = field(default=None, validator=_among(SUITES, "suite"))
     """Suites: libero_spatial, libero_object, libero_goal, libero_10; null: all four."""
     dimensions: tuple[str, ...] | None = field(default=None, validator=_among(DIMENSIONS, "dimension"))
-    """Dimensions: camera, robot, language, light, background, noise, layout; null: all. Variants that need the
-    authors' assets (light, background, 829 layouts) are left out, and results.json says how many."""
+    """Dimensions: camera, robot, language, light, background, noise, layout; null: all. Without `assets`, light,
+    background and 829 layouts are left out, and results.json says how many."""
+    assets: Path | None = field(default=None, converter=_assets)
+    """Folder of the authors' unpacked assets.zip (data set Sylvest/LIBERO-plus), which light, background and 829
+    layouts need; null: the folder that the environment variable LIBERO_PLUS_ASSETS names, if it is set."""
     levels: tuple[int, ...] | None = field(default=None, validator=_among(LEVELS, "level"))
     """Difficulty levels, 1 to 5; null: all, and the 121 light variants without a level."""
     sample: int | None = field(default=None, validator=validators.optional(validators.ge(1)))

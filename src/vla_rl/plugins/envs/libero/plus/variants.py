@@ -15,7 +15,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
-from vla_rl.plugins.envs.libero.plus import DIMENSIONS, SUITES, PlusConfig
+from vla_rl.plugins.envs.libero.plus import ASSETS_VARIABLE, DIMENSIONS, SUITES, PlusConfig
 
 TABLE = "variants.csv.gz"
 """Table written by tools/libero_plus_table.py: suite, name, dimension and level of each variant, in official order."""
@@ -26,9 +26,11 @@ WITH_VIEW = re.compile(
 WITHOUT_VIEW = re.compile(r"(?P<base>.+?)(?:_(?P<asset>light|table|tb|add)_\d+|(?:_moved)?_level\d+_sample\d+)")
 FIRST_VARIANT, IDS_PER_SUITE = 1_000_000_000, 10_000
 """State ids: 1,000,000,000, plus 10,000 times the suite's number, plus the variant's official number in the suite."""
+ARCHIVE = "the authors' assets.zip (data set Sylvest/LIBERO-plus on huggingface.co)"
+"""What some variants need beyond LIBERO and the wheel."""
 ASSETS = (
-    "need scenes, textures or meshes of the authors' assets.zip (data set Sylvest/LIBERO-plus on huggingface.co), "
-    "which this plugin does not load; evaluate them with the authors' code"
+    f"need scenes, textures or meshes of {ARCHIVE}: unpack it, and name its folder by env.plus.assets=FOLDER or "
+    f"{ASSETS_VARIABLE}"
 )
 PLAIN_VIEW = (0, 0, 100, 0, 0)
 """View of variants whose camera is not moved: turns of 0 degrees, the distance in percent."""
@@ -136,15 +138,20 @@ def selected(config: PlusConfig) -> tuple[Variant, ...]:
     variants = chosen(config)
     if not variants:
         raise UserError("LIBERO-Plus has no variant with these suites, dimensions and levels")
-    runnable = [variant for variant in variants if not variant.needs_assets]
+    runnable = [variant for variant in variants if can_run(variant, config)]
     if not runnable:
-        raise UserError(f"none of these variants can run: {left_out(variants)}")
+        raise UserError(f"none of these variants can run: {left_out(variants, config)}")
     return sampled(runnable, min(config.sample or len(runnable), len(runnable)), config.sample_seed)
 
 
-def left_out(variants: Sequence[Variant]) -> str:
+def can_run(variant: Variant, config: PlusConfig) -> bool:
+    """Return whether the spec names what the variant needs."""
+    return config.assets is not None or not variant.needs_assets
+
+
+def left_out(variants: Sequence[Variant], config: PlusConfig) -> str:
     """Return which variants cannot run, and why; empty if all can."""
-    missing = [variant for variant in variants if variant.needs_assets]
+    missing = [variant for variant in variants if not can_run(variant, config)]
     if not missing:
         return ""
     return f"{counts(missing)} {ASSETS}"
@@ -156,9 +163,12 @@ def remarks(config: PlusConfig) -> tuple[str, ...]:
     notes = [f"LIBERO-Plus: {len(evaluated)} of {len(variants)} variants are evaluated: {counts(evaluated)}"]
     if len(evaluated) < len(variants) and config.sample is not None:
         notes.append(f"sample: stratified by dimension and level, sample_seed {config.sample_seed}")
-    missing = left_out(variants)
+    missing = left_out(variants, config)
     if missing:
         notes.append(f"left out: {missing}")
+    with_assets = [variant for variant in evaluated if variant.needs_assets]
+    if with_assets:
+        notes.append(f"assets: {counts(with_assets)} variants are built from the files in plus.assets")
     dimensions = {variant.dimension for variant in evaluated}
     if "robot" in dimensions and config.robot_states == "official":
         notes.append(

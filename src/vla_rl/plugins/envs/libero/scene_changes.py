@@ -1,0 +1,22 @@
+"""What LIBERO-Plus changes in the files of a task's scene."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class SceneChanges:
+    """Files of a scene in place of LIBERO's own. The default changes nothing."""
+
+    arena: str | None = None
+    """Model file of the room with its table and lights; None: LIBERO's own."""
+    floor: str = ""
+    """Name of the floor's texture, in the folder of the texture that `arena` gives the floor."""
+    wall: str = ""
+    """Name of the walls' texture, in the folder of the texture that `arena` gives the walls."""
+    objects: tuple[tuple[str, str], ...] = ()
+    """Kinds of objects that LIBERO does not have, and their model files."""
+
+
+UNCHANGED_SCENE = SceneChanges()

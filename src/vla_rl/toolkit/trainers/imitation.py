@@ -1,0 +1,64 @@
+"""Optimiser steps on demonstrations, for trainers that clone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.trainers import ImitationStep
+from vla_rl.core.types import Observation
+from vla_rl.toolkit.trainers import optimizer
+from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+
+def imitate(
+    trained: TrainedModel,
+    demonstrations: Demonstrations | None,
+    steps: Sequence[ImitationStep],
+    heartbeat: Callable[[], None],
+) -> torch.Tensor:
+    """Make optimiser steps with the model's imitation loss, in micro-batches. Return the sum of the losses of this
+    rank's samples, on the device. Raises UserError for a loss that is not finite.
+
+    Args:
+        demonstrations: what the steps' indices refer to; None: the rank has none, and only joins the reduction.
+        heartbeat: called before each pass.
+    """
+    losses = [torch.zeros((), device=trained.device)]
+    size = trained.train.micro_batch
+    samples: Iterator[tuple[Observation, Any]] = iter(())
+    if demonstrations is not None:
+        samples = read_ahead(partial(read_samples, demonstrations, micro_batch=size), steps, size)
+    with trained.released():
+        losses += [_step(trained, step, samples, heartbeat) for step in steps]
+        trained.check_finite()
+    return torch.stack(losses).sum()
+
+
+def _step(
+    trained: TrainedModel,
+    step: ImitationStep,
+    samples: Iterator[tuple[Observation, Any]],
+    heartbeat: Callable[[], None],
+) -> torch.Tensor:
+    """Make one optimiser step on the next samples. Return the sum of their losses."""
+    passes, most_passes = (-(-count // trained.train.micro_batch) for count in (len(step.indices), step.most))
+    optimizer.set_rate(trained.optimizer, step.lr)
+    trained.optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros((), device=trained.device)
+    with trained.adapters_cast_once():
+        for _ in range(passes):
+            heartbeat()
+            obs, actions = next(samples)
+            loss = trained.imitation_loss(obs, actions) * len(obs)
+            (loss / step.total).backward()
+            total = total + loss.detach()
+    for _ in range(trained.dummy_passes(most_passes, passes)):
+        (0 * trained.imitation_loss(trained.dummy.obs, trained.dummy.actions)).backward()
+    trained.optimizer_step("imitation", total)
+    return total

@@ -1,0 +1,115 @@
+"""Store of labelled observations, in append-only files of the run folder, for trainers that aggregate data sets."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vla_rl.core.hookspecs import Demonstrations
+from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
+from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
+from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
+from vla_rl.toolkit.trainers.replay import PROTECTED
+
+
+class LabelledChunks:
+    """The newest observations of a run that somebody labelled with a chunk of actions, up to a capacity.
+
+    Files hold these, those that the last two checkpoints need, and the rest of the files that they are in.
+    """
+
+    def __init__(self, folder: Path, info: EnvInfo, chunk: int, capacity: int, file_bytes: int = FILE_BYTES) -> None:
+        """Create a store without samples; `load` goes on from those of an earlier process.
+
+        Args:
+            folder: folder for its files alone.
+            chunk: actions of a chunk.
+            capacity: most samples.
+        """
+        self.capacity = capacity
+        self._frames = FrameRecords(info)
+        dtype = np.dtype([("frame", frame_dtype(info)), ("actions", np.float32, (chunk, info.action_dim))])
+        self._log = RecordLog(folder / "labels", dtype, file_bytes)
+        self._protected: deque[int] = deque(maxlen=PROTECTED)
+        """First samples of the last states."""
+
+    def __len__(self) -> int:
+        return self.count - self.first
+
+    @property
+    def first(self) -> int:
+        """Number of the oldest sample."""
+        return max(0, self.count - self.capacity)
+
+    @property
+    def count(self) -> int:
+        """Number of samples that were added since the run began."""
+        return self._log.count
+
+    def add(self, obs: Observation, actions: Array) -> None:
+        """Add observations with their chunks, float32 [B, C, A], and forget the oldest samples beyond the capacity.
+        Raises UserError where the disk is full; the store is unchanged then.
+        """
+        if not len(obs):
+            return
+        records = np.zeros(len(obs), self._log.dtype)
+        self._frames.write(obs, records["frame"])
+        records["actions"] = actions
+        self._log.append(records)
+        self._log.drop_before(min([self.first, *self._protected]))
+
+    def read(self, indices: Array) -> tuple[Observation, Array]:
+        """Return samples by their numbers, `first` to `count` - 1, int64 [B]: observations and chunks [B, C, A]."""
+        records = self._log.read(indices)
+        return self._frames.read(records["frame"]), np.ascontiguousarray(records["actions"])
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what `load` needs beside the files, which are on the disk then."""
+        self._log.sync()
+        if not self._protected or self._protected[-1] != self.first:
+            self._protected.append(self.first)
+        return {"count": self.count, "instructions": self._frames.instructions}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the files as they were at `state`. Raises UserError where they are not there."""
+        count = state["count"]
+        self._log.truncate(max(0, count - self.capacity), count)
+        self._frames.instructions = state["instructions"]
+        self._protected.clear()
+        self._protected.append(self.first)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._log.close()
+
+
+class AggregatedDemonstrations(Demonstrations):
+    """Recorded demonstrations, if there are any, followed by the labelled chunks of a run."""
+
+    def __init__(self, recorded: Demonstrations | None, labelled: LabelledChunks) -> None:
+        self._recorded = recorded
+        self._recorded_samples = 0 if recorded is None else recorded.num_samples()
+        self._labelled = labelled
+
+    def num_samples(self) -> int:
+        return self._recorded_samples + len(self._labelled)
+
+    def read_samples(self, indices: Any) -> tuple[Observation, Array]:
+        index = np.asarray(indices)
+        is_recorded = index < self._recorded_samples
+        labelled = index[~is_recorded] - self._recorded_samples + self._labelled.first
+        if self._recorded is None or not is_recorded.any():
+            return self._labelled.read(labelled)
+        obs, actions = self._recorded.read_samples(index[is_recorded])
+        obs = obs.numpy()
+        actions = np.asarray(to_numpy(actions), np.float32)
+        if len(labelled):
+            further, further_actions = self._labelled.read(labelled)
+            obs = concat_observations(obs, further)
+            actions = np.concatenate([actions, further_actions])
+        order = np.argsort(np.argsort(~is_recorded, kind="stable"))
+        return obs.take(order), actions[order]

@@ -1,0 +1,25 @@
+"""A plugin in one module: the scripted double, whose plugin promises an expert that its tasks do not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from vla_rl.core.errors import NotOffered
+from vla_rl.core.types import Context, Plugin
+from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
+
+
+class WithoutExpert(ScriptedEnv):
+    def expert_chunk(self) -> Any:
+        raise NotOffered("no task of these has one")
+
+
+def build(config: ScriptedConfig, context: Context) -> WithoutExpert:
+    return WithoutExpert(context.num_envs, chunk=context.chunk, first_env=context.first_env, **attrs.asdict(config))
+
+
+vla_rl_plugins = {
+    "env": {"without_expert": Plugin(config=ScriptedConfig, build=build, summary="no expert after all", expert=True)}
+}
