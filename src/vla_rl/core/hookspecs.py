@@ -257,6 +257,11 @@ class SimEnv(ABC):
 
     num_envs: int
     info: EnvInfo
+    waits_s: float = 0.0
+    """Longest time that a call waits for a person, in seconds; `runtime.deadline_s` has to exceed it."""
+    stop_requested: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the run has to stop (Ctrl-C). Core sets it where `waits_s` is above 0; a call that waits asks it, and
+    raises StopRequested."""
 
     @abstractmethod
     @hookspec(firstresult=True)

@@ -11,13 +11,16 @@ from attrs import validators as v
 from vla_rl.core.spec.sections import between, positive
 from vla_rl.core.types import Context, Plugin, TrainingData
 
+MOST_UPDATES = 1000
+"""Highest UTD ratio."""
+
 
 @frozen(kw_only=True)
 class SACConfig:
     """Spec keys of SAC that `off_policy` and `dsrl` share."""
 
-    updates_per_step: float = field(default=1.0, validator=positive(0.0, 1000.0))
-    """Updates for each collected transition (UTD ratio), above 0."""
+    updates_per_step: float = field(default=1.0)
+    """Updates for each collected transition (UTD ratio), above 0, at most 1000."""
     min_data: int = field(default=1000, validator=between(1, 1_000_000_000))
     """Transitions that are collected before the first update."""
     capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
@@ -45,7 +48,8 @@ class SACConfig:
     actor_interval: int = field(default=1, validator=between(1, 1_000_000))
     """Updates of the critics for each update of policy and temperature."""
     critic_updates: int = field(default=0, validator=between(0, 1_000_000_000))
-    """First updates, which train the critics alone: values of untrained critics undo what a clone has learnt."""
+    """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
+    has learnt."""
     temperature: float | None = field(default=None, validator=v.optional(positive(0.0, 1e4)))
     """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
     initial_temperature: float = field(default=1.0, validator=positive(0.0, 1e4))
@@ -54,6 +58,14 @@ class SACConfig:
     """Entropy of a chunk in nats that the learned temperature aims at. Null: minus the number of its numbers."""
     temperature_lr: float = field(default=3e-4, validator=positive(1e-12, 10))
     """Learning rate of the temperature (Adam)."""
+
+    @updates_per_step.validator
+    def _updates(self, attribute: Any, value: float) -> None:
+        if not 0 < value <= MOST_UPDATES:
+            raise ValueError(
+                f"{value:g} updates for each transition cannot be made: SAC makes 1, RLPD 20; give a number above 0, "
+                f"such as 0.25, at most {MOST_UPDATES}"
+            )
 
     @capacity.validator
     def _holds_min_data(self, attribute: Any, value: int) -> None:
@@ -84,15 +96,14 @@ class OffPolicyConfig(SACConfig):
     """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
-    own loss trains its head alone."""
+    own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
+    times as fast: choose it for a cloned policy."""
 
 
 @frozen(kw_only=True)
 class DsrlConfig(SACConfig):
     """Spec keys of the trainer `dsrl`. `train.lr` is the learning rate of the steering head."""
 
-    updates_per_step: float = field(default=20.0, validator=positive(0.0, 1000.0))
-    """Updates for each collected transition (UTD ratio), above 0. They are cheap, since features are kept."""
     target_entropy: float | None = None
     """Entropy of the noise, scaled to [-1, 1], in nats that the learned temperature aims at. Null: minus half of the
     number of its numbers."""

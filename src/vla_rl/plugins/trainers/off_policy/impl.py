@@ -23,7 +23,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
-from vla_rl.core.types import Array, Context, EnvInfo, Observation
+from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
@@ -76,20 +76,24 @@ class OffPolicy(Trainer):
         """Updates so far."""
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
-        with torch.no_grad():
-            features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
-        info = self._kept_info(features)
-        shape = self._action_shape()
-        self._buffer = TransitionBuffer(
-            training.folder, info, context.chunk, config.capacity, config.discount, action_shape=shape
-        )
         self._demonstrations: DemonstratedTransitions | None = None
-        low = torch.tensor(info.action_low, device=self._device)
-        high = torch.tensor(info.action_high, device=self._device)
+        low, high = (torch.tensor(bounds, device=self._device) for bounds in self._action_bounds())
         self._middle = (low + high) / 2
         self._half_range = (high - low) / 2
+        shape = self._action_shape()
         numbers = shape[0] * shape[1]
         self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
+        with torch.no_grad():
+            features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        self._buffer = TransitionBuffer(
+            training.folder,
+            trained.info,
+            context.chunk,
+            config.capacity,
+            config.discount,
+            features=features if config.features == "frozen" else None,
+            action_shape=shape,
+        )
         seed = derived_seed(context.seed, "off_policy/critics")
         critics = CriticEnsemble(
             config.critics, features + numbers, config.hidden, layer_norm=config.layer_norm, seed=seed
@@ -113,21 +117,17 @@ class OffPolicy(Trainer):
         """Raises UserError for a model that the trainer cannot train."""
         _check_model(self._trained.model, self._trained.name)
 
-    def _kept_info(self, features: int) -> EnvInfo:
-        """Return the description of what the buffer keeps as observations and actions. `features`: their numbers."""
-        return self._trained.info
-
     def _action_shape(self) -> tuple[int, int]:
         """Return the shape of one action of the decision process."""
         return self._chunk, self._trained.info.action_dim
 
+    def _action_bounds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the least and the largest value of each number of an action."""
+        return self._trained.info.action_low, self._trained.info.action_high
+
     def _kept(self, transitions: Transitions) -> Transitions | None:
         """Return what the buffer keeps of new transitions; None: nothing."""
         return transitions
-
-    def _features(self, obs: Observation) -> Tensor:
-        """Return the features [B, D] of observations as the buffer keeps them."""
-        return self._trained.policy_features(obs)
 
     def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         """Return sampled actions [B, *action shape] of the decision process and their log-probs, with gradient."""
@@ -162,15 +162,11 @@ class OffPolicy(Trainer):
         config = self._config
         if trained.strategy.world > 1:
             raise UserError(f"trainer {self.name!r} keeps its transitions on one learner; place one")
-        kept = None if data.transitions is None else self._kept(data.transitions)
-        if kept is not None:
-            self._buffer.add(kept)
-        if config.demonstrations:
-            self._read_demonstrations(data.demonstrations)
-        due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
-        numbers = range(self._updates + 1, self._updates + due + 1)
-        metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
         with trained.released():
+            self._keep(data)
+            due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
+            numbers = range(self._updates + 1, self._updates + due + 1)
+            metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
             for number, batch in zip(numbers, self._batches(numbers), strict=True):
                 of_critics, of_actor = self._update(number, batch, f"step {data.step}")
@@ -184,12 +180,35 @@ class OffPolicy(Trainer):
 
     # ------------------------------------------------------------------------------------------------ batches
 
+    def _keep(self, data: TransitionsData) -> None:
+        """Keep new transitions, with features instead of frames where these never change."""
+        frozen = self._config.features == "frozen"
+        kept = None if data.transitions is None else self._kept(data.transitions)
+        if kept is not None:
+            features = self._encode(kept.frames) if frozen else None
+            self._buffer.add(kept, features)
+        if self._config.demonstrations:
+            self._read_demonstrations(data.demonstrations)
+
+    @torch.no_grad()
+    def _encode(self, obs: Observation) -> Array:
+        """Return the features of observations, float32 [B, D]."""
+        features = []
+        for rows in self._micro_batches(len(obs)):
+            self._heartbeat()
+            features.append(to_numpy(self._trained.policy_features(obs.take(rows)).float()))
+        return np.concatenate(features)
+
     def _read_demonstrations(self, recording: Demonstrations | None) -> None:
         if recording is None:
-            raise UserError("trainer.demonstrations is the share of demonstrations in a batch, and there are none")
+            raise UserError(
+                f"trainer 'off_policy': {self._config.demonstrations:g} is the share of demonstrations in a batch, and "
+                "there are none; name a recording in imitation.data, or leave trainer.demonstrations out"
+            )
         if self._demonstrations is None or self._demonstrations.recording is not recording:
             info = self._trained.info
-            self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount)
+            encode = self._encode if self._config.features == "frozen" else None
+            self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount, encode)
 
     def _batches(self, numbers: Sequence[int]) -> Iterator[TransitionBatch]:
         """Yield the batches of updates; one thread reads the next one while the last one is trained on."""
@@ -229,7 +248,8 @@ class OffPolicy(Trainer):
         next_normals, normals = draws.standard_normal((2, *shape), np.float32)
         chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
         trained.optimizer.zero_grad(set_to_none=True)
-        sums, features = self._critic_passes(batch, next_normals, chosen)
+        trains_features = config.features == "trained" and number > config.critic_updates
+        sums, features = self._critic_passes(batch, next_normals, chosen, trains_features)
         self._guard.step(self._critic_optimizer, sums["loss/critic"], where)
         follow(self._target_critics, self._critics, config.target_rate)
         of_actor: dict[str, Tensor] = {}
@@ -239,15 +259,14 @@ class OffPolicy(Trainer):
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
                 self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
-        if of_actor or config.features == "trained":
+        if of_actor or trains_features:
             trained.optimizer_step(where, loss)
         return sums, of_actor
 
     def _critic_passes(
-        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int]
+        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int], trains_features: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Run the passes of the critics' loss. Return means over the batch, and the features of each micro-batch."""
-        config = self._config
         self._critic_optimizer.zero_grad(set_to_none=True)
         sums = MetricAccumulator()
         kept = []
@@ -255,7 +274,7 @@ class OffPolicy(Trainer):
             self._heartbeat()
             part = batch.take(rows)
             targets = self._targets(part, next_normals[rows], chosen)
-            with torch.set_grad_enabled(config.features == "trained"):
+            with torch.set_grad_enabled(trains_features):
                 features = self._features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
@@ -311,6 +330,12 @@ class OffPolicy(Trainer):
         if self._temperature is not None:
             return self._temperature.log.detach().exp()
         return torch.full((), float(self._config.temperature or 0.0), device=self._device)
+
+    def _features(self, obs: Observation | Array) -> Tensor:
+        """Return the features [B, D] of observations, or those that the buffer kept."""
+        if isinstance(obs, Observation):
+            return self._trained.policy_features(obs)
+        return as_tensor(obs, self._device)
 
     def _inputs(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the critics' inputs [B, D + C A]."""

@@ -7,19 +7,18 @@ policy never change, so they are computed once for each frame and kept in place 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import torch
-from attrs import evolve
 from torch import Tensor
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import STEERING
 from vla_rl.core.manager import offers
 from vla_rl.core.trainers import Transitions
-from vla_rl.core.types import ActionSource, Context, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.trainers.off_policy import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
-from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
@@ -38,23 +37,16 @@ class Dsrl(OffPolicy):
     def _check_model(self) -> None:
         _steering_shape(self._trained)
 
-    def _kept_info(self, features: int) -> EnvInfo:
-        """Return a description of which the state is the features, and actions are noise scaled to [-1, 1]."""
-        numbers = self._action_shape()[1]
-        return evolve(
-            self._trained.info,
-            cameras={},
-            state_dim=features,
-            action_low=(-1.0,) * numbers,
-            action_high=(1.0,) * numbers,
-        )
-
     def _action_shape(self) -> tuple[int, int]:
         return _steering_shape(self._trained)
 
+    def _action_bounds(self) -> tuple[Sequence[float], Sequence[float]]:
+        numbers = self._action_shape()[1]
+        return (-1.0,) * numbers, (1.0,) * numbers
+
     def _kept(self, transitions: Transitions) -> Transitions | None:
-        """Return the transitions of features and noise, without chunks in which somebody took over: their noise did not
-        lead to what was executed.
+        """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks in which somebody took over
+        are left out: their noise did not lead to what was executed.
         """
         own = np.arange(len(transitions))
         if transitions.source is not None:
@@ -62,32 +54,15 @@ class Dsrl(OffPolicy):
             own = np.flatnonzero(~taken_over.any(1))
         if not len(own):
             return None
-        frames = transitions.frames
-        noise = np.tanh(transitions.extras[STEERING], dtype=np.float32)
         return Transitions(
-            frames=Observation(
-                images={}, instructions=frames.instructions, state=self._features_of(frames), steps=frames.steps
-            ),
+            frames=transitions.frames,
             first=transitions.first[own],
             following=transitions.following[own],
-            actions=noise[own],
+            actions=np.tanh(transitions.extras[STEERING][own], dtype=np.float32),
             rewards=transitions.rewards[own],
             valid=transitions.valid[own],
             terminated=transitions.terminated[own],
         )
-
-    @torch.no_grad()
-    def _features_of(self, frames: Observation) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
-        """Return the policy's features of frames, float32 [F, D]."""
-        parts = []
-        with self._trained.released():
-            for rows in self._micro_batches(len(frames)):
-                self._heartbeat()
-                parts.append(to_numpy(self._trained.policy_features(frames.take(rows))))
-        return np.concatenate(parts)
-
-    def _features(self, obs: Observation) -> Tensor:
-        return as_tensor(obs.state, self._device)
 
     def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
         return self._trained.steering_noise(features, normals)
