@@ -119,7 +119,7 @@ def _left() -> Any:
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_steered_decisions_can_be_captured(greedy: bool) -> None:
-    """As `rollout.compile: graphs` captures them: from tensors to tensors, without host reads."""
+    """`rollout.compile: graphs` captures them: from tensors to tensors, without host reads."""
     model = moved(policy(steering=SMALL))
     obs = observation(3)
     expected = model.sample_chunk(obs, noise(3), greedy)
