@@ -34,7 +34,7 @@ class TransitionBatch:
     following: Observation | Array
     """Observations after the chunks, as `obs`; of any content where `bootstrap` is 0."""
     actions: Array
-    """Chunks in the simulator's units, float32 [B, C, A]."""
+    """Chunks in the simulator's units, float32 [B, C, A], or the noise that led to them, [B, R, W]."""
     rewards: Array
     """Sums of the discounted rewards of each chunk, float32 [B]."""
     bootstrap: Array
@@ -80,6 +80,7 @@ class TransitionBuffer:
         discount: float,
         file_bytes: int = FILE_BYTES,
         features: int | None = None,
+        action_shape: tuple[int, int] | None = None,
     ) -> None:
         """Create a buffer without transitions; `load` goes on from those of an earlier process.
 
@@ -89,6 +90,7 @@ class TransitionBuffer:
             capacity: most transitions.
             discount: discount of rewards per environment step.
             features: size D of the features that are kept instead of frames; None: frames are kept.
+            action_shape: shape of what takes the place of a chunk's actions; None: [C, A].
         """
         self.capacity = capacity
         self._discount = discount
@@ -98,7 +100,7 @@ class TransitionBuffer:
             self._frames = RecordLog(folder / "frames", frame_dtype(info), file_bytes)
         else:
             self._frames = RecordLog(folder / "features", np.dtype([("features", np.float32, (features,))]), file_bytes)
-        dtype = _transition_dtype(chunk, info.action_dim)
+        dtype = _transition_dtype(chunk, action_shape or (chunk, info.action_dim))
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
         self._protected: deque[int] = deque(maxlen=PROTECTED)
         """First transitions of the last states."""
@@ -215,13 +217,13 @@ def _concat(one: Observation | Array, other: Observation | Array) -> Observation
     return np.concatenate([one, other])
 
 
-def _transition_dtype(chunk: int, action_dim: int) -> np.dtype[np.void]:
+def _transition_dtype(chunk: int, action_shape: tuple[int, int]) -> np.dtype[np.void]:
     return np.dtype(
         [
             ("oldest_frame", np.int64),
             ("first", np.int64),
             ("following", np.int64),
-            ("actions", np.float32, (chunk, action_dim)),
+            ("actions", np.float32, action_shape),
             ("rewards", np.float32, (chunk,)),
             ("valid", np.bool_, (chunk,)),
             ("terminated", np.bool_),

@@ -22,7 +22,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.trainers import Trainer, TransitionsData, UpdateMetrics
+from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
@@ -56,17 +56,20 @@ class _Temperature(nn.Module):
 class OffPolicy(Trainer):
     """Trainer of the policy, of critics of its chunks and of a temperature, from transitions that it keeps."""
 
+    name = "off_policy"
+    """Name of the trainer, in messages."""
+
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
         actions.
         """
         training: TrainingContext = context.training
         trained = training.trained
-        _check_model(trained.model, trained.name)
-        if training.folder is None:
-            raise UserError("trainer 'off_policy' keeps transitions in the run folder, and here there is none")
-        self._config = config
         self._trained = trained
+        self._check_model()
+        if training.folder is None:
+            raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
+        self._config = config
         self._heartbeat = training.heartbeat
         self._seed = context.seed
         self._updates = 0
@@ -74,11 +77,11 @@ class OffPolicy(Trainer):
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
         self._demonstrations: DemonstratedTransitions | None = None
-        low = torch.tensor(trained.info.action_low, device=self._device)
-        high = torch.tensor(trained.info.action_high, device=self._device)
+        low, high = (torch.tensor(bounds, device=self._device) for bounds in self._action_bounds())
         self._middle = (low + high) / 2
         self._half_range = (high - low) / 2
-        numbers = context.chunk * trained.info.action_dim
+        shape = self._action_shape()
+        numbers = shape[0] * shape[1]
         self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
         with torch.no_grad():
             features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
@@ -89,6 +92,7 @@ class OffPolicy(Trainer):
             config.capacity,
             config.discount,
             features=features if config.features == "frozen" else None,
+            action_shape=shape,
         )
         seed = derived_seed(context.seed, "off_policy/critics")
         critics = CriticEnsemble(
@@ -106,6 +110,30 @@ class OffPolicy(Trainer):
                 self._temperature.parameters(), lr=config.temperature_lr, fused=True
             )
         self._guard = optimizer.FiniteGuard("critics")
+
+    # -------------------------------------------------------------------------------------- the decision process
+
+    def _check_model(self) -> None:
+        """Raises UserError for a model that the trainer cannot train."""
+        _check_model(self._trained.model, self._trained.name)
+
+    def _action_shape(self) -> tuple[int, int]:
+        """Return the shape of one action of the decision process."""
+        return self._chunk, self._trained.info.action_dim
+
+    def _action_bounds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the least and the largest value of each number of an action."""
+        return self._trained.info.action_low, self._trained.info.action_high
+
+    def _kept(self, transitions: Transitions) -> Transitions | None:
+        """Return what the buffer keeps of new transitions; None: nothing."""
+        return transitions
+
+    def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sampled actions [B, *action shape] of the decision process and their log-probs, with gradient."""
+        return self._trained.reparameterised_actions(features, normals)
+
+    # ------------------------------------------------------------------------------------------------ the contract
 
     def modules(self) -> Mapping[str, nn.Module]:
         learned: dict[str, nn.Module] = {} if self._temperature is None else {"temperature": self._temperature}
@@ -133,7 +161,7 @@ class OffPolicy(Trainer):
         trained = self._trained
         config = self._config
         if trained.strategy.world > 1:
-            raise UserError("trainer 'off_policy' keeps its transitions on one learner; place one")
+            raise UserError(f"trainer {self.name!r} keeps its transitions on one learner; place one")
         with trained.released():
             self._keep(data)
             due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
@@ -155,9 +183,10 @@ class OffPolicy(Trainer):
     def _keep(self, data: TransitionsData) -> None:
         """Keep new transitions, with features instead of frames where these never change."""
         frozen = self._config.features == "frozen"
-        if data.transitions is not None:
-            features = self._encode(data.transitions.frames) if frozen else None
-            self._buffer.add(data.transitions, features)
+        kept = None if data.transitions is None else self._kept(data.transitions)
+        if kept is not None:
+            features = self._encode(kept.frames) if frozen else None
+            self._buffer.add(kept, features)
         if self._config.demonstrations:
             self._read_demonstrations(data.demonstrations)
 
@@ -258,9 +287,8 @@ class OffPolicy(Trainer):
     @torch.no_grad()
     def _targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
         """Return the targets [B] of the critics, by the target networks that were drawn."""
-        trained = self._trained
         features = self._features(part.following)
-        actions, log_probs = trained.reparameterised_actions(features, as_tensor(normals, self._device))
+        actions, log_probs = self._sampled(features, as_tensor(normals, self._device))
         inputs = self._inputs(features, actions)
         return soft_targets(
             as_tensor(part.rewards, self._device),
@@ -280,7 +308,7 @@ class OffPolicy(Trainer):
         self._let_critics_learn(False)
         for part, rows in zip(features, self._micro_batches(count), strict=True):
             self._heartbeat()
-            actions, log_probs = self._trained.reparameterised_actions(part, as_tensor(normals[rows], self._device))
+            actions, log_probs = self._sampled(part, as_tensor(normals[rows], self._device))
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
