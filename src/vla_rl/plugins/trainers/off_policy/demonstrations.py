@@ -47,7 +47,9 @@ class DemonstratedTransitions:
         check_demonstrated_actions(recording, info, chunk)
         self._features: Array | None = None
         if encode is not None:
-            self._features, self._actions = self._encoded(encode)
+            features, actions = self._encoded(encode)
+            self._features = features
+            self._actions = actions
 
     def __len__(self) -> int:
         return len(self._rewards)
