@@ -3,14 +3,16 @@
     python benchmarks/kills.py                                      # 20 moments of each signal on each backend
     python benchmarks/kills.py --moments 2 --backend ray --signal SIGKILL
     python benchmarks/kills.py --backend ray --signal SIGKILL WORKER --lag 2    # rollouts run ahead, weights are pinned
+    python benchmarks/kills.py --replay --backend local --signal SIGKILL        # a replay buffer of 10,000 transitions
 
 A run is killed up to ten times, resumed each time, and at last left to end. Then its metrics (without times) and its
 weights must be those of the undisturbed run, bit by bit, and nothing may be left: no process, no file in the temporary
 folder, no shared memory, nothing in the run's folder that the undisturbed one has not. SIGKILL goes to the driver;
 SIGINT to its process group, as a terminal does it; SIGTERM in turn to the driver, to the group, and to every process
 of the job, the driver being the last. WORKER is SIGKILL to one of the run's workers, whichever, once there is a
-checkpoint; the run survives it, or goes on from there, by itself. How every ticket ended has to be the same, too. Exits
-with 1 where something is lost or left.
+checkpoint; the run survives it, or goes on from there, by itself. How every ticket ended has to be the same, too. With
+`--replay` the trainer is off_policy: 25,600 transitions are collected, so that old files are deleted, and the files
+that are left have to be those of the undisturbed run, of the same sizes. Exits with 1 where something is lost or left.
 """
 
 from __future__ import annotations
@@ -52,6 +54,21 @@ rollout: {chunk: 2, episodes: 16, group_size: 4}
 algorithm: {type: grpo}
 train: {steps: 40, lr: 3e-2, micro_batch: 8, global_batch: 16, epochs: 2, checkpoint_every: 3}
 eval: {every: 10}
+hooks: [{type: jsonl}]
+runtime: {restarts: 1000}
+"""
+REPLAY = """
+name: kills
+seed: 3
+plugins: [vla_rl.testing.scripted]
+model:
+  type: film_resnet
+  network: {image_size: 32, channels: [8], keypoints: 2, words: 16, instruction: 4, hidden: [16], head: gaussian}
+env: {type: scripted, num_envs: 64, length: 40, max_steps: 80, image: 64}
+rollout: {chunk: 2, episodes: 64}
+trainer: {type: off_policy, capacity: 10000, min_data: 500, updates_per_step: 0.01, batch: 32, hidden: [16]}
+train: {steps: 20, lr: 1e-3, micro_batch: 64, checkpoint_every: 2}
+eval: {before: false, episodes_per_task: 1}
 hooks: [{type: jsonl}]
 runtime: {restarts: 1000}
 """
@@ -207,6 +224,8 @@ def differences(expected: Path, folder: Path) -> list[str]:
         found.append("its weights differ")
     if tickets(folder) != tickets(expected):
         found.append(f"its tickets ended as {tickets(folder)}, not as {tickets(expected)}")
+    if replay(folder) != replay(expected):
+        found.append(f"its replay buffer has files {replay(folder)}, not {replay(expected)}")
     return found + [f"left in its folder: {name}" for name in sorted(names(folder) - names(expected))]
 
 
@@ -225,6 +244,12 @@ def tickets(folder: Path) -> dict[str, int]:
 def weights(folder: Path) -> dict[str, str]:
     model = folder / "checkpoints" / "last" / "model"
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(model.iterdir())}
+
+
+def replay(folder: Path) -> dict[str, int]:
+    """Return the sizes of the replay buffer's files."""
+    files = sorted((folder / "replay").rglob("*.bin"))
+    return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 
 
 def names(folder: Path) -> set[str]:
@@ -247,15 +272,20 @@ def main() -> int:
     parser.add_argument("--backend", choices=("local", "ray"), nargs="*", default=["local", "ray"])
     parser.add_argument("--signal", choices=(*SIGNALS, WORKER), nargs="*", default=list(SIGNALS))
     parser.add_argument("--lag", type=int, default=0, help="training steps that rollouts run ahead; with ray only")
+    parser.add_argument("--replay", action="store_true", help="the trainer off_policy instead of a policy gradient")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print(f"{'backend':8}{'signal':9}{'moments':>8}{'runs':>6}  {'exit status':28}{'exit':>8}{'end':>8}  lost or left")
     wrong = 0
     for backend in options.backend:
         home = Path(tempfile.mkdtemp(prefix="k-"))  # short: paths of sockets end at 107 bytes
-        (home / "spec.yaml").write_text(SPEC + (AHEAD.replace("LAG", str(options.lag)) if options.lag else ""))
+        spec = REPLAY if options.replay else SPEC
+        (home / "spec.yaml").write_text(spec + (AHEAD.replace("LAG", str(options.lag)) if options.lag else ""))
         bench = Bench(backend, home, moments=random.Random(options.seed))
         expected = bench.undisturbed()
+        if options.replay:
+            sizes = replay(expected)
+            print(f"the replay buffer's files: {', '.join(sizes)}, {sum(sizes.values()) / 1e6:.0f} MB")
         for name in options.signal:
             kill = bench.kill_workers if name == WORKER else partial(bench.kill_often, name)
             outcome = kill(options.moments, expected)

@@ -189,7 +189,12 @@ def test_no_module_hides_another():
 
 def test_tests_mirror_the_package():
     """Every folder of tests is one of the package, of `examples/` or of `tools/`; and pytest knows a file by its name alone."""
-    own = {"whole_runs", "reference", "robotwin_double"}  # runs of all of it, numbers of others, a mock
+    own = {
+        "whole_runs",
+        "reference",
+        "robotwin_double",
+        "lerobot_double",
+    }  # runs of all of it, numbers of others, mocks
     folders = {file.parent.relative_to(TESTS) for file in TESTS.rglob("test_*.py")}
     missing = [f for f in folders if f.name not in own and not any((r / f).is_dir() for r in (SOURCE / "vla_rl", ROOT))]
     assert not missing, f"no folder of the package is called {sorted(map(str, missing))}"

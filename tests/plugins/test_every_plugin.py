@@ -28,7 +28,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "srpo": {"encoder": "tiny"},
 }
 """Keys without default, where a check needs some."""
-SLOW_SIMULATORS = {"gymnasium", "libero", "maniskill", "metaworld", "robotwin"}
+SLOW_SIMULATORS = {"gymnasium", "lerobot_robot", "libero", "maniskill", "metaworld", "robotwin"}
 """Checked by tests of their own, with the settings they need."""
 
 

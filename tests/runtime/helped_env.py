@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import ActionSource, Context, EnvInfo, Plugin, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
@@ -25,6 +26,8 @@ class HelpedConfig:
     """The person takes over in states whose id is a multiple of it."""
     late: int | None = None
     """Step that begins late, with actions in real time; None: no real time."""
+    unplugged: int | None = None
+    """Step, from 0, at which the person's device is gone; None: never."""
     announced: bool = True
     """`EnvInfo.takeovers`."""
 
@@ -50,6 +53,8 @@ class Helped(SingleEnv):
         self.push = 0.0
 
     def step(self, action: np.ndarray) -> Outcome:
+        if self.steps == self.config.unplugged:
+            raise UserError("person: the takeover device 'lever' is not there any more")
         source = ActionSource.POLICY
         if self.state_id % self.config.each == 0 and self.config.first <= self.steps <= self.config.last:
             source = ActionSource.PERSON

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     )
 
 hookspec = pluggy.HookspecMarker("vla_rl")
+STEERING = "steering"
+"""Name in `Chunk.extras` of the noise that a steering head chose (`VLAModel.steering_noise`)."""
 
 
 class VLAModel(ABC):
@@ -77,6 +79,8 @@ class VLAModel(ABC):
     instruction_suffix: str = ""
     """Text that follows every instruction, such as the condition of an advantage-conditioned policy. Core sets it,
     appends it to the observations that the methods get, and keeps it in checkpoints."""
+    steering_shape: tuple[int, int] | None = None
+    """R, W: vectors and numbers of the initial noise that a steering head chooses; None: the policy is not steered."""
 
     @abstractmethod
     @hookspec(firstresult=True)
@@ -155,6 +159,14 @@ class VLAModel(ABC):
         Actions are float32 [B, C, A] in the simulator's units; log_probs [B, C, M] are those of `chunk_log_probs`.
         Optional."""
         raise NotOffered(f"{type(self).__name__} has no reparameterised actions")
+
+    @hookspec(firstresult=True)
+    def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the initial noise that the steering head of a frozen flow policy samples, given `policy_features`
+        [B, D] and standard normal numbers [B, R, W], and its log-probs, both [B, R, W] with gradient. Noise is scaled
+        to (-1, 1), before the head's range; log-probs are those of the scaled noise. `Chunk.extras["steering"]` is the
+        inverse hyperbolic tangent of the scaled noise of a chunk. Optional."""
+        raise NotOffered(f"{type(self).__name__} has no initial noise to steer")
 
     @hookspec(firstresult=True)
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -245,6 +257,11 @@ class SimEnv(ABC):
 
     num_envs: int
     info: EnvInfo
+    waits_s: float = 0.0
+    """Longest time that a call waits for a person, in seconds; `runtime.deadline_s` has to exceed it."""
+    stop_requested: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the run has to stop (Ctrl-C). Core sets it where `waits_s` is above 0; a call that waits asks it, and
+    raises StopRequested."""
 
     @abstractmethod
     @hookspec(firstresult=True)

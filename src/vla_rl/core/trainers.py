@@ -195,6 +195,8 @@ class Transitions:
     expert_actions: Array | None = None
     """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: nobody asked
     it (`Plugin.expert_share`)."""
+    extras: Mapping[str, Array] = field(factory=dict)
+    """`Chunk.extras` of each chunk, [K, ...]."""
 
     def __len__(self) -> int:
         return len(self.first)

@@ -221,6 +221,9 @@ class EnvInfo:
     deterministic: bool = True
     """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
     would have to be replayed starts a new episode instead."""
+    fixed_states: bool = True
+    """A reset state's id always gives the same scene. If not, somebody arranges the scene, such as beside a robot, and
+    ids only count episodes."""
     chunk_is_one_motion: bool = False
     """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
     and ends are then reported at a chunk's last action."""

@@ -104,9 +104,12 @@ def _roll_out(
         return
     with section("scenes"):
         arrangements.measure_chance(player)
-        scenes.enter_again(player, starts)
-        scenes.scenes_follow_ids(player, starts)
-        scenes.splits_apart(player, starts)
+        if player.info.fixed_states:
+            scenes.enter_again(player, starts)
+            scenes.scenes_follow_ids(player, starts)
+            scenes.splits_apart(player, starts)
+        else:
+            player.notice("not done: EnvInfo.fixed_states says that somebody arranges the scenes")
     with section("generators"):
         surroundings.generators_left_alone(player)
     with section("actions"):

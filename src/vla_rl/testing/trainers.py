@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
-from vla_rl.core.hookspecs import Algorithm
+from vla_rl.core.hookspecs import STEERING, Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import (
@@ -104,14 +104,18 @@ class _GaussianModel(LinearModel):
     def __init__(self, info: EnvInfo, chunk: int) -> None:
         super().__init__(info, chunk, bins=2)
         self._layout = (chunk, info.action_dim, 2)
+        self.steering_shape = (chunk, info.action_dim)
 
     def reparameterised_actions(
         self, features: torch.Tensor, normals: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        squashed, log_probs = self.steering_noise(features, normals)
+        return self._low + (squashed + 1) / 2 * (self._high - self._low), log_probs
+
+    def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = SquashedGaussian.of_outputs(self.module.policy(features).unflatten(1, self._layout))
         unsquashed = distribution.sample(normals)
-        share = (torch.tanh(unsquashed) + 1) / 2
-        return self._low + share * (self._high - self._low), distribution.log_prob(unsquashed)
+        return torch.tanh(unsquashed), distribution.log_prob(unsquashed)
 
 
 @frozen(eq=False)
@@ -271,6 +275,7 @@ def _transitions(case: _Case, number: int) -> TransitionsData:
         terminated=np.arange(count) == count - 1,
         source=np.repeat(source[:, None], CHUNK, axis=1),
         expert_actions=np.flip(actions, 0).copy(),
+        extras={STEERING: draws.standard_normal((count, CHUNK, info.action_dim), np.float32)},
     )
     return TransitionsData(step=number, version=number - 1, transitions=transitions)
 
@@ -445,7 +450,7 @@ def _arrays(data: Any) -> list[Array]:
         assert transitions is not None
         frames = transitions.frames
         of_chunks = (transitions.actions, transitions.rewards, transitions.valid, transitions.expert_actions)
-        parts = (transitions.first, transitions.source, frames.state, *of_chunks)
+        parts = (transitions.first, transitions.source, frames.state, *of_chunks, *transitions.extras.values())
         return [*(np.asarray(x) for x in frames.images.values()), *map(np.asarray, parts)]
     inputs = data.inputs
     fields = [array for array in data.fields.values() if array is not None]

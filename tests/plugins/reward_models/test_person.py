@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPConnection
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -20,9 +21,9 @@ from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import component
 from vla_rl.core.spec.structure import Problems
-from vla_rl.plugins.reward_models.person.page import PagePanel
-from vla_rl.plugins.reward_models.person.terminal import TerminalPanel
 from vla_rl.testing.synthetic import env_info
+from vla_rl.toolkit.people.page import PagePanel
+from vla_rl.toolkit.people.terminal import TerminalPanel
 
 ONGOING, OVER = np.array([False]), np.array([True])
 
@@ -65,7 +66,7 @@ def person(tmp_path) -> Iterator:
 
 @pytest.fixture
 def panel() -> Iterator[PagePanel]:
-    panel = PagePanel(0, None)
+    panel = PagePanel(0, None, "rewards")
     yield panel
     panel.close()
 
@@ -180,18 +181,18 @@ def test_requests_of_another_form_are_refused(panel, path, body):
 
 def test_a_port_in_use_is_refused(panel):
     with pytest.raises(UserError, match=f"rewards.port: {panel.port} cannot be used .*give another, or 0"):
-        PagePanel(panel.port, None)
+        PagePanel(panel.port, None, "rewards")
 
 
 def test_the_address_is_written_for_this_user_alone(tmp_path):
     file = tmp_path / "address"
     file.write_text("old")
-    panel = PagePanel(0, file)
+    panel = PagePanel(0, file, "rewards")
     panel.close()
     assert file.read_text() == f"{panel.address}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     with pytest.raises(UserError, match="address_file: .* cannot be written"):
-        PagePanel(0, tmp_path / "none" / "address")
+        PagePanel(0, tmp_path / "none" / "address", "rewards")
 
 
 # --------------------------------------------------------------------------------------------------- the terminal
@@ -201,7 +202,7 @@ def test_the_address_is_written_for_this_user_alone(tmp_path):
 def terminal() -> Iterator[tuple[int, TerminalPanel]]:
     """The end that a person types into, and the panel at the other one."""
     typed, device = os.openpty()
-    panel = TerminalPanel(os.ttyname(device))
+    panel = TerminalPanel(Path(os.ttyname(device)), "rewards")
     os.close(device)
     yield typed, panel
     panel.close()
@@ -237,7 +238,7 @@ def test_a_stop_in_the_terminal_stays(terminal):
 
 def test_a_terminal_that_is_closed_stops_the_robot():
     typed, device = os.openpty()
-    panel = TerminalPanel(os.ttyname(device))
+    panel = TerminalPanel(Path(os.ttyname(device)), "rewards")
     os.close(device)
     os.close(typed)
     with pytest.raises(SafetyStop, match="is closed, and nobody could stop the robot"):
@@ -247,7 +248,7 @@ def test_a_terminal_that_is_closed_stops_the_robot():
 
 def test_no_terminal_is_refused(tmp_path):
     with pytest.raises(UserError, match="rewards.ask: there is no terminal .*ask: page"):
-        TerminalPanel(tmp_path / "tty")
+        TerminalPanel(tmp_path / "tty", "rewards")
 
 
 # ----------------------------------------------------------------------------------------------- the reward model

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.plugins.reward_models.person.page import PagePanel
+from vla_rl.toolkit.people.page import PagePanel
 
 CHROMIUM = os.environ.get("VLA_RL_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium on the PATH, or VLA_RL_CHROMIUM")
@@ -62,7 +62,7 @@ class Tab:
 
 @pytest.fixture
 def panel() -> Iterator[PagePanel]:
-    panel = PagePanel(0, None)
+    panel = PagePanel(0, None, "rewards")
     yield panel
     panel.close()
 

@@ -137,8 +137,10 @@ def hand_update(trainer, number):
     with torch.no_grad():
         for b in range(len(batch)):
             row = np.array([b])
-            features = model.policy_features(batch.obs.take(row))
-            following = model.policy_features(batch.following.take(row))
+            features, following = (
+                torch.tensor(obs[row]) if isinstance(obs, np.ndarray) else model.policy_features(obs.take(row))
+                for obs in (batch.obs, batch.following)
+            )
             chunk, log_prob = model.reparameterised_actions(following, torch.tensor(noise[0][b : b + 1]))
             lowest = min(q(trainer._target_critics, i, following[0], chunk[0]) for i in chosen)
             y = batch.rewards[b] + batch.bootstrap[b] * (lowest - alpha * float(log_prob.sum()))
@@ -162,7 +164,7 @@ def test_an_update_is_what_the_equations_say(tmp_path, keys):
     trainer = trainer_in(tmp_path, initial_temperature=0.5, **keys) if "temperature" not in keys else None
     trainer = trainer_in(tmp_path, **keys) if trainer is None else trainer
     trainer.update(data_of(1, 4))  # min_data: nothing is due
-    trainer._buffer.add(transitions_of(1, seed=1))
+    trainer._keep(data_of(2, 1, seed=1))
     loss, value, entropy, alpha = hand_update(trainer, 1)
     metrics = trainer.update(TransitionsData(step=2, version=1, transitions=None)).sums
     assert metrics["off_policy/updates"] == 1
@@ -209,8 +211,10 @@ def test_the_policy_waits_for_its_interval(tmp_path):
     assert temperatures[0] == temperatures[1] != temperatures[2]
 
 
-def test_the_first_updates_can_be_the_critics_alone(tmp_path):
-    trainer = trainer_in(tmp_path, critic_updates=3, features="frozen")
+@pytest.mark.parametrize("features", ["frozen", "trained"])
+def test_the_first_updates_can_be_the_critics_alone(tmp_path, features):
+    """Features that moved under a cloned head would change the policy before it is trained."""
+    trainer = trainer_in(tmp_path, critic_updates=3, features=features)
     start = weights_of(trainer)
     trainer.update(data_of(1, 7))
     assert {name.split("/")[1] for name in differences(start, weights_of(trainer))} == {"critics"}
@@ -288,6 +292,25 @@ def recording_of(count=6, action_dim=INFO.action_dim, scale=1.0):
     return Recording([(synthetic.observation(INFO, count, seed=9), actions)])
 
 
+def test_frozen_features_are_kept_instead_of_frames(tmp_path):
+    """Features of collected transitions and of demonstrations; an update with them equals one with frames."""
+    keys = {"demonstrations": 0.5, "critic_updates": 100}  # features that are trained wait, too
+    frozen = trainer_in(tmp_path / "frozen", features="frozen", **keys)
+    trained = trainer_in(tmp_path / "trained", **keys)
+    data = data_of(1, 6, demonstrations=recording_of())
+    results = [trainer.update(data).sums for trainer in (frozen, trained)]
+    for name in ("loss/critic", "off_policy/q"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-4)
+    batches = [trainer._batch(1) for trainer in (frozen, trained)]
+    with torch.no_grad():
+        for kept, obs in zip(
+            (batches[0].obs, batches[0].following), (batches[1].obs, batches[1].following), strict=True
+        ):
+            features = trained._trained.model.policy_features(obs)
+            torch.testing.assert_close(torch.tensor(kept), features)
+    assert {path.name for path in (tmp_path / "frozen").iterdir()} == {"features", "transitions"}
+
+
 def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
     trainer = trainer_in(tmp_path, demonstrations=0.5, discount=0.9)
     recording = recording_of()
@@ -312,9 +335,10 @@ def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- resume
 
 
-def test_a_resumed_trainer_equals_an_uninterrupted_one(tmp_path):
+@pytest.mark.parametrize("features", ["trained", "frozen"])
+def test_a_resumed_trainer_equals_an_uninterrupted_one(tmp_path, features):
     """With pinned data: the process is killed after one more step than its checkpoint holds."""
-    keys = {"updates_per_step": 2.0, "capacity": 12}
+    keys = {"updates_per_step": 2.0, "capacity": 12, "features": features}
     through = trainer_in(tmp_path / "through", **keys)
     killed = trainer_in(tmp_path / "killed", **keys)
     for step in (1, 2, 3):
@@ -373,7 +397,8 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ({"updates_per_step": 0.0}, "updates_per_step"),
+        ({"updates_per_step": 0.0}, "0 updates for each transition cannot be made: SAC makes 1"),
+        ({"updates_per_step": math.nan}, "nan updates"),
         ({"critics": 2, "target_critics": 3}, "3 of 2 critics cannot be drawn"),
         ({"temperature": 0.1, "target_entropy": -3.0}, "no effect with a fixed temperature"),
         ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),

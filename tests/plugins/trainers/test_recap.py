@@ -236,6 +236,15 @@ def test_a_recording_in_which_nothing_is_better_is_refused(monkeypatch):
         trainer.update(DemonstrationsData(demonstrations=Bandit(8), steps=steps_on(8, 2)))
 
 
+def test_a_recording_that_has_grown_is_refused():
+    trainer = trainer_of(LinearModel(INFO, CHUNK), critic_steps=1, atoms=11)
+    trainer.update(DemonstrationsData(demonstrations=Bandit(8), steps=steps_on(8, 2)))
+    resumed = trainer_of(LinearModel(INFO, CHUNK), critic_steps=1, atoms=11)
+    resumed.load(trainer.state())
+    with pytest.raises(UserError, match="had 8 samples .* and has 16 now"):
+        resumed.update(DemonstrationsData(demonstrations=Bandit(16), steps=steps_on(16, 1)))
+
+
 @pytest.mark.parametrize(
     ("keys", "key"),
     [

@@ -120,11 +120,9 @@ def test_demonstrations_are_part_of_the_data(tmp_path):
 
 
 def test_takeovers_are_cloned(tmp_path):
-    """The person pushes towards the target in four of six steps; the clone does so by itself."""
-    spec = helped_spec(eval={"before": True, "every": 4}, train={"steps": 4})
-    run(parse_spec(spec), tmp_path)
-    metrics = read_metrics(tmp_path)
-    lines = of_updates(metrics)
+    """The person acts in four of six steps of every episode."""
+    run(parse_spec(helped_spec()), tmp_path)
+    lines = of_updates(read_metrics(tmp_path))
     assert [line["hg_dagger/labelled"] for line in lines] == [32] * 4, "two of three chunks of 16 episodes"
     assert lines[-1]["hg_dagger/samples"] == 128
     assert lines[-1]["loss/imitation"] < lines[0]["loss/imitation"] / 2
@@ -159,6 +157,11 @@ def test_tasks_without_an_expert_end_the_run(tmp_path):
 def test_a_simulator_without_takeovers_is_refused(tmp_path):
     with pytest.raises(UserError, match="in this simulator nobody can"):
         run(parse_spec(dagger_spec(HG_DAGGER)), tmp_path)
+
+
+def test_a_takeover_device_that_disappears_ends_the_run_with_its_name(tmp_path):
+    with pytest.raises(UserError, match="the takeover device 'lever' is not there any more"):
+        run(parse_spec(helped_spec(env={"unplugged": 3})), tmp_path)
 
 
 @pytest.mark.parametrize(

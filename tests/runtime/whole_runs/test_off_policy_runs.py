@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -140,6 +142,26 @@ def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
     assert counts == [8] * int(updates) and updates > 0
 
 
+def test_a_run_on_a_full_disk_names_the_file_and_resumes(tmp_path, monkeypatch):
+    expected = [line for line in train(tmp_path / "whole") if "off_policy/updates" in line]
+    write = os.pwrite
+    writes = []
+
+    def full(descriptor, data, offset):
+        writes.append(offset)
+        if len(writes) > 5:  # two logs a step: in the third step, after the checkpoint of the second
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    text = "replay buffer could not be written to .*00000000.bin: No space left on device. Free disk space, or lower"
+    with pytest.raises(UserError, match=text):
+        train(tmp_path / "full")
+    monkeypatch.undo()
+    resumed = train(tmp_path / "full", resume=True)
+    assert [line for line in resumed if "off_policy/updates" in line] == expected
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 
@@ -148,7 +170,7 @@ def test_half_of_each_batch_can_come_from_a_recording(tmp_path, monkeypatch):
     [
         ({"algorithm": {"type": "grpo"}}, "trainer 'off_policy' takes no loss of an algorithm; leave `algorithm` out"),
         ({"asynchrony": {"replay": {"uses": 2}}}, "keeps transitions itself, as trainer.capacity says"),
-        ({"trainer": {"updates_per_step": 0}}, "trainer.updates_per_step"),
+        ({"trainer": {"updates_per_step": 0}}, r"trainer.updates_per_step: 0 updates .* SAC makes 1, RLPD 20"),
     ],
 )
 def test_what_does_not_go_with_transitions_is_refused(changes, text):
@@ -168,6 +190,26 @@ def test_keys_of_policy_gradients_are_reported():
     spec = parse_spec(off_policy_spec(train={"epochs": 2, "global_batch": 16}))
     found = {path for path, text in without_effect(spec, training=True, imitation=False) if "draws its own" in text}
     assert found == {("train", "epochs"), ("train", "global_batch")}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "text"),
+    [
+        ({"min_data": 49}, "min_data", "4 steps (train.steps) collect 48 at most"),
+        ({"critic_updates": 12}, "critic_updates", "4 steps (train.steps) make 12 at most"),
+    ],
+)
+def test_a_run_that_is_too_short_to_train_the_policy_is_reported(trainer, key, text):
+    """4 steps of 4 episodes of 3 chunks, and an update for each 4 transitions."""
+
+    def warnings(**changes):
+        spec = parse_spec(off_policy_spec(trainer={**changes, "updates_per_step": 0.25}))
+        return dict(without_effect(spec, training=True, imitation=False))
+
+    assert text in warnings(**trainer)["trainer", key]
+    assert (
+        not {("trainer", "min_data"), ("trainer", "critic_updates")} & warnings(min_data=48, critic_updates=11).keys()
+    )
 
 
 def test_a_plan_with_several_learners_is_refused():

@@ -248,6 +248,20 @@ def test_killed_at_random_moments_a_run_loses_and_leaves_nothing(backend):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(1800)
+def test_killed_at_random_moments_a_replay_buffer_of_10000_transitions_loses_nothing():
+    """Old files are deleted meanwhile; what is left are the files of the undisturbed run."""
+    options = ["--replay", "--backend", "local", "--moments", "3", "--signal", "SIGKILL"]
+    done = subprocess.run(
+        [sys.executable, str(KILLS), *options, "--seed", str(time.time_ns())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "replay/frames/00000000.bin" not in done.stdout, "25,600 transitions were kept"
+
+
 def test_sigterm_outside_of_a_run_is_an_interrupt_too(monkeypatch):
     """While a command imports what it needs, for instance."""
     monkeypatch.setattr(commands, "_load", lambda *_: os.kill(os.getpid(), signal.SIGTERM))

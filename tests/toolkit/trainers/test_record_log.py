@@ -96,6 +96,19 @@ def test_nothing_is_added_on_a_full_disk(tmp_path, monkeypatch):
     assert log.read(np.arange(5))["number"].tolist() == [0, 1, 2, 30, 31]
 
 
+def test_a_disk_that_turns_out_full_is_named(tmp_path, monkeypatch):
+    """Some file systems accept a write and fail when it has to be on the disk."""
+    log = log_of(tmp_path)
+    log.append(records(0, 2))
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="could not be written to .*00000000.bin: No space left on device. Free disk"):
+        log.sync()
+
+
 def test_all_written_files_are_synced_once(tmp_path, monkeypatch):
     log = log_of(tmp_path)
     log.append(records(0, 9))

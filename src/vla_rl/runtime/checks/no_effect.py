@@ -164,6 +164,30 @@ def _transition_warnings(spec: Spec) -> Iterator[Item]:
         if value != default:
             text = f"has no effect: trainer {spec.trainer.type!r} draws its own batches (trainer.batch); leave it out"
             yield ("train", key), text
+    yield from _early_transition_warnings(spec)
+
+
+def _early_transition_warnings(spec: Spec) -> Iterator[Item]:
+    """Yield numbers of transitions and updates that the run does not reach."""
+    limit = _limit(spec)
+    if limit is None:
+        return
+    shape, steps, config = RunShape.of(spec), spec.train.steps, spec.trainer.config
+    transitions = steps * shape.groups_per_step * shape.group_size * -(-limit // shape.chunk)
+    min_data = getattr(config, "min_data", 0)
+    critic_updates = getattr(config, "critic_updates", 0)
+    if min_data > transitions:
+        text = (
+            f"nothing is trained before so many transitions, and {steps} steps (train.steps) collect {transitions} at "
+            f"most; give fewer, or raise train.steps"
+        )
+        yield ("trainer", "min_data"), text
+    elif critic_updates >= (updates := int(transitions * getattr(config, "updates_per_step", 1))):
+        text = (
+            f"so many updates train the critics alone, and {steps} steps (train.steps) make {updates} at most: the "
+            f"policy stays as it is; give fewer, or raise train.steps"
+        )
+        yield ("trainer", "critic_updates"), text
 
 
 def _imagination_warnings(spec: Spec) -> Iterator[Item]:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEnv, VLAModel
-from vla_rl.core.manager import Named, wrap
+from vla_rl.core.manager import Named, unwrapped, wrap
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
@@ -62,6 +62,14 @@ class RoleBuilder:
         return {lane.index: self.env(lane.index) for lane in self.assignment.lanes}
 
     def env_worker(self, envs: dict[int, SimEnv], recordings: WorldModelRecordings | None) -> EnvWorker:
+        """Build the sim role. Raises UserError for a wait that would be reported as hung."""
+        waits_s = max(unwrapped(env).waits_s for env in envs.values())
+        limit = self.spec.runtime.deadline_s
+        if waits_s >= limit:
+            raise UserError(
+                f"env: {self.spec.env.type!r} waits up to {waits_s:g} s for a person, and runtime.deadline_s is "
+                f"{limit:g}; give more than {waits_s:g}"
+            )
         return EnvWorker(
             self.spec,
             envs,

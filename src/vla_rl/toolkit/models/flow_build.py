@@ -7,18 +7,31 @@ from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
+from attrs import asdict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Context
 from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.checkpoints import read_file
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowCheckpoint
 from vla_rl.toolkit.models.flow_config import FlowConfig, PrefixHeadConfig, ValueHeadConfig
-from vla_rl.toolkit.models.flow_network import freeze_unused
-from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, HorizonValueHead, NoiseHead, PrefixValueHead, load_head
+from vla_rl.toolkit.models.flow_network import FlowModule, freeze_unused
+from vla_rl.toolkit.models.heads import (
+    NOISE_HEAD,
+    STEERING_HEAD,
+    VALUE_HEAD,
+    HorizonValueHead,
+    NoiseHead,
+    PrefixValueHead,
+    load_head,
+)
 from vla_rl.toolkit.models.meta_device import META
-from vla_rl.toolkit.models.networks import allocate, check_shapes, fill, same_name
+from vla_rl.toolkit.models.networks import allocate, check_shapes, fill, load_weights, same_name
+from vla_rl.toolkit.models.steering import SteeringHead, saved_settings
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -125,3 +138,45 @@ def make_heads(
     load_head(value_head, checkpoint.folder, VALUE_HEAD)
     load_head(noise_head, checkpoint.folder, NOISE_HEAD)
     return value_head, noise_head
+
+
+def steer(
+    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, module: FlowModule, expert_width: int
+) -> None:
+    """Add the steering head that spec or checkpoint ask for, and freeze the network then."""
+    head = _make_steering_head(name, config, context, checkpoint, expert_width)
+    if head is not None:
+        module.steer(head)
+
+
+def _make_steering_head(
+    name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, expert_width: int
+) -> SteeringHead | None:
+    """Return the head that was saved beside the checkpoint, or a new one that the spec asks for, else None.
+
+    Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the saved.
+    """
+    path = None if checkpoint.folder is None else checkpoint.folder / STEERING_HEAD
+    saved = None if path is None or not path.is_file() else read_file(path, load_file)
+    settings = config.steering
+    shape = (checkpoint.shape.horizon, checkpoint.shape.action_dim)
+    if saved is not None:
+        assert path is not None
+        try:
+            recorded = saved_settings(saved, shape[1])
+        except (KeyError, ValueError) as exc:
+            raise CheckpointError(f"{path} is no steering head ({exc}); remove it to use the policy without") from exc
+        if settings is not None and settings != recorded:
+            raise MismatchError(
+                f"{path} has {asdict(recorded)}, and model.steering asks for {asdict(settings)}; leave model.steering "
+                f"out, or take the folder of the policy that is not steered yet"
+            )
+        settings = recorded
+    if settings is None:
+        return None
+    inputs = expert_width + checkpoint.shape.state_dim
+    head = SteeringHead(inputs, shape, settings, derived_seed(context.seed, f"{name}/steering"))
+    if saved is not None:
+        assert path is not None
+        load_weights(head, saved, path)
+    return head

@@ -1,7 +1,7 @@
 """Folders of models that denoise action chunks: opened with statistics and tokenizer, written in lerobot's layout.
 
-Beside lerobot's files a folder may have ours: value_head.safetensors, noise_head.safetensors, and architecture.json
-with the sizes of a network that is not one of the public ones.
+Beside lerobot's files a folder may have ours: value_head.safetensors, noise_head.safetensors,
+steering_head.safetensors, and architecture.json with the sizes of a network that is not one of the public ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vla_rl.toolkit.models.checkpoints import (
     save_tensors,
 )
 from vla_rl.toolkit.models.flow_network import FlowModule
-from vla_rl.toolkit.models.heads import NOISE_HEAD, VALUE_HEAD, save_head
+from vla_rl.toolkit.models.heads import NOISE_HEAD, STEERING_HEAD, VALUE_HEAD, save_head
 from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics, read_horizon
 
 ARCHITECTURE = "architecture.json"
@@ -163,8 +163,9 @@ def save_folder(
     merged = MergedState(module.network)
     state = {prefix + public_name(name): merged.read(name).cpu().contiguous() for name in merged.tensors}
     save_tensors(state, folder / WEIGHTS, metadata={"format": "pt"})
-    for head, name in ((module.value_head, VALUE_HEAD), (module.noise_head, NOISE_HEAD)):
-        save_head(head, folder, name)
+    save_head(module.value_head, folder, VALUE_HEAD)
+    save_head(module.noise_head, folder, NOISE_HEAD)
+    save_head(module.steering, folder, STEERING_HEAD)
     settings = checkpoint.raw or raw
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for name, content in (checkpoint.processors or processors(settings)).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import ge, gt, in_, optional
+from attrs.validators import deep_iterable, ge, gt, in_, le, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
@@ -41,6 +41,24 @@ def _at_most_all(config: NoiseConfig, attribute: Attribute[Any], value: float | 
 def _some_step_is_noisy(config: FlowConfig, attribute: Attribute[Any], value: NoiseConfig) -> None:
     if value.method == "flow_cps" and config.denoise_steps < 2:
         raise ValueError("the last denoising step of flow_cps is free of noise; set denoise_steps to 2 or more")
+
+
+def _goes_with_frozen(config: FlowConfig, attribute: Attribute[Any], value: SteeringConfig | None) -> None:
+    """Validate that no key asks for what a steered policy, which is frozen, does not do (attrs validator)."""
+    if value is None:
+        return
+    unused = {
+        "noise": config.noise != NoiseConfig(),
+        "greedy_start": config.greedy_start != "zeros",
+        "train_expert_only": not config.train_expert_only,
+        "lora": config.lora is not None,
+    }
+    clashing = [f"`{name}`" for name, given in unused.items() if given]
+    if clashing:
+        raise ValueError(
+            f"a steered policy is frozen and denoised by the ODE, from noise that the steering head chooses; leave "
+            f"{' and '.join(clashing)} out"
+        )
 
 
 def _ascending(config: NoiseConfig, attribute: Attribute[Any], value: tuple[float, float] | None) -> None:
@@ -96,6 +114,19 @@ class PrefixHeadConfig:
 
 
 @frozen(kw_only=True)
+class SteeringConfig:
+    """The steering head: a small network that chooses the initial noise of a frozen policy (DSRL)."""
+
+    range: float = field(default=1.5, validator=[gt(0.0), le(100.0)])
+    """Largest absolute value of each number of the initial noise, above 0 (the authors' action magnitude: 1 to 2.5).
+    The policy was trained on standard normal noise."""
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=deep_iterable(ge(1)))
+    """Widths of its hidden layers (ReLU between)."""
+    per_action: bool = False
+    """Choose noise for each action of the denoised chunk, instead of one vector that is repeated over the chunk."""
+
+
+@frozen(kw_only=True)
 class FlowConfig:
     """Keys of `model:` that all flow-matching models have."""
 
@@ -123,3 +154,6 @@ class FlowConfig:
     dtype: str = field(default="float32", validator=in_(DTYPES))
     """Precision of the towers' weights. Norms, projections of state, time and actions, and all heads stay in
     float32."""
+    steering: SteeringConfig | None = field(default=None, validator=_goes_with_frozen)
+    """Freeze the policy, and train a head that chooses its initial noise, with `trainer: {type: dsrl}`. None: as the
+    checkpoint's folder says, which has a file for it."""

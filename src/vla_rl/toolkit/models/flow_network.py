@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vla_rl.toolkit.models import networks
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 from vla_rl.toolkit.models.networks import Normal, sine_cosine_positions
+from vla_rl.toolkit.models.steering import SteeringHead
 
 
 class TimeEmbedding(nn.Module):
@@ -85,6 +86,12 @@ class FlowModule(nn.Module, ABC):
         """Actions in a denoised chunk and numbers in an action, padding included."""
         self.value_head = value_head
         self.noise_head = noise_head
+        self.steering: SteeringHead | None = None
+
+    def steer(self, head: SteeringHead) -> None:
+        """Let a head choose the initial noise, and freeze the network."""
+        self.steering = head
+        self.network.requires_grad_(False)
 
     @property
     @abstractmethod

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.core.errors import NotOffered
-from vla_rl.core.hookspecs import VLAModel
+from vla_rl.core.errors import NotOffered, UserError
+from vla_rl.core.hookspecs import STEERING, VLAModel
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import ArrayOrTensor, Chunk, Context, Observation, Scores, UnexecutedActions, to_numpy
 from vla_rl.toolkit.models.adapters import before_training, seeded
@@ -32,6 +32,7 @@ from vla_rl.toolkit.models.images import ImageProcessor
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.models.real_time import guided, weights_of
 from vla_rl.toolkit.models.scaling import FeatureScaler
+from vla_rl.toolkit.models.steering import SteeringHead
 
 NOWHERE = -1
 """Value of `step` in `Chunk.extras` for a greedy chunk, in which no step was stochastic."""
@@ -85,6 +86,7 @@ class FlowPolicy(VLAModel):
         self._shape = module.shape
         self._adapted = config.lora is not None
         self._first_noise_head = deepcopy(module.noise_head) if self._adapted else None
+        self.steering_shape = None if module.steering is None else module.steering.shape
         self._dropouts = [part for part in module.modules() if isinstance(part, nn.Dropout) and part.p > 0]
         module.eval()  # checkpoints have no dropout; adapters use it in `imitation_loss` only
 
@@ -101,7 +103,10 @@ class FlowPolicy(VLAModel):
         rows = len(obs)
         self._set_dropout(False)
         inputs = self._inputs(obs)
-        if greedy:
+        if self.steering_shape is not None:
+            if not greedy:
+                inputs["normals"] = as_tensor(noise.normals(*self.steering_shape), self._device)
+        elif greedy:
             inputs["start"] = self._start().repeat(rows, 1, 1)
         else:
             inputs["start"] = as_tensor(noise.normals(*self._shape), self._device)
@@ -116,11 +121,14 @@ class FlowPolicy(VLAModel):
             actions=decided["actions"],
             log_probs=decided["log_probs"],
             values=decided.get("values"),
-            extras={name: decided[name] for name in ("chain", "step")},
+            extras={name: decided[name] for name in (STEERING, "chain", "step") if name in decided},
         )
 
     def decide(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Denoise chunks. Without "step" and "draws" among the inputs no step is stochastic."""
+        """Denoise chunks. Without "step" and "draws" among the inputs no step is stochastic. A steering head chooses
+        the start, and reads "normals" where it shall sample."""
+        if self.module.steering is not None:
+            return self._decide_steered(self.module.steering, inputs)
         x, steps = inputs["start"], self._schedule.steps
         rows = len(x)
         prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
@@ -137,10 +145,35 @@ class FlowPolicy(VLAModel):
         values = self.module.criticise(prefix, state)
         return decided if values is None else {**decided, "values": values}
 
+    def _decide_steered(self, head: SteeringHead, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Denoise chunks by the ODE from the noise that the head chooses."""
+        prefix, state = self._prefix(inputs["pixels"], inputs["ids"], inputs["mask"], inputs["state"]), inputs["state"]
+        distribution = head(self._features(prefix, state), self._spread)
+        unsquashed = distribution.sample(inputs.get("normals"))
+        x = head.initial_noise(unsquashed)
+        step, log_probs = self._begin(x, None)
+        for i in range(self._schedule.steps):
+            x, _ = self._denoise(prefix, state, x, self._schedule.indices[i].expand(len(x)), step, None, log_probs)
+        decided = {
+            "actions": self._restored(x, inputs.get("offset")),
+            "log_probs": self._by_action(distribution.log_prob(unsquashed)),
+            STEERING: unsquashed,
+        }
+        values = self.module.criticise(prefix, state)
+        return decided if values is None else {**decided, "values": values}
+
     def chunk_log_probs(self, obs: Observation, chunk: Chunk) -> Scores:
         """Score recorded chunks. This takes one pass of the expert if one step was stochastic, K passes if all were;
-        the vision-language model runs once."""
+        the vision-language model runs once. With a steering head the score is that of the initial noise."""
         prefix, state = self._see(obs)
+        if self.module.steering is not None:
+            distribution = self.module.steering(self._features(prefix, state), self._spread)
+            unsquashed = as_tensor(chunk.extras[STEERING], self._device)
+            return Scores(
+                log_probs=self._by_action(distribution.log_prob(unsquashed)),
+                entropy=self._by_action(distribution.entropy()),
+                values=self.module.criticise(prefix, state),
+            )
         chain, step = (as_tensor(chunk.extras[name], self._device) for name in ("chain", "step"))
         rows = torch.arange(len(step), device=self._device)
         indices = [i.expand_as(step) for i in self._schedule.indices] if self._every_step else [step.clamp(min=0)]
@@ -172,7 +205,7 @@ class FlowPolicy(VLAModel):
             last[row, :left] = self._actions.normalise(relative, width).cpu()
             weights[row, :, : self._actions.dim] = weights_of(left, unexecuted.delay, horizon)[:, None]
         last, weights = last.to(self._device), weights.to(self._device)
-        x = self._start().expand(len(obs), -1, -1) if greedy else as_tensor(noise.normals(*self._shape), self._device)
+        x = self._unscored_start(prefix, state, noise, greedy)
         for i in range(self._schedule.steps):
             time = self._schedule.time[i].expand(len(obs))
 
@@ -181,6 +214,18 @@ class FlowPolicy(VLAModel):
 
             x = x - self._schedule.delta * guided(velocity, x, time, last, weights)
         return self._restored(x, offset)
+
+    def policy_features(self, obs: Observation) -> Tensor:
+        """Return the mean over the horizon of the expert's output for the mean noise (x = 0 at t = 1), and the
+        normalised state, float32 [B, D]."""
+        return self._features(*self._see(obs))
+
+    def steering_noise(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        if self.module.steering is None:
+            raise NotOffered(f"this {self.name} has no steering head; `steering` among the model's keys adds one")
+        distribution = self.module.steering(features, self._spread)
+        unsquashed = distribution.sample(normals)
+        return torch.tanh(unsquashed), distribution.log_prob(unsquashed)
 
     @torch.no_grad()
     def values(self, obs: Observation) -> Tensor:
@@ -203,8 +248,13 @@ class FlowPolicy(VLAModel):
 
         Actions after the C demonstrated ones repeat the last one and do not count. Times and noise are keyed by the
         run's seed, the demonstrated actions and the weights, so that they are new at every optimiser step and the same
-        after a resume.
+        after a resume. Raises UserError with a steering head, whose policy is frozen.
         """
+        if self.module.steering is not None:
+            raise UserError(
+                f"this {self.name} is steered, and its weights are frozen: it cannot clone; clone first, and set "
+                f"model.steering for the run with trainer 'dsrl'"
+            )
         horizon, width = self._shape
         relative = self._relative(as_tensor(actions, self._device), self._offset(obs, chunked=True))
         wanted = self._actions.normalise(relative, width)
@@ -292,6 +342,29 @@ class FlowPolicy(VLAModel):
         return as_tensor(
             generator(0, f"{self.name}/greedy").standard_normal((1, *self._shape), dtype=np.float32), self._device
         )
+
+    def _unscored_start(self, prefix: Any, state: Tensor, noise: Noise, greedy: bool) -> Tensor:
+        """Return the initial noise [B, H, A] of chunks whose log-prob nobody needs."""
+        head = self.module.steering
+        if head is not None:
+            normals = None if greedy else as_tensor(noise.normals(*head.shape), self._device)
+            return head.initial_noise(head(self._features(prefix, state), self._spread).sample(normals))
+        if greedy:
+            return self._start().expand(len(state), -1, -1)
+        return as_tensor(noise.normals(*self._shape), self._device)
+
+    def _features(self, prefix: Any, state: Tensor) -> Tensor:
+        """Return the features [B, D] of `policy_features`; without gradient where the policy is frozen."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.module.steering is None):
+            hidden = self.module.denoise(
+                prefix, state, state.new_zeros(len(state), *self._shape), state.new_ones(len(state))
+            )
+            return torch.cat([hidden.mean(1), state], dim=1)
+
+    def _by_action(self, elements: Tensor) -> Tensor:
+        """Return the sum of numbers of the noise [B, R, W] in equal parts for each action, [B, C, 1]."""
+        parts = elements.sum((1, 2)) / self._chunk
+        return parts[:, None, None].expand(-1, self._chunk, 1)
 
     def _see(self, obs: Observation, dropout: bool = False) -> tuple[Any, Tensor]:
         """Return the prefix and the normalised, padded state [B, S]. Switches the adapters' dropout."""

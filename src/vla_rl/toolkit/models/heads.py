@@ -16,6 +16,7 @@ from vla_rl.toolkit.models.checkpoints import read_file, save_tensors
 from vla_rl.toolkit.models.networks import load_weights
 
 VALUE_HEAD, NOISE_HEAD = "value_head.safetensors", "noise_head.safetensors"
+STEERING_HEAD = "steering_head.safetensors"
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ KEPT = (
     "architecture.json",
     "value_head.safetensors",
     "noise_head.safetensors",
+    "steering_head.safetensors",
     "state_in_prompt.json",
     "instruction.json",
 )

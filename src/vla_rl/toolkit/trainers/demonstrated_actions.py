@@ -22,8 +22,9 @@ def check_demonstrated_actions(recording: Demonstrations, info: EnvInfo, chunk: 
     expected = (chunk, info.action_dim)
     if actions.shape[1:] != expected:
         raise UserError(
-            f"the demonstrations have chunks of {actions.shape[1]} actions of {actions.shape[2]} numbers, the "
-            f"simulator and rollout.chunk ask for {expected[0]} of {expected[1]}"
+            f"the demonstrations of imitation.data have chunks of {actions.shape[1]} actions of {actions.shape[2]} "
+            f"numbers, the simulator and rollout.chunk ask for {expected[0]} of {expected[1]}; give demonstrations of "
+            "this simulator, or set rollout.chunk"
         )
     low = np.array(info.action_low)
     high = np.array(info.action_high)
@@ -31,6 +32,7 @@ def check_demonstrated_actions(recording: Demonstrations, info: EnvInfo, chunk: 
     number = int(distances.max((0, 1)).argmax())
     if distances.max() > FAR_OUTSIDE:
         raise UserError(
-            f"the demonstrations have actions of another space: number {number} goes up to "
-            f"{np.abs(actions[..., number]).max():g}, and the simulator takes {low[number]:g} to {high[number]:g}"
+            f"the demonstrations of imitation.data have actions of another space: number {number} goes up to "
+            f"{np.abs(actions[..., number]).max():g}, and the simulator takes {low[number]:g} to {high[number]:g}; "
+            "give demonstrations in the simulator's units"
         )

@@ -90,9 +90,14 @@ class RecordLog:
         self.count = count
 
     def sync(self) -> None:
-        """Wait until all records are on the disk, for a checkpoint that relies on them."""
+        """Wait until all records are on the disk, for a checkpoint that relies on them. Raises UserError where the disk
+        is full or broken: some file systems tell it only now.
+        """
         for number in self._unsynced:
-            os.fsync(self._open(number))
+            try:
+                os.fsync(self._open(number))
+            except OSError as exc:
+                raise self._not_written(number, exc) from exc
         self._unsynced.clear()
 
     def close(self) -> None:
@@ -112,10 +117,13 @@ class RecordLog:
                 data = data[written:]
                 offset += written
         except OSError as exc:
-            raise UserError(
-                f"the replay buffer could not be written to {self._file(number)}: {exc.strerror}. Free disk space, or "
-                f"lower trainer.capacity; the run resumes from its last checkpoint"
-            ) from exc
+            raise self._not_written(number, exc) from exc
+
+    def _not_written(self, number: int, exc: OSError) -> UserError:
+        return UserError(
+            f"the replay buffer could not be written to {self._file(number)}: {exc.strerror}. Free disk space, or "
+            f"lower trainer.capacity; the run resumes from its last checkpoint"
+        )
 
     def _open(self, number: int, create: bool = False) -> int:
         if number not in self._descriptors:

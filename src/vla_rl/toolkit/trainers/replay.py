@@ -1,7 +1,8 @@
 """Replay of transitions for off-policy trainers, in append-only files of the run folder.
 
-Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Records never move and
-random choices are keyed, so a resumed run draws what an uninterrupted one does.
+Frames are kept once: a transition holds the numbers of the frames before and after its chunk. Where the features of a
+policy never change, they are kept instead of the frames. Records never move and random choices are keyed, so a resumed
+run draws what an uninterrupted one does.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ PROTECTED = 2
 class TransitionBatch:
     """B transitions for one update."""
 
-    obs: Observation
-    following: Observation
-    """Observations after the chunks, [B]; of any content where `bootstrap` is 0."""
+    obs: Observation | Array
+    """Observations [B], or their features float32 [B, D] from a buffer of features."""
+    following: Observation | Array
+    """Observations after the chunks, as `obs`; of any content where `bootstrap` is 0."""
     actions: Array
-    """Chunks in the simulator's units, float32 [B, C, A]."""
+    """Chunks in the simulator's units, float32 [B, C, A], or the noise that led to them, [B, R, W]."""
     rewards: Array
     """Sums of the discounted rewards of each chunk, float32 [B]."""
     bootstrap: Array
@@ -44,8 +46,8 @@ class TransitionBatch:
     def take(self, indices: Array) -> TransitionBatch:
         """Return the transitions at these positions (int64 [b]), in this order."""
         return TransitionBatch(
-            obs=self.obs.take(indices),
-            following=self.following.take(indices),
+            obs=_take(self.obs, indices),
+            following=_take(self.following, indices),
             actions=self.actions[indices],
             rewards=self.rewards[indices],
             bootstrap=self.bootstrap[indices],
@@ -54,8 +56,8 @@ class TransitionBatch:
     @staticmethod
     def concat(one: TransitionBatch, other: TransitionBatch) -> TransitionBatch:
         return TransitionBatch(
-            obs=concat_observations(one.obs, other.obs),
-            following=concat_observations(one.following, other.following),
+            obs=_concat(one.obs, other.obs),
+            following=_concat(one.following, other.following),
             actions=np.concatenate([one.actions, other.actions]),
             rewards=np.concatenate([one.rewards, other.rewards]),
             bootstrap=np.concatenate([one.bootstrap, other.bootstrap]),
@@ -70,7 +72,15 @@ class TransitionBuffer:
     """
 
     def __init__(
-        self, folder: Path, info: EnvInfo, chunk: int, capacity: int, discount: float, file_bytes: int = FILE_BYTES
+        self,
+        folder: Path,
+        info: EnvInfo,
+        chunk: int,
+        capacity: int,
+        discount: float,
+        file_bytes: int = FILE_BYTES,
+        features: int | None = None,
+        action_shape: tuple[int, int] | None = None,
     ) -> None:
         """Create a buffer without transitions; `load` goes on from those of an earlier process.
 
@@ -79,12 +89,18 @@ class TransitionBuffer:
             chunk: actions of a chunk.
             capacity: most transitions.
             discount: discount of rewards per environment step.
+            features: size D of the features that are kept instead of frames; None: frames are kept.
+            action_shape: shape of what takes the place of a chunk's actions; None: [C, A].
         """
         self.capacity = capacity
         self._discount = discount
         self._frame_records = FrameRecords(info)
-        self._frames = RecordLog(folder / "frames", frame_dtype(info), file_bytes)
-        dtype = _transition_dtype(chunk, info.action_dim)
+        self._of_features = features is not None
+        if features is None:
+            self._frames = RecordLog(folder / "frames", frame_dtype(info), file_bytes)
+        else:
+            self._frames = RecordLog(folder / "features", np.dtype([("features", np.float32, (features,))]), file_bytes)
+        dtype = _transition_dtype(chunk, action_shape or (chunk, info.action_dim))
         self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
         self._protected: deque[int] = deque(maxlen=PROTECTED)
         """First transitions of the last states."""
@@ -102,10 +118,14 @@ class TransitionBuffer:
         """Number of transitions that were added since the run began."""
         return self._transitions.count
 
-    def add(self, transitions: Transitions) -> None:
+    def add(self, transitions: Transitions, features: Array | None = None) -> None:
         """Add transitions, and forget the oldest ones beyond the capacity. Raises UserError where the disk is full; the
         buffer is unchanged then.
+
+        Args:
+            features: features float32 [F, D] of the frames, for a buffer that keeps these, and for no other.
         """
+        assert (features is not None) == self._of_features
         begin = self._frames.count
         records = np.zeros(len(transitions), self._transitions.dtype)
         records["oldest_frame"] = begin
@@ -114,7 +134,10 @@ class TransitionBuffer:
         for name in ("actions", "rewards", "valid", "terminated"):
             records[name] = getattr(transitions, name)
         frames = np.zeros(len(transitions.frames), self._frames.dtype)
-        self._frame_records.write(transitions.frames, frames)
+        if features is None:
+            self._frame_records.write(transitions.frames, frames)
+        else:
+            frames["features"] = features
         self._frames.append(frames)
         try:
             self._transitions.append(records)
@@ -127,13 +150,13 @@ class TransitionBuffer:
         """Return transitions by their numbers, `first` to `count` - 1, int64 [B]."""
         records = self._transitions.read(indices)
         frames, rows = np.unique(np.concatenate([records["first"], records["following"]]), return_inverse=True)
-        observations = self._frame_records.read(self._frames.read(frames))
+        observations = self._observations(self._frames.read(frames))
         valid = records["valid"]
         discounts = self._discount ** np.arange(valid.shape[1])
         bootstrap = self._discount ** valid.sum(1) * ~records["terminated"]
         return TransitionBatch(
-            obs=observations.take(rows[: len(records)]),
-            following=observations.take(rows[len(records) :]),
+            obs=_take(observations, rows[: len(records)]),
+            following=_take(observations, rows[len(records) :]),
             actions=np.ascontiguousarray(records["actions"]),
             rewards=(records["rewards"] * discounts * valid).sum(1).astype(np.float32),
             bootstrap=bootstrap.astype(np.float32),
@@ -178,14 +201,29 @@ class TransitionBuffer:
         """Return the oldest frame that this transition or a later one may need."""
         return int(self._transitions.read(np.array([transition]))["oldest_frame"][0])
 
+    def _observations(self, records: Array) -> Observation | Array:
+        if self._of_features:
+            return np.ascontiguousarray(records["features"])
+        return self._frame_records.read(records)
 
-def _transition_dtype(chunk: int, action_dim: int) -> np.dtype[np.void]:
+
+def _take(obs: Observation | Array, indices: Array) -> Observation | Array:
+    return obs.take(indices) if isinstance(obs, Observation) else obs[indices]
+
+
+def _concat(one: Observation | Array, other: Observation | Array) -> Observation | Array:
+    if isinstance(one, Observation) and isinstance(other, Observation):
+        return concat_observations(one, other)
+    return np.concatenate([one, other])
+
+
+def _transition_dtype(chunk: int, action_shape: tuple[int, int]) -> np.dtype[np.void]:
     return np.dtype(
         [
             ("oldest_frame", np.int64),
             ("first", np.int64),
             ("following", np.int64),
-            ("actions", np.float32, (chunk, action_dim)),
+            ("actions", np.float32, action_shape),
             ("rewards", np.float32, (chunk,)),
             ("valid", np.bool_, (chunk,)),
             ("terminated", np.bool_),

@@ -136,6 +136,12 @@ class TrainedModel:
         )
         return outputs["actions"], outputs["log_probs"]
 
+    def steering_noise(self, features: torch.Tensor, normals: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return noise and log-probs [B, R, W], as `VLAModel.steering_noise`."""
+        names = ("noise", "log_probs")
+        outputs = self.strategy.run(lambda: dict(zip(names, self.model.steering_noise(features, normals), strict=True)))
+        return outputs["noise"], outputs["log_probs"]
+
     def optimizer_step(self, where: str, loss: torch.Tensor, critic_only: bool = False) -> torch.Tensor:
         """Make an optimiser step with the gradients of all ranks. Return their norm before clipping, on the device.
         After a loss or a gradient that is not finite the weights stay as they are, and `check_finite` raises.

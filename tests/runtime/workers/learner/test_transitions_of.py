@@ -74,3 +74,16 @@ def test_no_samples_are_no_transitions():
     buffer, _, fields, _, _ = buffer_and_fields()
     none = {name: array[:0] for name, array in fields.items()}
     assert transitions_of(buffer, (np.zeros(0, np.int64), np.zeros(0, np.int64)), none) is None
+
+
+def test_sources_and_labels_are_put_in_order_too():
+    buffer, refs, fields, _, _ = buffer_and_fields()
+    labels = np.arange(5, dtype=np.float32)[:, None, None] + np.zeros((5, CHUNK, 1), np.float32)
+    source = np.array([[0, 0], [1, 1], [2, 2], [0, 1], [2, 0]], np.int8)
+    executed = np.zeros((5, CHUNK, 1), np.float32)
+    transitions = transitions_of(
+        buffer, refs, {**fields, "expert_actions": labels, "source": source, "executed_actions": executed}
+    )
+    assert transitions.expert_actions[:, 0, 0].tolist() == [3, 1, 2, 4, 0]
+    assert transitions.source.tolist() == [[0, 1], [1, 1], [2, 2], [2, 0], [0, 0]]
+    assert transitions_of(buffer, refs, fields).expert_actions is None

@@ -223,6 +223,10 @@ def _module(
         unused=groot.action_head.state_encoder.layer1.W if fit.state is None else None,  # the state is fed as zeros
     )
     place = (groot, (shape.horizon, shape.action_dim), source.robot.row)
+    module: network.GrootModule
     if source.generation == N1_5:
-        return network.EagleModule(*place, prompts.image_token, *heads)
-    return network.QwenModule(*place, prompts.starts, *heads)
+        module = network.EagleModule(*place, prompts.image_token, *heads)
+    else:
+        module = network.QwenModule(*place, prompts.starts, *heads)
+    flow_build.steer("gr00t", config, context, source, module, sizes.output)
+    return module

@@ -17,7 +17,7 @@ from vla_rl.plugins.models.pi0.policy import Pi0Policy, Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text, state_text
 from vla_rl.plugins.models.pi0.statistics import name_of, read_config, read_delta_actions, read_state_kind
 from vla_rl.toolkit.models.fitting import MismatchError, simulator_of
-from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision
+from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision, steer
 from vla_rl.toolkit.models.flow_checkpoint import FlowShape
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
@@ -142,8 +142,11 @@ def _module(config: Pi0Config | Pi05Config, context: Context, fit: FlowIOAdapter
         head=heads[0],
         unused=pi0.embed_action_time.state_proj.weight if blind else None,
     )
-    if not isinstance(config, Pi05Config):
-        return Pi0Module(pi0, *heads)
-    module = Pi05Module(pi0, *heads)
-    module.pads = config.value_head.pads and isinstance(heads[0], PrefixValueHead)
+    module: Pi0Module
+    if isinstance(config, Pi05Config):
+        module = Pi05Module(pi0, *heads)
+        module.pads = config.value_head.pads and isinstance(heads[0], PrefixValueHead)
+    else:
+        module = Pi0Module(pi0, *heads)
+    steer(model, config, context, source, module, sizes.expert_width)
     return module

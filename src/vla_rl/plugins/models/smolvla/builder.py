@@ -13,7 +13,7 @@ from vla_rl.plugins.models.smolvla.network import SmolVLAModule, empty_network, 
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, SmolVLAPrompts, prompt_text
 from vla_rl.toolkit.models.checkpoints import read_sizes, resolve
 from vla_rl.toolkit.models.fitting import simulator_of
-from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision
+from vla_rl.toolkit.models.flow_build import build_network, choose_trained, make_heads, precision, steer
 from vla_rl.toolkit.models.flow_checkpoint import ARCHITECTURE, FlowShape, open_folder
 from vla_rl.toolkit.models.flow_fit import (
     FlowIOAdapter,
@@ -126,4 +126,6 @@ def _module(config: SmolVLAConfig, context: Context, fit: FlowIOAdapter) -> Smol
         head=heads[0],
         unused=smolvla.state_proj.weight if fit.state is None else None,  # the state is fed as zeros
     )
-    return SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)
+    module = SmolVLAModule(smolvla, (shape.horizon, shape.action_dim), *heads)
+    steer("smolvla", config, context, source, module, sizes.expert_width)
+    return module

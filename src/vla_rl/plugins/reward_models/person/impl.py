@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 import numpy as np
 
-from vla_rl.core.errors import NobodyAnswered, SafetyStop, UserError
-from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.reward_models.person import PersonConfig
-from vla_rl.plugins.reward_models.person.page import PagePanel
-from vla_rl.plugins.reward_models.person.panel import Answer, Panel
-from vla_rl.plugins.reward_models.person.terminal import TerminalPanel
+from vla_rl.toolkit.people.panel import Answer, Panel
+from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
 
 RUNNING = "the robot acts: press success or failure when the episode is over"
 RESET = "reset the scene: ready?"
-ASKED_S = 0.1
-"""Seconds between looks at whether the run has to stop, while a person is waited for."""
-THANKS = "thank you"
 OUTCOME = "the episode is over: was it a success?"
 
 
@@ -46,11 +39,7 @@ class PersonRewards(RewardModel):
         self._camera = config.camera or next(iter(cameras), None)
         self._answer: Answer | None = None
         """Answer about the running episode."""
-        self.panel: Panel
-        if config.ask == "page":
-            self.panel = PagePanel(config.port, config.address_file)
-        else:
-            self.panel = TerminalPanel(config.terminal)
+        self.panel: Panel = open_panel(config, "rewards")
 
     def before_reset(self, env_ids: Array) -> None:
         """Wait until the person has reset the scene. Raises SafetyStop."""
@@ -64,7 +53,7 @@ class PersonRewards(RewardModel):
         if obs is not None and self._camera is not None:
             self.panel.show_picture(to_numpy(obs.images[self._camera][0]))
         answer = self.panel.take(0.0)
-        self._check_stop(answer)
+        check_stop(self.panel, answer)
         self._answer = answer or self._answer
 
     def success_probability(self, obs: Observation, ends: Array) -> Array:
@@ -81,23 +70,12 @@ class PersonRewards(RewardModel):
         self.panel.close()
 
     def _ask(self, question: str, answers: tuple[Answer, ...]) -> Answer:
-        """Wait for an answer. Raises SafetyStop, NobodyAnswered when the deadline has passed, and StopRequested."""
-        self.panel.show(question, answers)
-        end = monotonic() + self._config.deadline_s
-        answer = None
-        while answer is None and (left := end - monotonic()) > 0:
-            if self.stop_requested():
-                raise StopRequested
-            answer = self.panel.take(min(left, ASKED_S))
-        self._check_stop(answer)
-        if answer is None:
-            raise NobodyAnswered(
-                f"nobody answered {question!r} at {self.panel.place} within {self._config.deadline_s:g} s "
-                "(rewards.deadline_s), so the run ends"
-            )
-        self.panel.show(THANKS, ())
-        return answer
-
-    def _check_stop(self, answer: Answer | None) -> None:
-        if answer == "stop":
-            raise SafetyStop(f"a person stopped the robot at {self.panel.place}, so the run ends")
+        """Wait for an answer. Raises as `ask`."""
+        return ask(
+            self.panel,
+            question,
+            answers,
+            deadline_s=self._config.deadline_s,
+            stop_requested=self.stop_requested,
+            path="rewards",
+        )

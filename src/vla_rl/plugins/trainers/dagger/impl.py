@@ -87,7 +87,7 @@ class AggregatingTrainer(Trainer):
             total = float(imitate(self._trained, samples, steps, self._heartbeat))
             sums["loss/imitation"] = total / (len(steps) * self._config.batch)
             self._updates = steps[-1].number
-        return UpdateMetrics(sums=sums, seconds=perf_counter() - before, warnings=self.warnings(len(chosen)))
+        return UpdateMetrics(sums=sums, seconds=perf_counter() - before, warnings=self.warnings())
 
     @abstractmethod
     def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
@@ -97,8 +97,8 @@ class AggregatingTrainer(Trainer):
         """Return further metrics of new transitions."""
         return {}
 
-    def warnings(self, count: int) -> tuple[str, ...]:
-        """Return warnings after a training step in which so many transitions had a label."""
+    def warnings(self) -> tuple[str, ...]:
+        """Return warnings after a training step."""
         return ()
 
     def _check_demonstrations(self, recorded: Demonstrations | None) -> None:
@@ -185,7 +185,7 @@ class HGDagger(AggregatingTrainer):
         index = np.minimum(np.arange(source.shape[1]), last[:, None])
         return chosen, np.take_along_axis(transitions.actions[chosen], index[..., None], axis=1)
 
-    def warnings(self, count: int) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         if self._warned or self._labelled.count:
             return ()
         self._warned = True

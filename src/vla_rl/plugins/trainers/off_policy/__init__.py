@@ -1,33 +1,32 @@
-"""`off_policy`: soft actor-critic (SAC) on transitions that it keeps, with the options of RLPD."""
+"""`off_policy`: soft actor-critic (SAC) on transitions that it keeps, with the options of RLPD. `dsrl`: the same over
+the initial noise of a frozen flow policy."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 from attrs import validators as v
 
 from vla_rl.core.spec.sections import between, positive
 from vla_rl.core.types import Context, Plugin, TrainingData
 
+MOST_UPDATES = 1000
+"""Highest UTD ratio."""
+
 
 @frozen(kw_only=True)
-class OffPolicyConfig:
-    """Spec keys of the trainer `off_policy`."""
+class SACConfig:
+    """Spec keys of SAC that `off_policy` and `dsrl` share."""
 
-    algorithm: Literal["sac"] = "sac"
-    """Soft actor-critic (Haarnoja et al. 2018); with an ensemble, `layer_norm` and demonstrations it is RLPD (Ball et
-    al. 2023)."""
-    updates_per_step: float = field(default=1.0, validator=positive(0.0, 1000.0))
-    """Updates for each collected transition (UTD ratio), above 0."""
+    updates_per_step: float = field(default=1.0)
+    """Updates for each collected transition (UTD ratio), above 0, at most 1000."""
     min_data: int = field(default=1000, validator=between(1, 1_000_000_000))
     """Transitions that are collected before the first update."""
     capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
     """Transitions that are kept; the oldest ones are forgotten."""
     batch: int = field(default=256, validator=between(1, 1_000_000))
-    """Transitions of an update, demonstrations included."""
-    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
-    """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    """Transitions of an update."""
     discount: float = field(default=0.99, validator=positive(0.0, 1.0))
     """Discount of rewards per environment step, above 0, at most 1."""
     critics: int = field(default=2, validator=between(1, 100))
@@ -46,13 +45,11 @@ class OffPolicyConfig:
     """Normalise the hidden layers of critics (RLPD)."""
     lr: float = field(default=3e-4, validator=positive(1e-12, 10))
     """Learning rate of the critics (Adam)."""
-    features: Literal["trained", "frozen"] = "trained"
-    """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
-    own loss trains its head alone."""
     actor_interval: int = field(default=1, validator=between(1, 1_000_000))
     """Updates of the critics for each update of policy and temperature."""
     critic_updates: int = field(default=0, validator=between(0, 1_000_000_000))
-    """First updates, which train the critics alone: values of untrained critics undo what a clone has learnt."""
+    """First updates, which train the critics alone, without the features: values of untrained critics undo what a clone
+    has learnt."""
     temperature: float | None = field(default=None, validator=v.optional(positive(0.0, 1e4)))
     """Weight of the entropy. Null: it is learned, so that the entropy approaches `target_entropy`."""
     initial_temperature: float = field(default=1.0, validator=positive(0.0, 1e4))
@@ -61,6 +58,14 @@ class OffPolicyConfig:
     """Entropy of a chunk in nats that the learned temperature aims at. Null: minus the number of its numbers."""
     temperature_lr: float = field(default=3e-4, validator=positive(1e-12, 10))
     """Learning rate of the temperature (Adam)."""
+
+    @updates_per_step.validator
+    def _updates(self, attribute: Any, value: float) -> None:
+        if not 0 < value <= MOST_UPDATES:
+            raise ValueError(
+                f"{value:g} updates for each transition cannot be made: SAC makes 1, RLPD 20; give a number above 0, "
+                f"such as 0.25, at most {MOST_UPDATES}"
+            )
 
     @capacity.validator
     def _holds_min_data(self, attribute: Any, value: int) -> None:
@@ -80,6 +85,37 @@ class OffPolicyConfig:
             raise ValueError("has no effect with a fixed temperature; leave `temperature` out")
 
 
+@frozen(kw_only=True)
+class OffPolicyConfig(SACConfig):
+    """Spec keys of the trainer `off_policy`."""
+
+    algorithm: Literal["sac"] = "sac"
+    """Soft actor-critic (Haarnoja et al. 2018); with an ensemble, `layer_norm` and demonstrations it is RLPD (Ball et
+    al. 2023)."""
+    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
+    """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    features: Literal["trained", "frozen"] = "trained"
+    """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
+    own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
+    times as fast: choose it for a cloned policy."""
+
+
+@frozen(kw_only=True)
+class DsrlConfig(SACConfig):
+    """Spec keys of the trainer `dsrl`. `train.lr` is the learning rate of the steering head."""
+
+    target_entropy: float | None = None
+    """Entropy of the noise, scaled to [-1, 1], in nats that the learned temperature aims at. Null: minus half of the
+    number of its numbers."""
+
+    def of_noise(self, numbers: int) -> OffPolicyConfig:
+        """Return the settings of SAC over noise of so many numbers."""
+        target = self.target_entropy
+        if target is None and self.temperature is None:
+            target = -numbers / 2
+        return OffPolicyConfig(**{**asdict(self), "target_entropy": target}, features="frozen")
+
+
 def build(config: OffPolicyConfig, context: Context) -> Any:
     from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 
@@ -90,5 +126,19 @@ plugin = Plugin(
     config=OffPolicyConfig,
     build=build,
     summary="learns from transitions that it keeps (SAC, RLPD)",
+    trains_on=TrainingData.TRANSITIONS,
+)
+
+
+def build_dsrl(config: DsrlConfig, context: Context) -> Any:
+    from vla_rl.plugins.trainers.off_policy.steering import Dsrl
+
+    return Dsrl(config, context)
+
+
+dsrl = Plugin(
+    config=DsrlConfig,
+    build=build_dsrl,
+    summary="steers a frozen flow policy by its initial noise (DSRL)",
     trains_on=TrainingData.TRANSITIONS,
 )

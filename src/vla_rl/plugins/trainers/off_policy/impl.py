@@ -22,8 +22,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.trainers import Trainer, TransitionsData, UpdateMetrics
-from vla_rl.core.types import Array, Context
+from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
+from vla_rl.core.types import Array, Context, Observation, to_numpy
 from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
@@ -56,33 +56,44 @@ class _Temperature(nn.Module):
 class OffPolicy(Trainer):
     """Trainer of the policy, of critics of its chunks and of a temperature, from transitions that it keeps."""
 
+    name = "off_policy"
+    """Name of the trainer, in messages."""
+
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
         actions.
         """
         training: TrainingContext = context.training
         trained = training.trained
-        _check_model(trained.model, trained.name)
-        if training.folder is None:
-            raise UserError("trainer 'off_policy' keeps transitions in the run folder, and here there is none")
-        self._config = config
         self._trained = trained
+        self._check_model()
+        if training.folder is None:
+            raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
+        self._config = config
         self._heartbeat = training.heartbeat
         self._seed = context.seed
         self._updates = 0
         """Updates so far."""
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
-        self._buffer = TransitionBuffer(training.folder, trained.info, context.chunk, config.capacity, config.discount)
         self._demonstrations: DemonstratedTransitions | None = None
-        low = torch.tensor(trained.info.action_low, device=self._device)
-        high = torch.tensor(trained.info.action_high, device=self._device)
+        low, high = (torch.tensor(bounds, device=self._device) for bounds in self._action_bounds())
         self._middle = (low + high) / 2
         self._half_range = (high - low) / 2
-        numbers = context.chunk * trained.info.action_dim
+        shape = self._action_shape()
+        numbers = shape[0] * shape[1]
         self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
         with torch.no_grad():
             features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        self._buffer = TransitionBuffer(
+            training.folder,
+            trained.info,
+            context.chunk,
+            config.capacity,
+            config.discount,
+            features=features if config.features == "frozen" else None,
+            action_shape=shape,
+        )
         seed = derived_seed(context.seed, "off_policy/critics")
         critics = CriticEnsemble(
             config.critics, features + numbers, config.hidden, layer_norm=config.layer_norm, seed=seed
@@ -99,6 +110,30 @@ class OffPolicy(Trainer):
                 self._temperature.parameters(), lr=config.temperature_lr, fused=True
             )
         self._guard = optimizer.FiniteGuard("critics")
+
+    # -------------------------------------------------------------------------------------- the decision process
+
+    def _check_model(self) -> None:
+        """Raises UserError for a model that the trainer cannot train."""
+        _check_model(self._trained.model, self._trained.name)
+
+    def _action_shape(self) -> tuple[int, int]:
+        """Return the shape of one action of the decision process."""
+        return self._chunk, self._trained.info.action_dim
+
+    def _action_bounds(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the least and the largest value of each number of an action."""
+        return self._trained.info.action_low, self._trained.info.action_high
+
+    def _kept(self, transitions: Transitions) -> Transitions | None:
+        """Return what the buffer keeps of new transitions; None: nothing."""
+        return transitions
+
+    def _sampled(self, features: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sampled actions [B, *action shape] of the decision process and their log-probs, with gradient."""
+        return self._trained.reparameterised_actions(features, normals)
+
+    # ------------------------------------------------------------------------------------------------ the contract
 
     def modules(self) -> Mapping[str, nn.Module]:
         learned: dict[str, nn.Module] = {} if self._temperature is None else {"temperature": self._temperature}
@@ -126,15 +161,12 @@ class OffPolicy(Trainer):
         trained = self._trained
         config = self._config
         if trained.strategy.world > 1:
-            raise UserError("trainer 'off_policy' keeps its transitions on one learner; place one")
-        if data.transitions is not None:
-            self._buffer.add(data.transitions)
-        if config.demonstrations:
-            self._read_demonstrations(data.demonstrations)
-        due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
-        numbers = range(self._updates + 1, self._updates + due + 1)
-        metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
+            raise UserError(f"trainer {self.name!r} keeps its transitions on one learner; place one")
         with trained.released():
+            self._keep(data)
+            due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
+            numbers = range(self._updates + 1, self._updates + due + 1)
+            metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
             for number, batch in zip(numbers, self._batches(numbers), strict=True):
                 of_critics, of_actor = self._update(number, batch, f"step {data.step}")
@@ -148,12 +180,35 @@ class OffPolicy(Trainer):
 
     # ------------------------------------------------------------------------------------------------ batches
 
+    def _keep(self, data: TransitionsData) -> None:
+        """Keep new transitions, with features instead of frames where these never change."""
+        frozen = self._config.features == "frozen"
+        kept = None if data.transitions is None else self._kept(data.transitions)
+        if kept is not None:
+            features = self._encode(kept.frames) if frozen else None
+            self._buffer.add(kept, features)
+        if self._config.demonstrations:
+            self._read_demonstrations(data.demonstrations)
+
+    @torch.no_grad()
+    def _encode(self, obs: Observation) -> Array:
+        """Return the features of observations, float32 [B, D]."""
+        features = []
+        for rows in self._micro_batches(len(obs)):
+            self._heartbeat()
+            features.append(to_numpy(self._trained.policy_features(obs.take(rows)).float()))
+        return np.concatenate(features)
+
     def _read_demonstrations(self, recording: Demonstrations | None) -> None:
         if recording is None:
-            raise UserError("trainer.demonstrations is the share of demonstrations in a batch, and there are none")
+            raise UserError(
+                f"trainer 'off_policy': {self._config.demonstrations:g} is the share of demonstrations in a batch, and "
+                "there are none; name a recording in imitation.data, or leave trainer.demonstrations out"
+            )
         if self._demonstrations is None or self._demonstrations.recording is not recording:
             info = self._trained.info
-            self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount)
+            encode = self._encode if self._config.features == "frozen" else None
+            self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount, encode)
 
     def _batches(self, numbers: Sequence[int]) -> Iterator[TransitionBatch]:
         """Yield the batches of updates; one thread reads the next one while the last one is trained on."""
@@ -193,7 +248,8 @@ class OffPolicy(Trainer):
         next_normals, normals = draws.standard_normal((2, *shape), np.float32)
         chosen = draws.permutation(config.critics)[: config.target_critics].tolist()
         trained.optimizer.zero_grad(set_to_none=True)
-        sums, features = self._critic_passes(batch, next_normals, chosen)
+        trains_features = config.features == "trained" and number > config.critic_updates
+        sums, features = self._critic_passes(batch, next_normals, chosen, trains_features)
         self._guard.step(self._critic_optimizer, sums["loss/critic"], where)
         follow(self._target_critics, self._critics, config.target_rate)
         of_actor: dict[str, Tensor] = {}
@@ -203,16 +259,14 @@ class OffPolicy(Trainer):
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
                 self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
-        if of_actor or config.features == "trained":
+        if of_actor or trains_features:
             trained.optimizer_step(where, loss)
         return sums, of_actor
 
     def _critic_passes(
-        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int]
+        self, batch: TransitionBatch, next_normals: Array, chosen: Sequence[int], trains_features: bool
     ) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Run the passes of the critics' loss. Return means over the batch, and the features of each micro-batch."""
-        config = self._config
-        trained = self._trained
         self._critic_optimizer.zero_grad(set_to_none=True)
         sums = MetricAccumulator()
         kept = []
@@ -220,8 +274,8 @@ class OffPolicy(Trainer):
             self._heartbeat()
             part = batch.take(rows)
             targets = self._targets(part, next_normals[rows], chosen)
-            with torch.set_grad_enabled(config.features == "trained"):
-                features = trained.policy_features(part.obs)
+            with torch.set_grad_enabled(trains_features):
+                features = self._features(part.obs)
             q_values = self._critics(self._inputs(features, as_tensor(part.actions, self._device)))
             loss = critic_losses(q_values, targets).sum() / len(batch)
             loss.backward()
@@ -233,9 +287,8 @@ class OffPolicy(Trainer):
     @torch.no_grad()
     def _targets(self, part: TransitionBatch, normals: Array, chosen: Sequence[int]) -> Tensor:
         """Return the targets [B] of the critics, by the target networks that were drawn."""
-        trained = self._trained
-        features = trained.policy_features(part.following)
-        actions, log_probs = trained.reparameterised_actions(features, as_tensor(normals, self._device))
+        features = self._features(part.following)
+        actions, log_probs = self._sampled(features, as_tensor(normals, self._device))
         inputs = self._inputs(features, actions)
         return soft_targets(
             as_tensor(part.rewards, self._device),
@@ -252,10 +305,10 @@ class OffPolicy(Trainer):
         sums = MetricAccumulator()
         if self._temperature_optimizer is not None:
             self._temperature_optimizer.zero_grad(set_to_none=True)
-        self._critics.requires_grad_(False)
+        self._let_critics_learn(False)
         for part, rows in zip(features, self._micro_batches(count), strict=True):
             self._heartbeat()
-            actions, log_probs = self._trained.reparameterised_actions(part, as_tensor(normals[rows], self._device))
+            actions, log_probs = self._sampled(part, as_tensor(normals[rows], self._device))
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
@@ -268,15 +321,25 @@ class OffPolicy(Trainer):
                 mean.backward()
                 means["loss/temperature"] = mean.detach()
             sums.add_sums(means)
-        self._critics.requires_grad_(True)
+        self._let_critics_learn(True)
         sums.add_sums({"off_policy/temperature": self._weight()})
         return sums.sums
+
+    def _let_critics_learn(self, learn: bool) -> None:
+        for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update
+            parameter.requires_grad_(learn)
 
     def _weight(self) -> Tensor:
         """Return the weight of the entropy, without gradient."""
         if self._temperature is not None:
             return self._temperature.log.detach().exp()
         return torch.full((), float(self._config.temperature or 0.0), device=self._device)
+
+    def _features(self, obs: Observation | Array) -> Tensor:
+        """Return the features [B, D] of observations, or those that the buffer kept."""
+        if isinstance(obs, Observation):
+            return self._trained.policy_features(obs)
+        return as_tensor(obs, self._device)
 
     def _inputs(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the critics' inputs [B, D + C A]."""

@@ -93,13 +93,13 @@ class Recap(Trainer):
         return {"policy": self._trained.optimizer, "value": self._optimizer}
 
     def state(self) -> Mapping[str, Any]:
-        """Return the number of optimiser steps. Labels follow from the value function, which stays as it is once they
-        are made."""
-        return {"updates": self._updates}
+        """Return the number of optimiser steps, and the labels, bool [n], or [0] before there are any."""
+        labels = torch.zeros(0, dtype=torch.bool) if self._labels is None else torch.from_numpy(self._labels.copy())
+        return {"updates": self._updates, "labels": labels}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._updates = state["updates"]
-        self._labels = None
+        self._labels = state["labels"].numpy() if len(state["labels"]) else None
 
     def update(self, data: DemonstrationsData) -> UpdateMetrics:
         """Make optimiser steps, in micro-batches. Sums are over this rank's samples. Raises UserError for recordings
@@ -187,7 +187,12 @@ class Recap(Trainer):
             low, high = float(recorded.returns.min()), float(recorded.returns.max())
             atoms = torch.linspace(low, high, self._config.atoms, device=self._device)
             self._recording = _Recording(demonstrations, recorded, atoms)
-            self._labels = None
+        count = demonstrations.num_samples()
+        if self._labels is not None and len(self._labels) != count:
+            raise UserError(
+                f"the recording had {len(self._labels)} samples when trainer 'recap' labelled them, and has {count} "
+                f"now; begin a new run"
+            )
         return self._recording
 
     # -------------------------------------------------------------------------------------------------- policy

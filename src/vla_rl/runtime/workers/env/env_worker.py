@@ -74,6 +74,9 @@ class EnvWorker(EnvLanes, EnvInterface):
         self.reward_model = reward_model
         if reward_model is not None:
             unwrapped(reward_model).stop_requested = stop_requested
+        for env in map(unwrapped, envs.values()):
+            if env.waits_s > 0:
+                env.stop_requested = stop_requested
         self._reward_lock = Lock()
         self.records_for_world_model = recordings is not None
         self.solved: dict[int, int] = {}

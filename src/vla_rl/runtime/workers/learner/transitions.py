@@ -44,6 +44,7 @@ def transitions_of(buffer: SampleBuffer, refs: SampleRefs, fields: SampleFields)
         terminated=terminated,
         source=_ordered(fields, "source", order),
         expert_actions=_ordered(fields, "expert_actions", order),
+        extras={name: np.asarray(to_numpy(extra)) for name, extra in inputs.extras.items()},
     )
 
 

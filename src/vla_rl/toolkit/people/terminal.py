@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 
 from vla_rl.core.errors import SafetyStop, UserError
-from vla_rl.plugins.reward_models.person.panel import Answer, Panel
+from vla_rl.toolkit.people.panel import Answer, Panel
 
 LETTERS: dict[str, Answer] = {"s": "success", "f": "failure", "r": "ready", "x": "stop"}
 LONGEST_LINE = 1000
@@ -19,14 +19,18 @@ LONGEST_LINE = 1000
 class TerminalPanel(Panel):
     """A terminal that a person types into."""
 
-    def __init__(self, device: Path) -> None:
-        """Open the terminal. Raises UserError where there is none."""
+    def __init__(self, device: Path, path: str) -> None:
+        """Open the terminal. Raises UserError where there is none.
+
+        Args:
+            path: path of the settings in a spec, for messages.
+        """
         self.place = f"the terminal {device}"
         try:
             self._file: int | None = os.open(device, os.O_RDWR | os.O_NOCTTY)
         except OSError as exc:
             raise UserError(
-                f"rewards.ask: there is no terminal {device} ({exc.strerror}); with Ray workers have none: use "
+                f"{path}.ask: there is no terminal {device} ({exc.strerror}); with Ray workers have none: use "
                 "runtime.backend: local, or ask: page"
             ) from exc
         self._answers: tuple[Answer, ...] = ()

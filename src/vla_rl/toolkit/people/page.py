@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.reward_models.person.panel import Answer, Panel
 from vla_rl.toolkit.data.recording import png
+from vla_rl.toolkit.people.panel import Answer, Panel
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,12 @@ POLL_S = 0.05
 class PagePanel(Panel):
     """The page, and the thread that serves it."""
 
-    def __init__(self, port: int, address_file: Path | None) -> None:
-        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written."""
+    def __init__(self, port: int, address_file: Path | None, path: str) -> None:
+        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written.
+
+        Args:
+            path: path of the settings in a spec, for messages.
+        """
         self.token = secrets.token_urlsafe(24)
         self._changed = Condition()
         self._text = ""
@@ -55,18 +59,18 @@ class PagePanel(Panel):
         try:
             self._server = ThreadingHTTPServer((LOOPBACK, port), Handler)
         except OSError as exc:
-            raise UserError(f"rewards.port: {port} cannot be used ({exc.strerror}); give another, or 0") from exc
+            raise UserError(f"{path}.port: {port} cannot be used ({exc.strerror}); give another, or 0") from exc
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self.address = f"http://{LOOPBACK}:{self.port}/?token={self.token}"
         self.place = f"the page http://{LOOPBACK}:{self.port}/"
         if address_file is not None:
-            self._write(address_file)
+            self._write(address_file, path)
         logger.warning("a person answers at %s", self.address)
         serve = partial(self._server.serve_forever, poll_interval=POLL_S)
         Thread(target=serve, name="person-page", daemon=True).start()
 
-    def _write(self, file: Path) -> None:
+    def _write(self, file: Path, path: str) -> None:
         partial = file.with_name(f".{file.name}.partial")
         try:
             partial.unlink(missing_ok=True)
@@ -75,7 +79,7 @@ class PagePanel(Panel):
             os.replace(partial, file)
         except OSError as exc:
             self._server.server_close()
-            raise UserError(f"rewards.address_file: {file} cannot be written ({exc.strerror})") from exc
+            raise UserError(f"{path}.address_file: {file} cannot be written ({exc.strerror})") from exc
 
     def show(self, text: str, answers: Sequence[Answer]) -> None:
         with self._changed:

@@ -1,0 +1,350 @@
+"""The env of `lerobot_robot`: resets with a person, bounded actions in real time, takeovers and lost connections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from time import sleep
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vla_rl.core.errors import SafetyStop, UserError
+from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.interrupts import StopRequested
+from vla_rl.core.types import (
+    ActionSource,
+    Array,
+    ChunkResult,
+    EnvInfo,
+    Observation,
+    ResetState,
+    TaskInfo,
+    at_last_action,
+    to_numpy,
+)
+from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
+from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, RobotLost
+from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
+from vla_rl.toolkit.envs.real_time import RealTime
+from vla_rl.toolkit.envs.single_env import Outcome
+from vla_rl.toolkit.people.panel import Panel
+from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
+
+TRAIN_STATES = 1000
+"""Number of train states of each task. They mean nothing to a robot, but episodes are counted by them."""
+CONNECT_TRIES = 3
+RETRY_S = 2.0
+"""Seconds between attempts to connect a robot again."""
+MAY_MOVE = "the robot will move to its start pose: ready?"
+SCENE = "reset the scene for {task!r}: ready?"
+RUNNING = "the robot acts on {task!r}; stop ends the run before the next action"
+
+
+class RobotEnv(SimEnv):
+    """One robot. Where it stands at the start of an episode is up to the person who resets the scene."""
+
+    num_envs = 1
+
+    def __init__(self, config: LeRobotRobotConfig) -> None:
+        """Create the devices, without connecting them. Raises UserError for settings that do not fit the robot."""
+        self._config = config
+        self._devices: DeviceProcess | None = DeviceProcess(config)
+        try:
+            description = self._devices.description
+            if config.teleoperator is not None and config.takeover == "events" and not description["events"]:
+                raise UserError(
+                    f"env.takeover: device {config.teleoperator['type']!r} does not say when a person takes over; use "
+                    "one that does (gamepad, keyboard_ee, or your own class with get_teleop_events), or takeover: "
+                    "always, to record demonstrations"
+                )
+            self._limits = TargetLimits(config, description["action"])
+            self._cameras = _cameras(config, description["observation"])
+            self._state = _state(config, description["observation"])
+            self.info = _env_info(config, self._limits, self._cameras, len(self._state))
+            self._panel: Panel | None = None
+            if config.reset is not None:
+                self._panel = open_panel(config.reset, "env.reset")
+                self.waits_s = config.reset.deadline_s * (2 if config.start_pose else 1)
+        except BaseException:
+            self._devices.close()
+            raise
+        self._tasks = {state.id: state.task for split in ("train", "eval") for state in self.reset_states(split)}
+        self._real_time = RealTime(config.control_hz)
+        self._instruction = ""
+        self._numbers: Mapping[str, Any] = {}
+        """The robot's last observation: name -> number or picture."""
+        self._obs: Observation | None = None
+        self._target: Array | None = None
+        """Last target that the robot took, float32 [A]; None: it is not connected, or unknown."""
+        self._end: Outcome | None = None
+        """Result of the action that ended the running episode."""
+        self._faults: list[str] = []
+        self._moved_to_start = False
+        """The robot was at its start pose before, so a person knows that it moves there."""
+
+    def reset_states(self, split: str) -> tuple[ResetState, ...]:
+        count = TRAIN_STATES if split == "train" else self._config.eval_episodes
+        first = len(self.info.tasks) * self._config.eval_episodes if split == "train" else 0
+        return tuple(
+            ResetState(id=first + i * count + k, task=task.name)
+            for i, task in enumerate(self.info.tasks)
+            for k in range(count)
+        )
+
+    def reset(self, env_ids: Any, state_ids: Any, seed: Any) -> Observation:
+        """Connect the robot unless it is, move it to its start pose, and ask a person for the scene. Raises UserError
+        where it cannot be connected, SafetyStop and StopRequested."""
+        instruction = self.info.task(self._tasks[int(to_numpy(state_ids)[0])]).instruction
+        for attempt in range(CONNECT_TRIES):
+            try:
+                return self._begin(instruction)
+            except RobotLost as exc:
+                self._lose(exc)
+                if attempt + 1 == CONNECT_TRIES:
+                    raise UserError(f"env.robot: {exc}; tried {CONNECT_TRIES} times") from exc
+                sleep(RETRY_S)
+        raise AssertionError
+
+    def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
+        """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be told, and
+        the episode is repeated. Raises SafetyStop."""
+        actions = np.asarray(to_numpy(actions), np.float32)
+        shape = actions.shape[:2]
+        rewards = np.zeros(shape, np.float32)
+        flags = np.zeros((5, *shape), bool)
+        source = np.full(shape, ActionSource.POLICY, np.int8)
+        executed_actions = actions.copy()
+        if to_numpy(active)[0] and self._target is not None:
+            try:
+                for i, action in enumerate(actions[0]):
+                    outcome = self._step(action)
+                    rewards[0, i] = outcome.reward
+                    flags[:, 0, i] = (*outcome[1:4], True, outcome.late)
+                    if outcome.executed_action is not None:
+                        source[0, i] = outcome.source
+                        executed_actions[0, i] = outcome.executed_action
+                    if stop_at_end and (outcome.terminated or outcome.truncated):
+                        break
+                self._obs = self._observe()
+            except RobotLost as exc:
+                self._lose(exc)
+                flags[3] = False
+                source[:] = ActionSource.POLICY
+        succeeded, terminated, truncated, executed, late = flags
+        return ChunkResult(
+            obs=self._obs if self._obs is not None else _nothing_seen(self.info),
+            rewards=rewards * executed,
+            terminated=terminated & executed,
+            truncated=truncated & executed,
+            executed=executed,
+            success=at_last_action(succeeded, executed),
+            succeeded=succeeded & executed,
+            source=source if self.info.takeovers else None,
+            executed_actions=executed_actions if self.info.takeovers else None,
+            late=late & executed,
+        )
+
+    def faults(self) -> Mapping[int, Sequence[str]]:
+        faults = self._faults
+        self._faults = []
+        return {0: faults} if faults else {}
+
+    def close(self) -> None:
+        """Let the robot hold its position, and disconnect it."""
+        if self._devices is not None:
+            self._devices.close()
+            self._devices = None
+        if self._panel is not None:
+            self._panel.close()
+            self._panel = None
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _begin(self, instruction: str) -> Observation:
+        """Begin an episode. Raises RobotLost and what `reset` raises."""
+        if self._devices is None:
+            self._devices = DeviceProcess(self._config)
+        self._devices.connect()
+        if self._config.start_pose is not None:
+            if not self._moved_to_start:
+                self._ask(MAY_MOVE)
+            self._move_to_start(self._config.start_pose)
+        self._ask(SCENE.format(task=instruction))
+        if self._panel is not None:
+            self._panel.show(RUNNING.format(task=instruction), ())
+        self._instruction = instruction
+        self._end = None
+        self._obs = self._observe()
+        self._target = self._limits.present(self._numbers)
+        self._real_time.restart()
+        return self._obs
+
+    def _step(self, action: Array) -> Outcome:
+        """Execute one action, the person's where a person takes over. Raises RobotLost and SafetyStop."""
+        if self._end is not None:
+            return self._end._replace(reward=0.0, source=ActionSource.POLICY, executed_action=None, late=False)
+        assert self._devices is not None
+        assert self._target is not None
+        late = self._real_time.wait()
+        self._check_stop()
+        events: Mapping[str, bool] = {}
+        personal = None
+        if self._config.teleoperator is not None:
+            try:
+                events, personal = self._devices.teleoperate(self._config.takeover == "always")
+            except SafetyStop:
+                self._hold()
+                raise
+        before = self._target
+        wanted = self._limits.target(action, before) if personal is None else self._limits.named(personal)
+        self._target = self._limits.taken(self._devices.send(self._limits.by_name(wanted, before)), before)
+        outcome = Outcome(0.0, False, False, late=late)
+        if personal is not None:
+            executed = self._limits.action(self._target, before)
+            outcome = outcome._replace(source=ActionSource.PERSON, executed_action=executed)
+        if events.get("rerecord_episode"):
+            outcome = outcome._replace(truncated=True)
+        elif events.get("success"):
+            outcome = outcome._replace(reward=1.0, success=True, terminated=True)
+        elif events.get("terminate_episode") or events.get("failure"):
+            outcome = outcome._replace(terminated=True)
+        if outcome.terminated or outcome.truncated:
+            self._end = outcome
+        return outcome
+
+    def _move_to_start(self, pose: Mapping[str, float]) -> None:
+        """Move to the start pose at `max_step`. Raises RobotLost and SafetyStop."""
+        assert self._devices is not None
+        goal = self._limits.named(pose)
+        present = self._limits.present(self._devices.observe())
+        real_time = RealTime(self._config.control_hz)
+        for _ in range(self._limits.steps(present, goal)):
+            real_time.wait()
+            self._check_stop()
+            present = self._limits.taken(self._devices.send(self._limits.by_name(goal, present)), present)
+        self._moved_to_start = True
+
+    def _observe(self) -> Observation:
+        """Read the robot. Raises RobotLost, and UserError for pictures of another size than announced."""
+        assert self._devices is not None
+        self._numbers = self._devices.observe()
+        images = {}
+        for name, shape in self._cameras.items():
+            image = self._numbers[name]
+            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
+                raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no picture in colours")
+            images[name] = _resized(image, shape)[None]
+        state = np.array([[self._numbers[name] for name in self._state]], np.float32) if self._state else None
+        if state is not None and not np.isfinite(state).all():
+            raise RobotLost(f"the robot's observation is not finite: {dict(zip(self._state, state[0], strict=True))}")
+        if self._panel is not None and images:
+            self._panel.show_picture(next(iter(images.values()))[0])
+        return Observation(images=images, instructions=(self._instruction,), state=state)
+
+    def _lose(self, error: RobotLost) -> None:
+        """Note a fault, and let go of the robot: its process tells it to hold, as far as that is possible."""
+        self._faults.append(str(error))
+        self._target = None
+        self._moved_to_start = False
+        if self._devices is not None:
+            self._devices.close()
+            self._devices = None
+
+    def _ask(self, question: str) -> None:
+        """Wait for a person. Raises SafetyStop, NobodyAnswered and StopRequested."""
+        if self.stop_requested():
+            raise StopRequested
+        if self._panel is not None and self._config.reset is not None:
+            ask(
+                self._panel,
+                question,
+                ("ready",),
+                deadline_s=self._config.reset.deadline_s,
+                stop_requested=self.stop_requested,
+                path="env.reset",
+            )
+
+    def _check_stop(self) -> None:
+        """Let the robot hold, and raise SafetyStop, if a person pressed stop."""
+        if self._panel is None:
+            return
+        try:
+            check_stop(self._panel, self._panel.take(0.0))
+        except SafetyStop:
+            self._hold()
+            raise
+
+    def _hold(self) -> None:
+        """Let the robot stay where it is, if it can still be told."""
+        if self._devices is not None:
+            with suppress(RobotLost):
+                self._devices.hold()
+
+
+def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return camera -> (height, width) of its pictures. Raises UserError for cameras that the robot does not have."""
+    shapes = {name: kind for name, kind in features.items() if isinstance(kind, tuple) and kind[-1:] == (3,)}
+    unknown = set(config.cameras or ()) - shapes.keys()
+    if unknown or not shapes:
+        raise UserError(
+            f"env.cameras: the robot has {', '.join(shapes) or 'no camera'}"
+            + (f", and no {', '.join(sorted(unknown))}" if unknown else "; give it one in env.robot.cameras")
+        )
+    size = config.image_size
+    shape = (size, size) if isinstance(size, int) else size
+    return {name: shape or (int(shapes[name][0]), int(shapes[name][1])) for name in config.cameras or shapes}
+
+
+def _state(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the state's numbers. Raises UserError for those that the robot does not report."""
+    numbers = [name for name, kind in features.items() if kind is float]
+    unknown = set(config.state or ()) - set(numbers)
+    if unknown:
+        raise UserError(f"env.state: the robot reports {', '.join(numbers)}, and no {', '.join(sorted(unknown))}")
+    return tuple(numbers) if config.state is None else config.state
+
+
+def _env_info(
+    config: LeRobotRobotConfig, limits: TargetLimits, cameras: Mapping[str, tuple[int, int]], state_dim: int
+) -> EnvInfo:
+    max_steps = max(1, round(config.episode_seconds * config.control_hz))
+    tasks = [
+        TaskInfo(name=re.sub(r"\W+", "_", text.lower()).strip("_"), instruction=text, max_steps=max_steps)
+        for text in config.tasks
+    ]
+    if len({task.name for task in tasks}) < len(tasks):
+        raise UserError("env.tasks: two instructions differ only in signs or capital letters; reword one")
+    low, high = limits.action_range
+    note = (
+        f"a real robot ({config.robot['type']}): a person arranges the initial states, so they are no fixed scenes, "
+        "seeds have no effect, and no episode can be repeated"
+    )
+    return EnvInfo(
+        cameras=cameras,
+        state_dim=state_dim,
+        action_low=tuple(low.tolist()),
+        action_high=tuple(high.tolist()),
+        tasks=tuple(tasks),
+        notes=(note,),
+        deterministic=False,
+        fixed_states=False,
+        takeovers=config.teleoperator is not None,
+        control_hz=config.control_hz,
+    )
+
+
+def _resized(image: Array, shape: tuple[int, int]) -> Array:
+    """Return the picture in this size, by antialiased bilinear interpolation."""
+    if image.shape[:2] == shape:
+        return image.copy()
+    return np.array(Image.fromarray(np.ascontiguousarray(image)).resize(shape[::-1], Image.Resampling.BILINEAR))
+
+
+def _nothing_seen(info: EnvInfo) -> Observation:
+    """Return black pictures, for an env that was never reset."""
+    images = {name: np.zeros((1, *shape, 3), np.uint8) for name, shape in info.cameras.items()}
+    state = np.zeros((1, info.state_dim), np.float32) if info.state_dim else None
+    return Observation(images=images, instructions=(info.tasks[0].instruction,), state=state)

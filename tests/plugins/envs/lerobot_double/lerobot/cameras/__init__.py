@@ -1,0 +1,3 @@
+from lerobot.cameras.configs import CameraConfig
+
+__all__ = ["CameraConfig"]

@@ -1,0 +1,9 @@
+from dataclasses import dataclass
+
+from lerobot.cameras.configs import CameraConfig
+
+
+@CameraConfig.register_subclass("drawn")
+@dataclass
+class DrawnCameraConfig(CameraConfig):
+    """A camera whose picture the robot draws."""
