@@ -293,7 +293,7 @@ def recording_of(count=6, action_dim=INFO.action_dim, scale=1.0):
 
 
 def test_frozen_features_are_kept_instead_of_frames(tmp_path):
-    """Kept are the policy's features, of what was collected and of demonstrations; an update equals one with frames."""
+    """Features of what was collected and of demonstrations are those of the policy; an update equals one with frames."""
     keys = {"demonstrations": 0.5, "critic_updates": 100}  # features that are trained wait, too
     frozen = trainer_in(tmp_path / "frozen", features="frozen", **keys)
     trained = trainer_in(tmp_path / "trained", **keys)
