@@ -306,7 +306,7 @@ def main() -> None:
     options = parser.parse_args()
     import ray
 
-    ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False)
     cases = [case for case in CASES if case.name in {"sync", *options.only}]
     figures: dict[str, float] = {}
     if options.only != ["window"]:

@@ -55,7 +55,7 @@ def record(only: str) -> dict[str, Any]:
     from vla_rl.core.spec.spec import parse_spec
     from vla_rl.runtime.start import run
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     recorded: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as home:
         for place in PLACES:

@@ -247,7 +247,7 @@ def main() -> None:
     figures: dict[str, Any] = print_scale(options.rounds) if "scale" in options.only else {}
     sections = [section for section in options.only if section != "scale"]
     if sections:
-        ray.init(num_cpus=64, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False)
     for section in sections:
         print(f"{section:40} {'measured':>12} {'ideal':>10} {'ratio':>7}")
         work = 0.0
