@@ -100,7 +100,7 @@ def stored(folder, info):
     """Return all frames and transitions of a run's buffer."""
     counts = torch.load(folder / "checkpoints" / "last" / "trainer" / "learner.pt", weights_only=True)
     state = counts["trainers"]["collected"]["state"]["buffer"]
-    logs = {"frames": frame_dtype(info), "transitions": _transition_dtype(2, info.action_dim)}
+    logs = {"frames": frame_dtype(info), "transitions": _transition_dtype(2, (2, info.action_dim))}
     records = []
     for name, dtype in logs.items():
         log = RecordLog(folder / "replay" / name, dtype)
