@@ -16,6 +16,7 @@ FULL = {
     "world_model": {"type": "edm"},
     "imagination": {},
     "imitation": {"expert": {"episodes": 4}, "steps": 2, "lr": 1e-3},
+    "rewards": {"type": "person"},
 }
 OF_PLUGINS = {"model.tokenizer", "model.recompute", "model.lora.merge_for_acting", "env.processes"}
 

@@ -48,6 +48,8 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "rollout.lag": (NUMBERS, "the age of the weights that act"),
     "asynchrony": (NUMBERS, "the age of the weights that act"),
     "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them goes on"),
+    "rewards": (NUMBERS, "success is told in another way"),
+    "rewards.type": (ANOTHER_RUN, "it is what a reward is"),
     "algorithm": (NUMBERS, "its coefficients"),
     "algorithm.type": (ANOTHER_RUN, "it is what is studied"),
     "trainer": (ANOTHER_RUN, "checkpoints hold its networks and optimisers"),
