@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -25,6 +26,30 @@ REPORTED = 100
 """Optimiser steps per printed line."""
 
 
+def fit(
+    data: Path,
+    to: Path,
+    settings: ClassifierSettings,
+    *,
+    cameras: Sequence[str] = (),
+    label: str | None = None,
+    device: str | None = None,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> Mapping[str, Any]:
+    """Train a classifier and write it to `to`. Return what it reaches on held-out episodes.
+
+    Args:
+        cameras, label: see `open_frames`.   device: None: a GPU where there is one.
+        report: called after each optimiser step with its number and the loss.
+    Raises UserError for data from which it cannot learn, and for a folder that is not empty.
+    """
+    check_new_folder(to)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = fit_classifier(open_frames(data, cameras, label), settings, device, report)
+    save_classifier(model, to)
+    return model.shape.fitted
+
+
 def main(
     data: Path,
     to: Path,
@@ -34,17 +59,13 @@ def main(
     label: str | None,
     device: str | None,
 ) -> None:
-    """Train a classifier and write it to `to`. Raises UserError for data from which it cannot learn."""
-    check_new_folder(to)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    """Train a classifier, write it to `to`, and print what it reaches. Raises UserError as `fit`."""
 
     def report(step: int, loss: float) -> None:
         if step % REPORTED == 0 or step == settings.steps:
             typer.echo(f"step {step}/{settings.steps}: loss {loss:.4f}")
 
-    model = fit_classifier(open_frames(data, cameras, label), settings, device, report)
-    save_classifier(model, to)
-    fitted = model.shape.fitted
+    fitted = fit(data, to, settings, cameras=cameras, label=label, device=device, report=report)
     typer.echo(
         f"held-out episodes ({fitted['held_out_episodes']}): {fitted['episode_accuracy']:.1%} told right; frames: "
         f"{fitted['frame_accuracy']:.1%} told right, {fitted['missed_successes']:.1%} of those of success missed, "

@@ -239,6 +239,36 @@ def plan(
 
 
 @_with_path_errors
+def fit_rewards(
+    data: str | Path,
+    to: str | Path,
+    *,
+    cameras: Sequence[str] = (),
+    label: str | None = None,
+    steps: int = 400,
+    held_out: float = 0.2,
+    threshold: float = 0.5,
+    image_size: int = 64,
+    seed: int = 0,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """`vla-rl fit-rewards`: train a success classifier on recorded episodes, for `rewards: {type: classifier}`.
+
+    Args:
+        data: a data set in LeRobot's format, a row a step.   to: the folder to write.
+        cameras: cameras to look at; empty: all.   label: feature above 0 at frames of success; None: next.success.
+        steps: optimiser steps.   held_out: share of the episodes that measures it and is not trained on.
+        threshold: probability that counts as success.   image_size: side that pictures are scaled to, in pixels.
+
+    Returns its accuracy on held-out episodes and their frames. Raises UserError."""
+    from vla_rl.cli.fit_rewards import fit
+    from vla_rl.toolkit.reward_models.fitting import ClassifierSettings
+
+    settings = ClassifierSettings(steps=steps, held_out=held_out, threshold=threshold, image_size=image_size, seed=seed)
+    return dict(fit(Path(data), Path(to), settings, cameras=cameras, label=label, device=device))
+
+
+@_with_path_errors
 def report(folder: str | Path, output: str | Path | None = None, *, video_mb: float = 20.0) -> Path:
     """Write one HTML page about a run (`vla-rl report`). Return its file."""
     from vla_rl.cli.report.write import write

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tabletop_data import tabletop_data
 
+import vla_rl
 from vla_rl import Observation, RecordedRewards
 from vla_rl.cli.fit_rewards import main, open_frames
 from vla_rl.core.errors import UserError
@@ -86,8 +87,9 @@ def test_the_instruction_is_read():
 
 
 def test_one_camera_is_enough(recordings, tmp_path):
-    settings = ClassifierSettings(steps=1, image_size=16)
-    main(recordings, tmp_path / "one", settings, cameras=("wrist",), label=None, device="cpu")
+    folder = tmp_path / "one"
+    fitted = vla_rl.fit_rewards(recordings, folder, cameras=["wrist"], steps=1, image_size=16, device="cpu")
+    assert fitted["held_out_episodes"] == 16
     assert load_classifier(tmp_path / "one", "cpu").shape.cameras == ("wrist",)
 
 
