@@ -76,7 +76,8 @@ def play(policy: Any, obs: Observation) -> list[torch.Tensor]:
     demonstrated = greedy.actions.cpu().numpy()
     loss = scores.log_probs.mean() + scores.entropy.mean() + (scores.values**2).mean()
     loss = loss + policy.imitation_loss(obs, demonstrated)
-    optimiser = torch.optim.AdamW([p for p in policy.module.parameters() if p.requires_grad], 1e-4)
+    trained = [p for p in policy.module.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD(trained, 1e-4, momentum=0.9)  # on meta tensors, torch 2.9 has no Adam
     loss.backward()
     optimiser.step()
     after = policy.chunk_log_probs(obs, carried)
