@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from sharding import skip_where_torch_cannot_shard
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.toolkit.trainers.optimizer import FiniteGuard, build_optimizer, clip_and_step
@@ -77,6 +78,7 @@ def test_an_optimizer_that_is_not_fused_is_checked_before_each_step() -> None:
 
 def test_shards_skip_a_fused_step_too() -> None:
     """What a GPU does with shards, on a CPU with one rank."""
+    skip_where_torch_cannot_shard()
     from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

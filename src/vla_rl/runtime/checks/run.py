@@ -396,6 +396,12 @@ def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
             f"placement: {{type: collocated, workers: 1}}, or disaggregated with learners: 1"
         )
         yield ("placement",), text
+    if learners > 1 and spec.train.sharding == "full":
+        from vla_rl.runtime.workers.learner.parallel.fsdp import missing_support
+
+        missing = missing_support()
+        if missing is not None:
+            yield ("train", "sharding"), missing
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

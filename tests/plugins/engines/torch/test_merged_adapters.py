@@ -10,6 +10,7 @@ import pytest
 import torch
 from openvla_cases import observation, policy
 
+from sharding import skip_where_torch_cannot_shard
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.randomness import Noise
@@ -307,6 +308,7 @@ def test_older_weights_act_merged_too(tmp_path):
 
 
 def test_learners_shards_cannot_be_merged():
+    skip_where_torch_cannot_shard()
     given = spec("in_place", train={"steps": 1, "lr": 1e-3, "micro_batch": 8, "sharding": "full"})
     with pytest.raises(SpecError, match=r"model.lora.merge_for_acting: policies act with the learners' shards"):
         check_spec(parse_spec(given), training=True)

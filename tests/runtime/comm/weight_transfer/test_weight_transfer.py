@@ -12,6 +12,7 @@ import torch
 from scripted_runs import heavy_of, play, scripted_spec, weights_of
 from transfer_ends import CPU, layout_of, pass_on, stored
 
+from sharding import skip_where_torch_cannot_shard
 from vla_rl.core.errors import PluginError, WorkerDied
 from vla_rl.core.manager import hookimpl, wrap
 from vla_rl.core.spec.spec import parse_spec
@@ -118,6 +119,7 @@ def stop(tmp_path_factory):
 @pytest.fixture(scope="module", params=["host", "nccl"])
 def slow(stop, request):
     """A run with two learners that share the model out, and a policy in a process of its own."""
+    skip_where_torch_cannot_shard()
     made = start(
         parse_spec(
             scripted_spec(

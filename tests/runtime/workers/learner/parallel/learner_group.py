@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import nn
 from transfer_ends import stored
 
+from sharding import skip_where_torch_cannot_shard
 from updates import Update, policy_gradient, update_of
 from vla_rl.core.catalogue import build
 from vla_rl.core.hookspecs import Algorithm
@@ -210,6 +211,8 @@ class Groups:
     def run(self, **work) -> dict:
         """-> losses summed over ranks, and the rest of rank 0; done once for equal work."""
         wanted = Work(**work)
+        if wanted.sharding == "full" and wanted.world > 1:
+            skip_where_torch_cannot_shard()
         if wanted not in self.done:
             address = f"file://{self.folder}/meet_{len(self.done)}"
             ranks = [self.pool.submit(learn, wanted, rank, address) for rank in range(wanted.world)]

@@ -10,10 +10,15 @@ import pytest
 import torch
 from learner_group import INFO, DeepModel, Groups
 from safetensors.torch import load_file
+from scripted_runs import scripted_spec
+from torch.distributed.fsdp import FSDPModule
 
-from vla_rl.core.errors import UserError
+from sharding import skip_where_torch_cannot_shard
+from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.manager import wrap
 from vla_rl.core.randomness import Noise
+from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
@@ -161,6 +166,8 @@ def test_a_run_in_bf16(train, tmp_path):
 
 
 def test_a_bug_in_a_loss_is_not_taken_for_a_loss_that_is_not_offered():
+    skip_where_torch_cannot_shard()
+
     class Buggy(DeepModel):
         def imitation_loss(self, obs, actions):
             return len(None)
@@ -169,7 +176,22 @@ def test_a_bug_in_a_loss_is_not_taken_for_a_loss_that_is_not_offered():
         FullyShardedParallel("cpu", 2).prepare(Buggy(), INFO)
 
 
+def test_a_torch_that_cannot_shard_is_named(monkeypatch):
+    """Torch 2.9 to 2.12 do not reduce gradients that only some ranks have."""
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    text = r"train.sharding: full needs torch 2.13 or newer.* is installed; use train.sharding: replicated"
+    given = scripted_spec(
+        placement={"type": "collocated", "workers": 2}, runtime={"backend": "ray"}, train={"sharding": "full"}
+    )
+    with pytest.raises(SpecError, match=text):
+        check_spec(parse_spec(given), training=True)
+    check_spec(parse_spec({**given, "train": {**given["train"], "sharding": "replicated"}}), training=True)
+    with pytest.raises(UserError, match=text):
+        FullyShardedParallel("cpu", 2).shard(DeepModel().module, [])
+
+
 def test_weights_of_several_types_in_a_block_are_refused():
+    skip_where_torch_cannot_shard()
     module = DeepModel().module
     module.blocks[1][0].bias.data = module.blocks[1][0].bias.data.bfloat16()
     with pytest.raises(UserError, match=r"has torch.bfloat16, torch.float32 in 'blocks.1'; set train.sharding: repl"):

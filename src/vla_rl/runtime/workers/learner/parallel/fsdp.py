@@ -27,6 +27,16 @@ from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 T = TypeVar("T")
 
 
+def missing_support() -> str | None:
+    """Return why the installed torch cannot shard weights, or None if it can."""
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        return None
+    return (
+        f"train.sharding: full needs torch 2.13 or newer, whose FSDP2 reduces gradients that only some ranks have; "
+        f"{torch.__version__} is installed; use train.sharding: replicated, or install a newer torch"
+    )
+
+
 class _RunModule(nn.Module):
     """Module whose forward pass is any function of the model, so that FSDP gathers weights around it."""
 
@@ -82,7 +92,12 @@ class FullyShardedParallel(ParallelStrategy):
         return ModelInputs(obs=obs, actions=chunk.actions, extras=chunk.extras)
 
     def shard(self, module: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """Shard a module. Raises UserError for a block whose trainable weights differ in type."""
+        """Shard a module. Raises UserError for a block whose trainable weights differ in type, and for a torch that
+        cannot shard.
+        """
+        missing = missing_support()
+        if missing is not None:
+            raise UserError(missing)
         blocks = list(blocks)
         _check_types(module, blocks)
         self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
