@@ -6,8 +6,8 @@ import pytest
 
 
 def skip_where_torch_cannot_shard() -> None:
-    from vla_rl.runtime.workers.learner.parallel.fsdp import missing_support
+    from vla_rl.toolkit.trainers.parallel import sharding_problem
 
-    missing = missing_support()
-    if missing is not None:
-        pytest.skip(missing)
+    problem = sharding_problem()
+    if problem is not None:
+        pytest.skip(f"train.sharding: full {problem}")

@@ -397,11 +397,11 @@ def _learner_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
         )
         yield ("placement",), text
     if learners > 1 and spec.train.sharding == "full":
-        from vla_rl.runtime.workers.learner.parallel.fsdp import missing_support
+        from vla_rl.toolkit.trainers.parallel import sharding_problem
 
-        missing = missing_support()
-        if missing is not None:
-            yield ("train", "sharding"), missing
+        problem = sharding_problem()
+        if problem is not None:
+            yield ("train", "sharding"), f"full {problem}"
 
 
 def _lane_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

@@ -86,3 +86,15 @@ class SingleRank(ParallelStrategy):
 def on_host(value: Any) -> Any:
     """Return a tensor detached and in host memory; other values unchanged."""
     return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def sharding_problem() -> str | None:
+    """Return why the installed torch cannot shard weights, or None if it can."""
+    from torch.distributed.fsdp import FSDPModule  # takes a second to load
+
+    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        return None
+    return (
+        f"needs torch 2.13 or newer, whose FSDP2 reduces gradients that only some ranks have; {torch.__version__} is "
+        f"installed; use train.sharding: replicated, or install a newer torch"
+    )

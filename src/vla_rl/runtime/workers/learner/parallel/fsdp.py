@@ -22,19 +22,9 @@ from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
-from vla_rl.toolkit.trainers.parallel import ParallelStrategy
+from vla_rl.toolkit.trainers.parallel import ParallelStrategy, sharding_problem
 
 T = TypeVar("T")
-
-
-def missing_support() -> str | None:
-    """Return why the installed torch cannot shard weights, or None if it can."""
-    if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        return None
-    return (
-        f"train.sharding: full needs torch 2.13 or newer, whose FSDP2 reduces gradients that only some ranks have; "
-        f"{torch.__version__} is installed; use train.sharding: replicated, or install a newer torch"
-    )
 
 
 class _RunModule(nn.Module):
@@ -95,9 +85,9 @@ class FullyShardedParallel(ParallelStrategy):
         """Shard a module. Raises UserError for a block whose trainable weights differ in type, and for a torch that
         cannot shard.
         """
-        missing = missing_support()
-        if missing is not None:
-            raise UserError(missing)
+        problem = sharding_problem()
+        if problem is not None:
+            raise UserError(f"train.sharding: full {problem}")
         blocks = list(blocks)
         _check_types(module, blocks)
         self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
