@@ -22,9 +22,9 @@ from attrs import Factory, define, frozen
 from gymnasium.vector import AsyncVectorEnv
 
 from vla_rl.core.errors import NotOffered, PluginError, UserError
-from vla_rl.core.types import ActionSource, Array
+from vla_rl.core.types import Array
 from vla_rl.toolkit.envs.settings import Processes
-from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
+from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome, SingleEnv, View
 from vla_rl.toolkit.processes import held, ignore_signals, leave_with_parent, unguarded_call
 
 if TYPE_CHECKING:
@@ -86,22 +86,17 @@ class _Served(gymnasium.Env[Any, Any]):
 
     def _step_chunk(self, env: SingleEnv, actions: Array, stop_at_end: bool) -> ChunkAnswer:
         """Execute a chunk."""
-        rewards, flags = np.zeros(len(actions), np.float32), np.zeros((5, len(actions)), bool)
-        source = np.full(len(actions), ActionSource.POLICY, np.int8)
-        executed_actions = actions.copy()
-        for i, action in enumerate(actions):
+
+        def step(action: Array) -> Outcome:
             outcome = env.step(action)
             if not isinstance(outcome, Outcome):
                 raise PluginError(_wrong_type(env, "step", outcome, "Outcome(reward, success, terminated, truncated)"))
-            rewards[i], flags[:3, i] = outcome.reward, outcome[1:4]
-            flags[3:, i] = True, outcome.late
-            if outcome.source != ActionSource.POLICY:
-                source[i] = outcome.source
-                executed_actions[i] = outcome.executed_action
-            if stop_at_end and (outcome.terminated or outcome.truncated):
-                break
-        takeover = (source, executed_actions) if source.any() else None
-        return ChunkAnswer(rewards, flags, _checked_view(env), takeover)
+            return outcome
+
+        record = ChunkRecord(actions)
+        record.execute(step, stop_at_end)
+        takeover = (record.source, record.executed_actions) if record.source.any() else None
+        return ChunkAnswer(record.rewards, record.flags, _checked_view(env), takeover)
 
     def _expert_chunk(self, env: SingleEnv) -> Array:
         return np.asarray(env.expert_chunk(self._chunk), np.float32)

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import ActionSource, Array
 
@@ -60,6 +62,34 @@ class SingleEnv(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional
         """Free GL contexts and the like."""
+
+
+class ChunkRecord:
+    """What happened in a chunk of one env."""
+
+    def __init__(self, actions: Array) -> None:
+        """Create the record of a chunk, float32 [C, A], of which nothing is executed yet."""
+        self._actions = actions
+        self.rewards = np.zeros(len(actions), np.float32)
+        """float32 [C]."""
+        self.flags = np.zeros((5, len(actions)), bool)
+        """success, terminated, truncated, executed and late, bool [5, C]."""
+        self.source = np.full(len(actions), ActionSource.POLICY, np.int8)
+        """`ActionSource` of each action, int8 [C]."""
+        self.executed_actions = actions.copy()
+        """float32 [C, A]."""
+
+    def execute(self, step: Callable[[Array], Outcome], stop_at_end: bool) -> None:
+        """Execute the chunk by `step`, up to the end of the episode if `stop_at_end`."""
+        for i, action in enumerate(self._actions):
+            outcome = step(action)
+            self.rewards[i] = outcome.reward
+            self.flags[:, i] = (*outcome[1:4], True, outcome.late)
+            if outcome.source != ActionSource.POLICY:
+                self.source[i] = outcome.source
+                self.executed_actions[i] = outcome.executed_action
+            if stop_at_end and (outcome.terminated or outcome.truncated):
+                break
 
 
 MakeEnv = Callable[[int], SingleEnv]

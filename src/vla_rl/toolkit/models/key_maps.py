@@ -16,6 +16,7 @@ from vla_rl.core.paths import read_text
 from vla_rl.core.spec.yaml import parse
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
+from vla_rl.toolkit.pictures import resized
 
 LONGEST_TEXT = 8192
 """Most bytes of an instruction that are read: more than any policy takes."""
@@ -193,10 +194,7 @@ def _upright(image: Any, key: str, keys: KeyMap, size: tuple[int, int]) -> Array
     if image.dtype != np.uint8:
         raise UserError(f"{key!r} is of {image.dtype}; send uint8 within 0 and 255")
     if image.shape[:2] != size:
-        from PIL import Image
-
-        scaled = Image.fromarray(np.ascontiguousarray(image)).resize(size[::-1], Image.Resampling.BILINEAR)
-        image = np.asarray(scaled)
+        image = resized(image, size)
     upright: Array = image[::-1, ::-1] if keys.rotate_180 else image
     return upright
 

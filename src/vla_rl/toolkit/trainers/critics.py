@@ -8,7 +8,40 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_rl.core.errors import UserError
+from vla_rl.core.manager import offers
 from vla_rl.toolkit.models.heads import small_mlp
+from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
+from vla_rl.toolkit.trainers.trained_model import TrainedModel
+
+
+def check_features(trained: TrainedModel, trainer: str) -> None:
+    """Raises UserError for a model without features, on which critics work."""
+    if not offers(trained.model, "policy_features"):
+        raise UserError(
+            f"trainer {trainer!r} needs critics on the policy's features, and model {trained.name!r} gives none "
+            f"(VLAModel.policy_features); film_resnet does"
+        )
+
+
+@torch.no_grad()
+def feature_size(trained: TrainedModel) -> int:
+    """Return the size D of the policy's features."""
+    return int(trained.model.policy_features(dummy_observation(trained.info)).shape[1])
+
+
+class CriticInputs:
+    """Inputs of Q-networks: features, and actions scaled to [-1, 1]."""
+
+    def __init__(self, low: Sequence[float], high: Sequence[float], device: torch.device) -> None:
+        """Create the scaling of actions with these bounds, [A] each."""
+        lowest, highest = (torch.tensor(bounds, device=device) for bounds in (low, high))
+        self._middle = (lowest + highest) / 2
+        self._half_range = (highest - lowest) / 2
+
+    def __call__(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """Return the inputs [B, D + C A] for features [B, D] and chunks [B, C, A]."""
+        return torch.cat([features, ((actions - self._middle) / self._half_range).flatten(1)], dim=1)
 
 
 class Critic(nn.Module):

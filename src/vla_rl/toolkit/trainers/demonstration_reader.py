@@ -1,15 +1,15 @@
-"""Reading of micro-batches while earlier ones are trained on."""
+"""Reading of demonstrations while earlier ones are trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.trainers import ImitationStep
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.data.augmentation import augment
+from vla_rl.toolkit.trainers.reader import read_in_background
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 def read_ahead(
     read: Callable[[ImitationStep, int], T], steps: Sequence[ImitationStep], micro_batch: int
 ) -> Iterator[T]:
-    """Yield `read(step, start)` for the micro-batches of optimiser steps. One thread reads the next one while the last
+    """Return `read(step, start)` for the micro-batches of optimiser steps. One thread reads the next one while the last
     one is trained on.
 
     Args:
@@ -25,14 +25,7 @@ def read_ahead(
         micro_batch: most samples of a micro-batch; none spans two steps.
     """
     parts = [(step, start) for step in steps for start in range(0, len(step.indices), micro_batch)]
-    if not parts:
-        return
-    with ThreadPoolExecutor(1, "demonstrations") as reader:
-        following = reader.submit(read, *parts[0])
-        for part in parts[1:]:
-            ready, following = following, reader.submit(read, *part)
-            yield ready.result()
-        yield following.result()
+    return read_in_background(lambda part: read(*part), parts)
 
 
 def read_samples(

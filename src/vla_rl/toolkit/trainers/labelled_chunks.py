@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, to_numpy
 from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
-from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
-from vla_rl.toolkit.trainers.replay import PROTECTED
+from vla_rl.toolkit.trainers.record_buffer import RecordBuffer
+from vla_rl.toolkit.trainers.record_log import FILE_BYTES
 
 
 class LabelledChunks:
@@ -30,20 +29,17 @@ class LabelledChunks:
             chunk: actions of a chunk.
             capacity: most samples.
         """
-        self.capacity = capacity
         self._frames = FrameRecords(info)
         dtype = np.dtype([("frame", frame_dtype(info)), ("actions", np.float32, (chunk, info.action_dim))])
-        self._log = RecordLog(folder / "labels", dtype, file_bytes)
-        self._protected: deque[int] = deque(maxlen=PROTECTED)
-        """First samples of the last states."""
+        self._log = RecordBuffer(folder / "labels", dtype, capacity, file_bytes)
 
     def __len__(self) -> int:
-        return self.count - self.first
+        return len(self._log)
 
     @property
     def first(self) -> int:
         """Number of the oldest sample."""
-        return max(0, self.count - self.capacity)
+        return self._log.first
 
     @property
     def count(self) -> int:
@@ -60,7 +56,7 @@ class LabelledChunks:
         self._frames.write(obs, records["frame"])
         records["actions"] = actions
         self._log.append(records)
-        self._log.drop_before(min([self.first, *self._protected]))
+        self._log.drop_before(self._log.needed)
 
     def read(self, indices: Array) -> tuple[Observation, Array]:
         """Return samples by their numbers, `first` to `count` - 1, int64 [B]: observations and chunks [B, C, A]."""
@@ -69,18 +65,13 @@ class LabelledChunks:
 
     def state(self) -> Mapping[str, Any]:
         """Return what `load` needs beside the files, which are on the disk then."""
-        self._log.sync()
-        if not self._protected or self._protected[-1] != self.first:
-            self._protected.append(self.first)
+        self._log.protect()
         return {"count": self.count, "instructions": self._frames.instructions}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from the files as they were at `state`. Raises UserError where they are not there."""
-        count = state["count"]
-        self._log.truncate(max(0, count - self.capacity), count)
+        self._log.go_on(state["count"])
         self._frames.instructions = state["instructions"]
-        self._protected.clear()
-        self._protected.append(self.first)
 
     def close(self) -> None:
         """Close the files."""

@@ -7,7 +7,6 @@ run draws what an uninterrupted one does.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Transitions
 from vla_rl.core.types import Array, EnvInfo, Observation
 from vla_rl.toolkit.trainers.frame_records import FrameRecords, concat_observations, frame_dtype
+from vla_rl.toolkit.trainers.record_buffer import RecordBuffer
 from vla_rl.toolkit.trainers.record_log import FILE_BYTES, RecordLog
-
-PROTECTED = 2
-"""Checkpoints whose transitions are not deleted: the last one may be damaged."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -92,7 +89,6 @@ class TransitionBuffer:
             features: size D of the features that are kept instead of frames; None: frames are kept.
             action_shape: shape of what takes the place of a chunk's actions; None: [C, A].
         """
-        self.capacity = capacity
         self._discount = discount
         self._frame_records = FrameRecords(info)
         self._of_features = features is not None
@@ -101,17 +97,15 @@ class TransitionBuffer:
         else:
             self._frames = RecordLog(folder / "features", np.dtype([("features", np.float32, (features,))]), file_bytes)
         dtype = _transition_dtype(chunk, action_shape or (chunk, info.action_dim))
-        self._transitions = RecordLog(folder / "transitions", dtype, file_bytes)
-        self._protected: deque[int] = deque(maxlen=PROTECTED)
-        """First transitions of the last states."""
+        self._transitions = RecordBuffer(folder / "transitions", dtype, capacity, file_bytes)
 
     def __len__(self) -> int:
-        return self._transitions.count - self.first
+        return len(self._transitions)
 
     @property
     def first(self) -> int:
         """Number of the oldest transition in the buffer."""
-        return max(0, self._transitions.count - self.capacity)
+        return self._transitions.first
 
     @property
     def count(self) -> int:
@@ -165,9 +159,7 @@ class TransitionBuffer:
     def state(self) -> Mapping[str, Any]:
         """Return what `load` needs beside the files, which are on the disk then."""
         self._frames.sync()
-        self._transitions.sync()
-        if not self._protected or self._protected[-1] != self.first:
-            self._protected.append(self.first)
+        self._transitions.protect()
         return {
             "frames": self._frames.count,
             "transitions": self._transitions.count,
@@ -176,14 +168,10 @@ class TransitionBuffer:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from the files as they were at `state`. Raises UserError where they are not there."""
-        count = state["transitions"]
-        first = max(0, count - self.capacity)
-        self._transitions.truncate(first, count)
-        begin = self._oldest_frame(first) if count > first else 0
+        self._transitions.go_on(state["transitions"])
+        begin = self._oldest_frame(self.first) if len(self) else 0
         self._frames.truncate(begin, state["frames"])
         self._frame_records.instructions = state["instructions"]
-        self._protected.clear()
-        self._protected.append(self.first)
 
     def close(self) -> None:
         """Close the files."""
@@ -191,7 +179,7 @@ class TransitionBuffer:
         self._transitions.close()
 
     def _delete_unneeded(self) -> None:
-        needed = min([self.first, *self._protected])
+        needed = self._transitions.needed
         if needed == 0:
             return
         self._transitions.drop_before(needed)

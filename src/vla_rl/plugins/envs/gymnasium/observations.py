@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from PIL import Image
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
 from vla_rl.plugins.envs.gymnasium.settings import CameraSettings
+from vla_rl.toolkit.pictures import resized
 
 WHOLE = "observation"
 RENDER = "render"
@@ -71,7 +71,7 @@ def read_images(
         else:
             image = _entry(observation, camera.source, f"cameras.{name}.source", config.id)
             highest = _entry(space, camera.source, f"cameras.{name}.source", config.id).high.max()
-        images[name] = _resized(np.rot90(rgb(image, where, highest), camera.turn // 90), camera.shape)
+        images[name] = resized(np.rot90(rgb(image, where, highest), camera.turn // 90), camera.shape)
     return images
 
 
@@ -115,14 +115,6 @@ def rgb(image: Any, source: str, highest: float | None = None) -> Array:
 
 def _is_image(dtype: Any, shape: tuple[int, ...]) -> bool:
     return (dtype == np.uint8 or dtype.kind == "f") and len(shape) == 3 and 3 in (shape[0], shape[-1])
-
-
-def _resized(image: Array, shape: tuple[int, int]) -> Array:
-    """Return the image in this size, by antialiased bilinear interpolation."""
-    image = np.ascontiguousarray(image)
-    if image.shape[:2] == shape:
-        return image.copy()
-    return np.array(Image.fromarray(image).resize(shape[::-1], Image.Resampling.BILINEAR))
 
 
 def _of_render(camera: CameraSettings) -> bool:

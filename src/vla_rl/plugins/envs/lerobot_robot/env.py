@@ -9,7 +9,6 @@ from time import sleep
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from vla_rl.core.errors import SafetyStop, UserError
 from vla_rl.core.hookspecs import SimEnv
@@ -29,9 +28,11 @@ from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
 from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, RobotLost
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
-from vla_rl.toolkit.envs.single_env import Outcome
+from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
 from vla_rl.toolkit.people.panel import Panel
 from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
+from vla_rl.toolkit.pictures import resized
+from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 
 TRAIN_STATES = 1000
 """Number of train states of each task. They mean nothing to a robot, but episodes are counted by them."""
@@ -112,39 +113,26 @@ class RobotEnv(SimEnv):
         """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be told, and
         the episode is repeated. Raises SafetyStop."""
         actions = np.asarray(to_numpy(actions), np.float32)
-        shape = actions.shape[:2]
-        rewards = np.zeros(shape, np.float32)
-        flags = np.zeros((5, *shape), bool)
-        source = np.full(shape, ActionSource.POLICY, np.int8)
-        executed_actions = actions.copy()
+        record = ChunkRecord(actions[0])
         if to_numpy(active)[0] and self._target is not None:
             try:
-                for i, action in enumerate(actions[0]):
-                    outcome = self._step(action)
-                    rewards[0, i] = outcome.reward
-                    flags[:, 0, i] = (*outcome[1:4], True, outcome.late)
-                    if outcome.executed_action is not None:
-                        source[0, i] = outcome.source
-                        executed_actions[0, i] = outcome.executed_action
-                    if stop_at_end and (outcome.terminated or outcome.truncated):
-                        break
+                record.execute(self._step, stop_at_end)
                 self._obs = self._observe()
             except RobotLost as exc:
                 self._lose(exc)
-                flags[3] = False
-                source[:] = ActionSource.POLICY
-        succeeded, terminated, truncated, executed, late = flags
+                record = ChunkRecord(actions[0])
+        succeeded, terminated, truncated, executed, late = record.flags[:, None]
         return ChunkResult(
-            obs=self._obs if self._obs is not None else _nothing_seen(self.info),
-            rewards=rewards * executed,
-            terminated=terminated & executed,
-            truncated=truncated & executed,
+            obs=dummy_observation(self.info) if self._obs is None else self._obs,
+            rewards=record.rewards[None],
+            terminated=terminated,
+            truncated=truncated,
             executed=executed,
             success=at_last_action(succeeded, executed),
-            succeeded=succeeded & executed,
-            source=source if self.info.takeovers else None,
-            executed_actions=executed_actions if self.info.takeovers else None,
-            late=late & executed,
+            succeeded=succeeded,
+            source=record.source[None] if self.info.takeovers else None,
+            executed_actions=record.executed_actions[None] if self.info.takeovers else None,
+            late=late,
         )
 
     def faults(self) -> Mapping[int, Sequence[str]]:
@@ -236,7 +224,7 @@ class RobotEnv(SimEnv):
             image = self._numbers[name]
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
                 raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no picture in colours")
-            images[name] = _resized(image, shape)[None]
+            images[name] = resized(image, shape)[None]
         state = np.array([[self._numbers[name] for name in self._state]], np.float32) if self._state else None
         if state is not None and not np.isfinite(state).all():
             raise RobotLost(f"the robot's observation is not finite: {dict(zip(self._state, state[0], strict=True))}")
@@ -334,17 +322,3 @@ def _env_info(
         takeovers=config.teleoperator is not None,
         control_hz=config.control_hz,
     )
-
-
-def _resized(image: Array, shape: tuple[int, int]) -> Array:
-    """Return the picture in this size, by antialiased bilinear interpolation."""
-    if image.shape[:2] == shape:
-        return image.copy()
-    return np.array(Image.fromarray(np.ascontiguousarray(image)).resize(shape[::-1], Image.Resampling.BILINEAR))
-
-
-def _nothing_seen(info: EnvInfo) -> Observation:
-    """Return black pictures, for an env that was never reset."""
-    images = {name: np.zeros((1, *shape, 3), np.uint8) for name, shape in info.cameras.items()}
-    state = np.zeros((1, info.state_dim), np.float32) if info.state_dim else None
-    return Observation(images=images, instructions=(info.tasks[0].instruction,), state=state)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -36,9 +35,9 @@ from vla_rl.plugins.trainers.off_policy.losses import (
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.critics import CriticEnsemble, follow
-from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
+from vla_rl.toolkit.trainers.critics import CriticEnsemble, CriticInputs, check_features, feature_size, follow
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
+from vla_rl.toolkit.trainers.reader import read_in_background
 from vla_rl.toolkit.trainers.replay import TransitionBatch, TransitionBuffer
 
 
@@ -77,14 +76,11 @@ class OffPolicy(Trainer):
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
         self._demonstrations: DemonstratedTransitions | None = None
-        low, high = (torch.tensor(bounds, device=self._device) for bounds in self._action_bounds())
-        self._middle = (low + high) / 2
-        self._half_range = (high - low) / 2
+        self._inputs = CriticInputs(*self._action_bounds(), self._device)
         shape = self._action_shape()
         numbers = shape[0] * shape[1]
         self._target_entropy = float(-numbers if config.target_entropy is None else config.target_entropy)
-        with torch.no_grad():
-            features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        features = feature_size(trained)
         self._buffer = TransitionBuffer(
             training.folder,
             trained.info,
@@ -115,7 +111,12 @@ class OffPolicy(Trainer):
 
     def _check_model(self) -> None:
         """Raises UserError for a model that the trainer cannot train."""
-        _check_model(self._trained.model, self._trained.name)
+        check_features(self._trained, self.name)
+        if not offers(self._trained.model, "reparameterised_actions"):
+            raise UserError(
+                f"trainer {self.name!r} needs actions with a gradient, and model {self._trained.name!r} gives none "
+                f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
+            )
 
     def _action_shape(self) -> tuple[int, int]:
         """Return the shape of one action of the decision process."""
@@ -168,7 +169,7 @@ class OffPolicy(Trainer):
             numbers = range(self._updates + 1, self._updates + due + 1)
             metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
-            for number, batch in zip(numbers, self._batches(numbers), strict=True):
+            for number, batch in zip(numbers, read_in_background(self._batch, numbers), strict=True):
                 of_critics, of_actor = self._update(number, batch, f"step {data.step}")
                 metrics.add_sums(of_critics, due)
                 metrics.add_sums(of_actor, sum(self._acts(number) for number in numbers))
@@ -209,17 +210,6 @@ class OffPolicy(Trainer):
             info = self._trained.info
             encode = self._encode if self._config.features == "frozen" else None
             self._demonstrations = DemonstratedTransitions(recording, info, self._chunk, self._config.discount, encode)
-
-    def _batches(self, numbers: Sequence[int]) -> Iterator[TransitionBatch]:
-        """Yield the batches of updates; one thread reads the next one while the last one is trained on."""
-        if not numbers:
-            return
-        with ThreadPoolExecutor(1, "replay") as reader:
-            following = reader.submit(self._batch, numbers[0])
-            for number in numbers[1:]:
-                ready, following = following, reader.submit(self._batch, number)
-                yield ready.result()
-            yield following.result()
 
     def _batch(self, number: int) -> TransitionBatch:
         """Return the transitions of an update, which its number alone decides."""
@@ -341,24 +331,6 @@ class OffPolicy(Trainer):
             return self._trained.policy_features(obs)
         return as_tensor(obs, self._device)
 
-    def _inputs(self, features: Tensor, actions: Tensor) -> Tensor:
-        """Return the critics' inputs [B, D + C A]."""
-        return torch.cat([features, ((actions - self._middle) / self._half_range).flatten(1)], dim=1)
-
     def _micro_batches(self, count: int) -> list[Array]:
         size = self._trained.train.micro_batch
         return [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _check_model(model: Any, name: str) -> None:
-    """Raises UserError for a model that SAC cannot train."""
-    if not offers(model, "policy_features"):
-        raise UserError(
-            f"trainer 'off_policy' needs critics on the policy's features, and model {name!r} gives none "
-            f"(VLAModel.policy_features); film_resnet does"
-        )
-    if not offers(model, "reparameterised_actions"):
-        raise UserError(
-            f"trainer 'off_policy' needs actions with a gradient, and model {name!r} gives none "
-            f"(VLAModel.reparameterised_actions); film_resnet does with network: {{head: gaussian}}"
-        )

@@ -23,7 +23,6 @@ from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation
@@ -31,9 +30,17 @@ from vla_rl.plugins.trainers.offline import OfflineConfig
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
-from vla_rl.toolkit.trainers.critics import Critic, CriticEnsemble, advantage_weights, expectile_loss, follow
+from vla_rl.toolkit.trainers.critics import (
+    Critic,
+    CriticEnsemble,
+    CriticInputs,
+    advantage_weights,
+    check_features,
+    expectile_loss,
+    feature_size,
+    follow,
+)
 from vla_rl.toolkit.trainers.demonstration_reader import read_ahead, read_samples
-from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.recorded_returns import RecordedReturns, read_returns
 
@@ -61,25 +68,17 @@ class Offline(Trainer):
         """Create the critics. Raises UserError for a model without features."""
         training: TrainingContext = context.training
         trained = training.trained
-        if not offers(trained.model, "policy_features"):
-            raise UserError(
-                f"trainer 'offline' needs critics on the policy's features, and model {trained.name!r} gives none "
-                f"(VLAModel.policy_features); film_resnet does"
-            )
+        check_features(trained, "offline")
         self._config = config
         self._trained = trained
         self._heartbeat = training.heartbeat
         self._updates = 0
         """Optimiser steps so far."""
         self._recorded: tuple[Demonstrations, RecordedReturns] | None = None
-        with torch.no_grad():
-            features = trained.model.policy_features(dummy_observation(trained.info)).shape[1]
+        features = feature_size(trained)
         actions = context.chunk * trained.info.action_dim
         self._device = torch.device(trained.device)
-        low = torch.tensor(trained.info.action_low, device=self._device)
-        high = torch.tensor(trained.info.action_high, device=self._device)
-        self._middle = (low + high) / 2
-        self._half_range = (high - low) / 2
+        self._critic_inputs = CriticInputs(trained.info.action_low, trained.info.action_high, self._device)
         sizes: dict[str, Any] = {"hidden": config.hidden, "layer_norm": config.layer_norm}
         seed = derived_seed(context.seed, "offline/critics")
         self._value = Critic(features, seed=seed, **sizes).to(trained.device)
@@ -191,8 +190,7 @@ class Offline(Trainer):
     def _q_values(self, features: torch.Tensor, actions: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the Q-values [2, B] of recorded chunks, and the lower one of the target networks [B]."""
         assert self._q is not None and self._target_q is not None
-        chunks = (as_tensor(actions, self._device) - self._middle) / self._half_range
-        inputs = torch.cat([features, chunks.flatten(1)], dim=1)
+        inputs = self._critic_inputs(features, as_tensor(actions, self._device))
         with torch.no_grad():
             lowest = self._target_q(inputs).min(0).values
         return self._q(inputs), lowest
