@@ -151,9 +151,7 @@ def inside(seconds: float, patience: int | None, lag: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the cut")
-    parser.add_argument(
-        "--patience", type=int, help="failed health checks after which Ray takes a node for lost (default: Ray's)"
-    )
+    parser.add_argument("--patience", type=int, help="seconds for which Ray waits for a silent node (default: Ray's)")
     parser.add_argument("--lag", type=int, default=3, help="asynchrony.max_lag")
     args = parser.parse_args()
     if os.environ.get(INSIDE) is None:
