@@ -47,7 +47,7 @@ REPEATS = 3
 LIMITS = {
     "smoke": 180,
     "card": 40,
-    "oft_step": 180,
+    "oft_step": 240,
     "oft_act": 150,
     "openvla": 90,
     "pi0": 90,
@@ -443,7 +443,9 @@ def main() -> None:
             problems.append(f"{stage_name}: not begun, since the {arguments.minutes:g} minutes are over")
             continue
         print(f"{number}/{len(arguments.only)} {stage_name}", file=sys.stderr, flush=True)
+        start = monotonic()
         measured, problem = run_stage(stage_name, arguments.tiny, min(left, LIMITS[stage_name]))
+        print(f"    {monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         figures += measured
         problems += [f"{stage_name}: {problem}"] if problem else []
     show(figures)
