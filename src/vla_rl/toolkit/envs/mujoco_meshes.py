@@ -1,14 +1,16 @@
-"""Simplified meshes for rendering: two 64-pixel images of a LIBERO scene have 600,000 triangles, which take nine tenths
-of a CPU's rendering time."""
+"""Simplified meshes of a MuJoCo model for rendering: two 64-pixel images of a LIBERO scene have 600,000 triangles,
+which take nine tenths of a CPU's rendering time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import mujoco
+from typing import TYPE_CHECKING
 
 from vla_rl.toolkit.envs.meshes import MANY, clustered
+
+if TYPE_CHECKING:
+    import mujoco
 
 CHANGED = ("mesh_vert", "mesh_face", "mesh_facenormal", "mesh_facetexcoord", "mesh_facenum")
 
