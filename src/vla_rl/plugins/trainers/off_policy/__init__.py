@@ -94,10 +94,25 @@ class OffPolicyConfig(SACConfig):
     al. 2023)."""
     demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
     """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    corrections: bool = field(default=False)
+    """Whether chunks of whoever took over count as demonstrations too (HIL-SERL, Luo et al. 2024)."""
+    takeovers: Literal["continue", "end"] = "continue"
+    """What a takeover is for the policy's action that led to it: nothing special (`continue`), or the end of the
+    episode without further reward (`end`), as for policy gradients; compare RLIF (Luo et al. 2023). Actions of whoever
+    took over earn what they earn either way."""
+    cloning: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.le(1e4)))
+    """Weight of a cloning term in the policy's loss: the mean squared error of its likeliest actions, scaled to
+    [-1, 1], on the demonstrations of a batch (compare TD3+BC, Fujimoto and Gu 2021)."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
     own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
     times as fast: choose it for a cloned policy."""
+
+    @corrections.validator
+    @cloning.validator
+    def _of_demonstrations(self, attribute: Any, value: float) -> None:
+        if value and not self.demonstrations:
+            raise ValueError("has no effect without demonstrations; give trainer.demonstrations, such as 0.5")
 
 
 @frozen(kw_only=True)

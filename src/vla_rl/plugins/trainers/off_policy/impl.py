@@ -27,11 +27,13 @@ from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,
+    cloning_losses,
     critic_losses,
     ensemble_value,
     soft_targets,
     temperature_losses,
 )
+from vla_rl.plugins.trainers.off_policy.takeovers import corrections, ended_by_takeovers, with_last_action_repeated
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
@@ -59,8 +61,8 @@ class OffPolicy(Trainer):
     """Name of the trainer, in messages."""
 
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
-        """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
-        actions.
+        """Create critics and an empty buffer. Raises UserError for a model without features or without reparameterised
+        actions, and for keys about takeovers where nobody can take over.
         """
         training: TrainingContext = context.training
         trained = training.trained
@@ -68,6 +70,12 @@ class OffPolicy(Trainer):
         self._check_model()
         if training.folder is None:
             raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
+        for key, asked in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
+            if asked and not trained.info.takeovers:
+                raise UserError(
+                    f"trainer.{key} is for simulators in which somebody can take over (EnvInfo.takeovers); give "
+                    "gym_hil a person, gymnasium `interventions`, or leave it out"
+                )
         self._config = config
         self._heartbeat = training.heartbeat
         self._seed = context.seed
@@ -76,6 +84,10 @@ class OffPolicy(Trainer):
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
         self._demonstrations: DemonstratedTransitions | None = None
+        self._demonstrated = round(config.demonstrations * config.batch)
+        """Transitions of a batch that come from demonstrations: its last ones."""
+        self._corrections: list[int] = []
+        """Numbers of the buffer's transitions that count as demonstrations."""
         self._inputs = CriticInputs(*self._action_bounds(), self._device)
         shape = self._action_shape()
         numbers = shape[0] * shape[1]
@@ -148,10 +160,12 @@ class OffPolicy(Trainer):
         return {"critics": self._target_critics}
 
     def state(self) -> Mapping[str, Any]:
-        return {"updates": self._updates, "buffer": self._buffer.state()}
+        corrected = {"corrections": list(self._corrections)} if self._config.corrections else {}
+        return {"updates": self._updates, "buffer": self._buffer.state(), **corrected}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._updates = state["updates"]
+        self._corrections = list(state.get("corrections", ()))
         self._buffer.load(state["buffer"])
 
     def update(self, data: TransitionsData) -> UpdateMetrics:
@@ -177,6 +191,9 @@ class OffPolicy(Trainer):
             trained.check_finite()
             self._guard.check()
         metrics.add_sums({"off_policy/transitions": torch.tensor(float(len(self._buffer)), device=self._device)})
+        if config.corrections:
+            count = torch.tensor(float(len(self._corrections)), device=self._device)
+            metrics.add_sums({"off_policy/corrections": count})
         return metrics.read(perf_counter() - before)
 
     # ------------------------------------------------------------------------------------------------ batches
@@ -186,8 +203,15 @@ class OffPolicy(Trainer):
         frozen = self._config.features == "frozen"
         kept = None if data.transitions is None else self._kept(data.transitions)
         if kept is not None:
-            features = self._encode(kept.frames) if frozen else None
-            self._buffer.add(kept, features)
+            if self._config.takeovers == "end":
+                kept = ended_by_takeovers(kept)
+            if self._config.corrections:
+                kept = with_last_action_repeated(kept)
+            begin = self._buffer.count
+            self._buffer.add(kept, self._encode(kept.frames) if frozen else None)
+            if self._config.corrections:
+                numbers = [*self._corrections, *(begin + corrections(kept)).tolist()]
+                self._corrections = [number for number in numbers if number >= self._buffer.first]
         if self._config.demonstrations:
             self._read_demonstrations(data.demonstrations)
 
@@ -214,13 +238,16 @@ class OffPolicy(Trainer):
     def _batch(self, number: int) -> TransitionBatch:
         """Return the transitions of an update, which its number alone decides."""
         draws = generator(self._seed, "off_policy/batch", number)
-        demonstrated = round(self._config.demonstrations * self._config.batch)
-        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - demonstrated)
-        collected = self._buffer.read(numbers)
-        if self._demonstrations is None or demonstrated == 0:
+        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - self._demonstrated)
+        recorded = self._demonstrations
+        if recorded is None or self._demonstrated == 0:
+            return self._buffer.read(numbers)
+        rows = draws.integers(0, len(recorded) + len(self._corrections), self._demonstrated)
+        corrected = [self._corrections[row - len(recorded)] for row in rows if row >= len(recorded)]
+        collected = self._buffer.read(np.concatenate([numbers, np.array(corrected, np.int64)]))
+        if len(corrected) == self._demonstrated:
             return collected
-        rows = draws.integers(0, len(self._demonstrations), demonstrated)
-        return TransitionBatch.concat(collected, self._demonstrations.read(rows))
+        return TransitionBatch.concat(collected, recorded.read(rows[rows < len(recorded)]))
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -245,7 +272,7 @@ class OffPolicy(Trainer):
         of_actor: dict[str, Tensor] = {}
         loss = sums["loss/critic"]
         if self._acts(number):
-            of_actor = self._actor_passes(features, normals)
+            of_actor = self._actor_passes(features, normals, batch.actions)
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
                 self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
@@ -288,7 +315,7 @@ class OffPolicy(Trainer):
             self._weight(),
         )
 
-    def _actor_passes(self, features: Sequence[Tensor], normals: Array) -> dict[str, Tensor]:
+    def _actor_passes(self, features: Sequence[Tensor], normals: Array, executed: Array) -> dict[str, Tensor]:
         """Run the passes of the losses of policy and temperature. Return means over the batch."""
         config = self._config
         count = len(normals)
@@ -303,8 +330,13 @@ class OffPolicy(Trainer):
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
             loss = actor_losses(self._weight(), chunk_log_probs, values).sum() / count
-            loss.backward()
             means = {"loss/actor": loss.detach(), "off_policy/entropy": -chunk_log_probs.detach().sum() / count}
+            if config.cloning:
+                cloning_loss = self._cloning_losses(part, executed[rows], rows >= count - self._demonstrated)
+                cloning_loss = cloning_loss.sum() / self._demonstrated
+                loss = loss + config.cloning * cloning_loss
+                means["loss/cloning"] = cloning_loss.detach()
+            loss.backward()
             if self._temperature is not None:
                 temperature_loss = temperature_losses(self._temperature(), chunk_log_probs, self._target_entropy)
                 mean = temperature_loss.sum() / count
@@ -314,6 +346,12 @@ class OffPolicy(Trainer):
         self._let_critics_learn(True)
         sums.add_sums({"off_policy/temperature": self._weight()})
         return sums.sums
+
+    def _cloning_losses(self, features: Tensor, executed: Array, demonstrated: Array) -> Tensor:
+        """Return the terms of the cloning loss, 0 for rows [B] that are not demonstrated."""
+        likeliest, _ = self._sampled(features, as_tensor(np.zeros_like(executed), self._device))
+        losses = cloning_losses(self._inputs.scaled(likeliest), self._inputs.scaled(as_tensor(executed, self._device)))
+        return losses * as_tensor(demonstrated, self._device)
 
     def _let_critics_learn(self, learn: bool) -> None:
         for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update

@@ -43,3 +43,9 @@ def temperature_losses(temperature: Tensor, log_probs: Tensor, target_entropy: f
 def ensemble_value(q_values: Tensor, *, mean: bool) -> Tensor:
     """Return the value that the policy maximises: the mean of Q-values [N, B] (RLPD), or the lowest one (SAC)."""
     return q_values.mean(0) if mean else q_values.min(0).values
+
+
+def cloning_losses(actions: Tensor, demonstrated: Tensor) -> Tensor:
+    """Return the mean squared error of chunks [B, C, A] that the policy would execute (TD3+BC, Fujimoto and Gu 2021,
+    arXiv:2106.06860, eq. 3, with the weight on this term)."""
+    return (actions - demonstrated).square().mean((1, 2))
