@@ -70,8 +70,8 @@ class OffPolicy(Trainer):
         self._check_model()
         if training.folder is None:
             raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
-        for key, asked in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
-            if asked and not trained.info.takeovers:
+        for key, requested in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
+            if requested and not trained.info.takeovers:
                 raise UserError(
                     f"trainer.{key} is for simulators in which somebody can take over (EnvInfo.takeovers); give "
                     "gym_hil a person, gymnasium `interventions`, or leave it out"

@@ -47,5 +47,5 @@ def ensemble_value(q_values: Tensor, *, mean: bool) -> Tensor:
 
 def cloning_losses(actions: Tensor, demonstrated: Tensor) -> Tensor:
     """Return the mean squared error of chunks [B, C, A] that the policy would execute (TD3+BC, Fujimoto and Gu 2021,
-    arXiv:2106.06860, eq. 3, with the weight on this term)."""
+    arXiv:2106.06860, with the weight on this term)."""
     return (actions - demonstrated).square().mean((1, 2))
