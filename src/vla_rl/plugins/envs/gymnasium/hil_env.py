@@ -16,8 +16,7 @@ from vla_rl.plugins.envs.gymnasium.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium.settings import STATES, CameraSettings, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
 from vla_rl.plugins.envs.gymnasium.single_env import GymnasiumEnv, make_envs, try_out
-from vla_rl.toolkit.envs.meshes import cells_for
-from vla_rl.toolkit.envs.mujoco_meshes import simplified
+from vla_rl.toolkit.envs.meshes import cells_for, simplified
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
