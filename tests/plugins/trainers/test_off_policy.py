@@ -443,6 +443,8 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),
         ({"min_data": 10, "capacity": 9}, "fewer than min_data"),
         ({"demonstrations": 1.0}, "demonstrations"),
+        ({"cloning": -1.0}, "cloning"),
+        ({"cloning": math.nan}, "cloning"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(keys, text):
