@@ -42,6 +42,11 @@ SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signa
 WORKER = "WORKER"
 AT_MOST = 10
 """Kills of one run."""
+AT_THE_START = 0.25
+"""Share of the kills that come before a run's first new training step."""
+SPREAD = 1 / 3
+"""Share of the undisturbed run's time after its first step within which the others come, so that a run is killed
+several times."""
 PATIENCE_S = 60.0
 MARK = "VLA_RL_KILLS"
 SPEC = """
@@ -97,6 +102,8 @@ class Bench:
     home: Path
     mark: str = Factory(lambda: f"{os.getpid()}-{random.randrange(2**32)}")
     moments: random.Random = field(factory=random.Random)
+    startup: float = 0.0
+    """Seconds until the undisturbed run wrote the metrics of its first training step."""
     duration: float = 0.0
     """Seconds of the undisturbed run."""
     shared: set[str] = field(factory=set)
@@ -124,9 +131,24 @@ class Bench:
 
     def undisturbed(self) -> Path:
         folder, begun = self.home / "undisturbed", time.monotonic()
-        assert self.start(folder).wait() == 0, (self.home / "output").read_text()
+        process = self.start(folder)
+        self.wait_for_a_step(process, folder, written=0)
+        self.startup = time.monotonic() - begun
+        assert process.wait() == 0, (self.home / "output").read_text()
         self.duration = time.monotonic() - begun
         return folder
+
+    def wait_for_a_step(self, process: subprocess.Popen[str], folder: Path, written: int) -> None:
+        """Wait until the run's metrics have more bytes than `written`, or until it ends."""
+        while size(folder / "metrics.jsonl") <= written and process.poll() is None:
+            time.sleep(0.02)
+
+    def moment(self, process: subprocess.Popen[str], folder: Path, written: int) -> float:
+        """Return the seconds from now until a kill. Most kills come after a training step that is new."""
+        if self.moments.random() < AT_THE_START:
+            return self.moments.uniform(0.0, self.startup)
+        self.wait_for_a_step(process, folder, written)
+        return self.moments.uniform(0.0, SPREAD * (self.duration - self.startup))
 
     def kill_often(self, name: str, count: int, expected: Path) -> Outcome:
         outcome = Outcome()
@@ -166,9 +188,10 @@ class Bench:
 
     def killed_once(self, name: str, folder: Path, outcome: Outcome) -> bool:
         """Start or resume, and kill. -> whether the run had ended by then, which does not count."""
+        written = size(folder / "metrics.jsonl")
         process = self.start(folder)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(self.moments.uniform(0.0, self.duration))
+            process.wait(self.moment(process, folder, written))
             return True
         self.shared |= shared_memory(self.alive())
         sent = time.monotonic()
@@ -215,6 +238,11 @@ class Bench:
                 for process in left:
                     process.kill()
             time.sleep(0.1)
+
+
+def size(file: Path) -> int:
+    """Return the bytes of a file; 0 where there is none."""
+    return file.stat().st_size if file.exists() else 0
 
 
 def differences(expected: Path, folder: Path) -> list[str]:

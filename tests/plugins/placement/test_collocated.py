@@ -10,8 +10,9 @@ from vla_rl.testing import check_placement
 JOB = Job(num_envs=8, group_size=2, env="sim", env_memory=2**30)
 
 
-def plan(workers=None, *, cpus=8.0, gpus=0, memory=2**36, job=JOB):
-    return Collocated(CollocatedConfig(workers=workers)).plan(Cluster(cpus=cpus, gpus=gpus, memory=memory), job)
+def plan(workers=None, *, cpu_workers=1, cpus=8.0, gpus=0, memory=2**36, job=JOB):
+    config = CollocatedConfig(workers=workers, cpu_workers=cpu_workers)
+    return Collocated(config).plan(Cluster(cpus=cpus, gpus=gpus, memory=memory), job)
 
 
 def test_one_worker_on_a_machine_without_gpus():
@@ -22,6 +23,13 @@ def test_one_worker_on_a_machine_without_gpus():
 def test_one_worker_a_gpu():
     slots = plan(gpus=4).slots
     assert [(s.device, s.cpus, s.gpus) for s in slots] == [("cuda", 2.0, 1.0)] * 4
+
+
+def test_workers_on_a_machine_without_gpus():
+    assert [(s.device, s.cpus) for s in plan(cpu_workers=2).slots] == [("cpu", 4.0)] * 2
+    assert [(s.device, s.cpus) for s in plan(cpu_workers=2, cpus=1.0).slots] == [("cpu", 1.0)]
+    assert [s.device for s in plan(cpu_workers=2, gpus=1).slots] == ["cuda"]
+    assert len(plan(workers=1, cpu_workers=2).slots) == 1
 
 
 @pytest.mark.parametrize(

@@ -29,3 +29,9 @@ def test_examples_plan_on_eight_gpus(page):
     for example in examples:
         spec = load_spec(ROOT / "examples" / "tabletop_grpo.yaml", [f"placement={example}"])
         assert plan_for(spec, GPUS8, lambda spec, cluster: PROFILE).hosting("learner")
+
+
+@pytest.mark.parametrize("cluster", [Cluster(cpus=1, gpus=0, memory=2**37), Cluster(cpus=8, gpus=1, memory=2**37)])
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_example_has_a_place_on_one_core_and_on_one_gpu(file, cluster):
+    assert plan_for(load_spec(file), cluster, lambda spec, cluster: PROFILE).hosting("learner")

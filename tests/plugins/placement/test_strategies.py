@@ -13,6 +13,7 @@ from vla_rl.plugins.placement.hybrid.impl import Hybrid
 JOB = Job(num_envs=64, group_size=8, env="sim", global_batch=256)
 GPUS8 = Cluster(cpus=96, gpus=8, memory=2**40)
 GPU1 = Cluster(cpus=16, gpus=1, memory=2**37)
+GPUS2 = Cluster(cpus=16, gpus=2, memory=2**37)
 CORES2 = Cluster(cpus=2, gpus=0, memory=2**33)
 
 
@@ -75,6 +76,14 @@ def test_roles_share_a_device_in_workers_of_their_own():
     ]
 
 
+def test_roles_share_what_is_left():
+    assert on(disaggregated(GPU1, share_devices=True)) == {"sim": [0], "policy": [0], "learner": [0]}
+    assert on(disaggregated(GPUS2, share_devices=True)) == {"sim": [0], "policy": [0], "learner": [1]}
+    assert on(disaggregated(GPU1, sim="cpu", share_devices=True)) == {"sim": [None], "policy": [0], "learner": [0]}
+    assert on(disaggregated(share_devices=True)) == on(disaggregated())
+    assert on(disaggregated(CORES2, share_devices=True)) == on(disaggregated(CORES2))
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -82,6 +91,10 @@ def test_roles_share_a_device_in_workers_of_their_own():
         (
             lambda: disaggregated(GPU1),
             "sim and policy and learner need a device of their own each, and there are 1 left",
+        ),
+        (
+            lambda: disaggregated(GPU1, sim="0", policy="0", share_devices=True),
+            "learner need a device of their own each, and there are 0 left; .* let roles share devices",
         ),
         (lambda: disaggregated(sim="0-9"), "device 9 is needed, and there are 8 GPUs: 0-7"),
         (lambda: hybrid(sim="0-3", policy="3-7"), "sim and policy both name device 3; they run side by side"),

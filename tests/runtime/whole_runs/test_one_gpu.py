@@ -40,10 +40,10 @@ def spec(placement: dict[str, Any], steps: int = 2, **changes: Any) -> Any:
         "name": "one-gpu",
         "model": {"type": "openvla_oft", "preset": "tiny"},
         "env": {"type": "tabletop", "num_envs": 8, "tasks": ["pick_red"]},
-        "rollout": {"chunk": 4, "episodes": 8, "max_steps": 8},
+        "rollout": {"chunk": 4, "episodes": 8, "max_steps": 8, "compile": "off"},  # the default on a GPU takes a minute
         "algorithm": {"type": "ppo"},
         "placement": placement,
-        "train": {"steps": steps, "lr": 1e-3, "micro_batch": 8, "checkpoint_every": 1},
+        "train": {"steps": steps, "lr": 1e-3, "micro_batch": 8, "checkpoint_every": 1, "compile": "off"},
         "eval": {"before": False, "episodes_per_task": 1},
         "hooks": [{"type": "jsonl"}],
     }

@@ -20,7 +20,10 @@ class CollocatedConfig:
 
     workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
     """Number of workers, 1 to 10,000, each with an equal share of the envs, on the first devices in order; null: one
-    per GPU, or one on a machine without GPUs."""
+    per GPU, or `cpu_workers` on a machine without GPUs."""
+    cpu_workers: int = field(default=1, validator=v.and_(v.ge(1), v.le(MOST_WORKERS)))
+    """Number of workers on a machine without GPUs, but no more than it has CPU cores. It counts where neither
+    `workers` nor `devices` is given."""
     devices: Devices = field(default=None, converter=as_text, validator=well_formed)
     """Devices with one worker each, such as 0-3; an alternative to `workers`."""
     offload: OffloadSettings = field(factory=OffloadSettings)

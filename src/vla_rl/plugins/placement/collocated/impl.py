@@ -18,7 +18,7 @@ class Collocated(Placement):
     def plan(self, cluster: Cluster, job: Job) -> Plan:
         config = self.config
         if config.devices is None:
-            workers = config.workers or max(cluster.gpus, 1)
+            workers = config.workers or cluster.gpus or max(1, min(config.cpu_workers, int(cluster.cpus)))
             devices = busy_devices(cluster)[:workers]
         else:
             devices = find_devices("devices", str(config.devices), cluster)

@@ -19,8 +19,9 @@ class DisaggregatedConfig(RoleDevices):
     policy, learner also gets the remainder."""
 
     share_devices: bool = False
-    """Let roles name the same device: each still has a worker of its own, with an equal part of the GPU. For
-    asynchronous training on one GPU."""
+    """Let roles name the same device, and share those that are left where these are fewer than the roles without named
+    devices. Each role still has workers of its own, each with an equal part of the GPU. For asynchronous training on
+    one GPU."""
 
 
 def build(config: DisaggregatedConfig, context: Context) -> Placement:

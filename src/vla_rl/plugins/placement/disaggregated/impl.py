@@ -28,12 +28,16 @@ class Disaggregated(Placement):
             )
         missing = [role for role in ROLES if role not in of]
         left = free_devices(cluster, [device for devices in of.values() for device in devices], len(missing))
-        if len(left) < len(missing):
+        if len(left) < len(missing) and not (config.share_devices and left):
             raise DoesNotFit(
                 f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; "
-                f"put simulators on CPUs (sim: cpu), or choose hybrid or collocated, where roles share devices"
+                f"put simulators on CPUs (sim: cpu), let roles share devices (share_devices: true), or choose hybrid "
+                f"or collocated"
             )
         for i, role in enumerate(missing):
+            if len(left) < len(missing):
+                of[role] = [left[i * len(left) // len(missing)]]
+                continue
             each = len(left) // len(missing)
             of[role] = left[i * each : len(left) if i == len(missing) - 1 else (i + 1) * each]
         return arrange(
