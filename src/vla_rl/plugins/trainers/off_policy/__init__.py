@@ -94,6 +94,10 @@ class OffPolicyConfig(SACConfig):
     al. 2023)."""
     demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
     """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    """Weight, in the policy's loss, of the mean squared distance between the policy's actions and those of the batch,
+    both scaled to [-1, 1] (TD3+BC, Fujimoto and Gu 2021). It keeps the policy near actions whose values the critics
+    know: set it where few transitions follow a clone. 0 leaves it out."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
     own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several

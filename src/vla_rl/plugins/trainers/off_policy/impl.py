@@ -27,6 +27,7 @@ from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,
+    cloning_losses,
     critic_losses,
     ensemble_value,
     soft_targets,
@@ -245,7 +246,7 @@ class OffPolicy(Trainer):
         of_actor: dict[str, Tensor] = {}
         loss = sums["loss/critic"]
         if self._acts(number):
-            of_actor = self._actor_passes(features, normals)
+            of_actor = self._actor_passes(features, normals, batch.actions)
             loss = loss + of_actor["loss/actor"]
             if self._temperature_optimizer is not None:
                 self._guard.step(self._temperature_optimizer, of_actor["loss/temperature"], where)
@@ -288,8 +289,14 @@ class OffPolicy(Trainer):
             self._weight(),
         )
 
-    def _actor_passes(self, features: Sequence[Tensor], normals: Array) -> dict[str, Tensor]:
-        """Run the passes of the losses of policy and temperature. Return means over the batch."""
+    def _actor_passes(self, features: Sequence[Tensor], normals: Array, executed: Array) -> dict[str, Tensor]:
+        """Run the passes of the losses of policy and temperature. Return means over the batch.
+
+        Args:
+            features: features of each micro-batch.
+            normals: standard normal numbers for the policy's actions, [B, *action shape].
+            executed: actions of the batch, [B, *action shape].
+        """
         config = self._config
         count = len(normals)
         sums = MetricAccumulator()
@@ -302,9 +309,16 @@ class OffPolicy(Trainer):
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
-            loss = actor_losses(self._weight(), chunk_log_probs, values).sum() / count
+            losses = actor_losses(self._weight(), chunk_log_probs, values)
+            means = {"off_policy/entropy": -chunk_log_probs.detach().sum() / count}
+            if config.cloning:
+                executed_part = as_tensor(executed[rows], self._device)
+                distances = cloning_losses(self._inputs.scaled(actions), self._inputs.scaled(executed_part))
+                losses = losses + config.cloning * distances
+                means["off_policy/cloning"] = distances.detach().sum() / count
+            loss = losses.sum() / count
             loss.backward()
-            means = {"loss/actor": loss.detach(), "off_policy/entropy": -chunk_log_probs.detach().sum() / count}
+            means["loss/actor"] = loss.detach()
             if self._temperature is not None:
                 temperature_loss = temperature_losses(self._temperature(), chunk_log_probs, self._target_entropy)
                 mean = temperature_loss.sum() / count

@@ -35,6 +35,13 @@ def actor_losses(temperature: Tensor, log_probs: Tensor, values: Tensor) -> Tens
     return temperature * log_probs - values
 
 
+def cloning_losses(actions: Tensor, executed: Tensor) -> Tensor:
+    """Return the mean squared distances between the policy's actions and those of the transitions, [B, N] each, scaled
+    to [-1, 1]: the cloning term of TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3).
+    """
+    return (actions - executed).square().mean(1)
+
+
 def temperature_losses(temperature: Tensor, log_probs: Tensor, target_entropy: float) -> Tensor:
     """Return -temperature * (log pi(a | s) + target entropy) (eq. 18); log-probs are without gradient."""
     return -temperature * (log_probs.detach() + target_entropy)
