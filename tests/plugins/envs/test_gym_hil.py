@@ -130,6 +130,22 @@ def test_nobody_takes_over_without_a_person():
 
 @installed
 @pytest.mark.sim
+def test_fast_images_show_the_scene_and_leave_physics_alone():
+    fast = make(max_steps=4, fast_render=True, image_size=64)
+    plain = make(max_steps=4)
+    (image_result,) = episode(fast, 0)
+    (plain_result,) = episode(plain, 0)
+    for image in image_result.obs.images.values():
+        assert image.shape == (1, 64, 64, 3) and len(np.unique(image)) > 10
+        pink = (image[0, ..., 0] > 150) & (image[0, ..., 1] < 0.7 * image[0, ..., 0])
+        assert pink.any(), "the cube is in the picture"
+    np.testing.assert_array_equal(image_result.obs.state, plain_result.obs.state)
+    fast.close()
+    plain.close()
+
+
+@installed
+@pytest.mark.sim
 @pytest.mark.parametrize("status", ["success", "failure", "rerecord_episode"])
 def test_a_person_acts_and_ends_the_episode(painted, status):
     env = make(person={"controller": f"{__name__}:Device", "kwargs": {"status": status}})

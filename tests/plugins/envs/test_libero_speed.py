@@ -183,7 +183,7 @@ def test_fast_physics_differs_by_the_warm_start_alone() -> None:
 def test_fast_render_draws_simpler_meshes_and_changes_nothing_else() -> None:
     import mujoco
 
-    from vla_rl.plugins.envs.libero.meshes import CHANGED, simplified
+    from vla_rl.toolkit.envs.meshes import CHANGED, simplified
 
     exact, suite = build("libero_spatial", 0)
     fast, _ = build("libero_spatial", 0, fast_render=True)

@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
-from vla_rl.core.types import Context, RecordedRewards
+from vla_rl.core.types import ActionSource, Context, RecordedRewards
 from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
 from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
@@ -28,6 +28,7 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
+from vla_rl.plugins.trainers.off_policy.takeovers import corrections, ended_by_takeovers, with_last_action_repeated
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.toolkit.data.samples import InMemoryDataset
@@ -37,6 +38,7 @@ from vla_rl.toolkit.trainers.trainer_state import load_owned_state, owned_state
 
 CHUNK = 2
 INFO = synthetic.env_info(cameras=1, pixels=32, state_dim=3, action_dim=2)
+WITH_TAKEOVERS = attrs.evolve(INFO, takeovers=True)
 NETWORK = NetworkConfig(
     image_size=32, channels=(8,), keypoints=2, words=16, instruction=4, hidden=(16,), head="gaussian"
 )
@@ -50,10 +52,10 @@ def model_of(info=INFO):
     return film_resnet.build(FilmResnetConfig(network=NETWORK), Context(chunk=CHUNK, env=info))
 
 
-def trainer_in(folder, model=None, micro_batch=64, policy_lr=1e-3, **keys):
+def trainer_in(folder, model=None, micro_batch=64, policy_lr=1e-3, info=INFO, **keys):
     train = TrainSpec(steps=1, lr=policy_lr, micro_batch=micro_batch, max_grad_norm=None)
     model = model_of() if model is None else model
-    trained = TrainedModel(model, train, name="tiny", device="cpu", info=INFO, acting=True)
+    trained = TrainedModel(model, train, name="tiny", device="cpu", info=info, acting=True)
     training = TrainingContext(trained=trained, algorithm=None, heartbeat=lambda: None, folder=folder)
     return OffPolicy(OffPolicyConfig(**{**SMALL, **keys}), Context(chunk=CHUNK, env=INFO, training=training))
 
@@ -371,6 +373,112 @@ def test_a_share_of_each_batch_comes_from_demonstrations(tmp_path):
         assert np.array_equal(following.state, expected.state)
 
 
+# ------------------------------------------------------------------------------------------------------- takeovers
+
+POLICY, PERSON = int(ActionSource.POLICY), int(ActionSource.PERSON)
+
+
+def with_source(transitions, source):
+    return attrs.evolve(transitions, source=np.array(source, np.int8))
+
+
+def test_a_takeover_ends_the_policys_episode_without_further_reward():
+    """Six chunks: the third leads to a chunk that a person begins, within the fifth a person takes over again."""
+    ones = transitions_of(6, rewards=lambda actions: np.ones((6, CHUNK), np.float32))
+    source = [[POLICY] * 2, [POLICY] * 2, [POLICY] * 2, [PERSON, POLICY], [POLICY, PERSON], [PERSON] * 2]
+    ended = ended_by_takeovers(with_source(ones, source))
+    assert ended.terminated.tolist() == [False, False, True, False, True, True]
+    assert ended.rewards.tolist() == [[1, 1], [1, 1], [1, 1], [1, 1], [1, 0], [1, 1]]
+    assert ended_by_takeovers(ones) is ones
+    again = ended_by_takeovers(with_source(ones, [[PERSON, POLICY], [PERSON] * 2, *[[POLICY] * 2] * 4]))
+    assert again.terminated.tolist() == [True, False, False, False, False, True], "what the person began, it gave back"
+
+
+def test_what_was_not_executed_is_no_takeover():
+    ones = transitions_of(2, rewards=lambda actions: np.ones((2, CHUNK), np.float32))
+    cut = attrs.evolve(ones, valid=np.array([[True, True], [True, False]]))
+    source = with_source(cut, [[POLICY] * 2, [POLICY, PERSON]])
+    assert ended_by_takeovers(source).terminated.tolist() == [False, True]
+    assert ended_by_takeovers(source).rewards.tolist() == ones.rewards.tolist()
+    assert corrections(source).tolist() == []
+    assert corrections(with_source(cut, [[POLICY] * 2, [PERSON, POLICY]])).tolist() == [1]
+    repeated = with_last_action_repeated(cut).actions
+    assert np.array_equal(repeated[0], ones.actions[0]) and np.array_equal(repeated[1], ones.actions[1, [0, 0]])
+
+
+def taken_over_data(step, seed=0):
+    transitions = transitions_of(6, seed=seed)
+    source = np.array([[POLICY] * 2, [PERSON] * 2] * 3, np.int8)
+    frames = attrs.evolve(transitions.frames, steps=None)
+    return TransitionsData(
+        step=step,
+        version=step - 1,
+        transitions=attrs.evolve(transitions, source=source, frames=frames),
+        demonstrations=recording_of(),
+    )
+
+
+@pytest.mark.parametrize("features", ["trained", "frozen"])
+def test_chunks_of_whoever_took_over_count_as_demonstrations(tmp_path, features):
+    keys = {"demonstrations": 0.75, "corrections": True, "features": features, "min_data": 100}
+    trainer = trainer_in(tmp_path / "run", info=WITH_TAKEOVERS, **keys)
+    for step in (1, 2):
+        sums = trainer.update(taken_over_data(step, seed=step)).sums
+    assert sums["off_policy/corrections"] == 6
+    by_person = [taken_over_data(step, seed=step).transitions.actions[[1, 3, 5]] for step in (1, 2)]
+    known = [*np.concatenate(by_person), *recording_of().read_samples(np.arange(6))[1]]
+    drawn = np.concatenate([trainer._batch(number).actions[2:] for number in range(1, 41)])
+    counts = [sum(np.array_equal(chunk, action) for chunk in drawn) for action in known]
+    assert sum(counts) == len(drawn) and min(counts) > 5, "each comes from a person or a recording, with equal chances"
+
+    other = trainer_in(tmp_path / "run", info=WITH_TAKEOVERS, **keys)
+    load_owned_state(other, owned_state(trainer), "the checkpoint")
+    for each in (trainer, other):
+        each.update(taken_over_data(3, seed=3))
+    assert len(trainer._corrections) == 9
+    for number in range(1, 5):
+        assert np.array_equal(other._batch(number).actions, trainer._batch(number).actions)
+
+
+def test_corrections_that_the_buffer_forgot_are_not_drawn(tmp_path):
+    trainer = trainer_in(
+        tmp_path, info=WITH_TAKEOVERS, demonstrations=0.5, corrections=True, min_data=8, capacity=8, lr=1e-3
+    )
+    for step in (1, 2, 3):
+        trainer.update(taken_over_data(step, seed=step))
+    assert trainer._corrections == [11, 13, 15, 17]
+
+
+def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
+    def error(trainer):
+        obs, actions = recording_of().read_samples(np.arange(6))
+        with torch.no_grad():
+            features = trainer._trained.policy_features(obs.numpy())
+            likeliest, _ = trainer._sampled(features, torch.zeros(actions.shape))
+            return float(
+                (trainer._inputs.scaled(likeliest) - trainer._inputs.scaled(torch.as_tensor(actions))).square().mean()
+            )
+
+    errors = {}
+    for weight in (0.0, 100.0):
+        trainer = trainer_in(
+            tmp_path / str(weight), demonstrations=0.5, demonstration_cloning=weight, micro_batch=3, updates_per_step=20
+        )
+        before = error(trainer)
+        data = data_of(1, 6, demonstrations=recording_of())
+        frames = attrs.evolve(data.transitions.frames, steps=None)
+        sums = trainer.update(attrs.evolve(data, transitions=attrs.evolve(data.transitions, frames=frames))).sums
+        errors[weight] = error(trainer)
+    assert errors[100.0] < 0.9 * before and errors[100.0] < errors[0.0]
+    assert 0 < sums["off_policy/demonstration_cloning"] < before
+
+
+def test_keys_about_takeovers_are_refused_where_nobody_can_take_over(tmp_path):
+    for keys in ({"takeovers": "end"}, {"demonstrations": 0.5, "corrections": True}):
+        with pytest.raises(UserError, match="simulators in which somebody can take over"):
+            trainer_in(tmp_path, **keys)
+
+
 # ---------------------------------------------------------------------------------------------------------- resume
 
 
@@ -445,6 +553,8 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         ({"demonstrations": 1.0}, "demonstrations"),
         ({"cloning": -1.0}, "cloning"),
         ({"cloning": math.nan}, "cloning"),
+        ({"corrections": True}, "no effect without demonstrations"),
+        ({"demonstration_cloning": 1.0}, "no effect without demonstrations"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(keys, text):

@@ -16,6 +16,7 @@ from vla_rl.plugins.envs.gymnasium.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium.settings import STATES, CameraSettings, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
 from vla_rl.plugins.envs.gymnasium.single_env import GymnasiumEnv, make_envs, try_out
+from vla_rl.toolkit.envs.meshes import cells_for, simplified
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
@@ -40,7 +41,8 @@ def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
             kwargs={"ee_action_step_size": dict.fromkeys("xyz", STEP), "use_gripper": True},
         ),
         Wrapper(
-            name=f"{__name__}:DrawCameras", kwargs={"cameras": list(config.cameras), "image_size": config.image_size}
+            name=f"{__name__}:DrawCameras",
+            kwargs={"cameras": list(config.cameras), "image_size": config.image_size, "fast": config.fast_render},
         ),
     ]
     if person is not None:
@@ -102,26 +104,38 @@ class HilEnv(GymnasiumEnv):
 class DrawCameras(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Renders the chosen cameras where `render` is called. gym-hil renders all of them at every step, or none."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], cameras: list[str], image_size: int) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], cameras: list[str], image_size: int, fast: bool) -> None:
         super().__init__(env)
         self._cameras = cameras
         self._size = image_size
+        self._fast = fast
         self._renderer: Any = None
 
     def render(self) -> Any:
         """Return the images by camera, uint8 [H, W, 3]."""
-        import mujoco
-
         env: Any = self.env.unwrapped
         if self._renderer is None:
-            env.model.vis.global_.offwidth = max(env.model.vis.global_.offwidth, self._size)
-            env.model.vis.global_.offheight = max(env.model.vis.global_.offheight, self._size)
-            self._renderer = mujoco.Renderer(env.model, self._size, self._size)
+            self._renderer = self._new_renderer(env.model)
         images: dict[str, Array] = {}
         for name in self._cameras:
             self._renderer.update_scene(env.data, camera={"front": "front", "wrist": "handcam_rgb"}[name])
             images[name] = np.array(self._renderer.render())
         return images
+
+    def _new_renderer(self, model: Any) -> Any:
+        import mujoco
+
+        view = model.vis.global_
+        view.offwidth = max(view.offwidth, self._size)
+        view.offheight = max(view.offheight, self._size)
+        if not self._fast:
+            return mujoco.Renderer(model, self._size, self._size)
+        model.light_castshadow[:] = 0
+        model.mat_reflectance[:] = 0
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 0  # its shadow map takes 64 MiB
+        with simplified(model, cells_for(self._size)):
+            return mujoco.Renderer(model, self._size, self._size)
 
     def close(self) -> None:
         if self._renderer is not None:

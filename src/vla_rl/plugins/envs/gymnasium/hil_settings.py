@@ -66,6 +66,9 @@ class GymHilConfig:
     """Cameras that the policy sees, in this order. Each is rendered once a chunk."""
     image_size: int = field(default=128, validator=[validators.ge(SMALLEST), validators.le(LARGEST)])
     """Side of the images in pixels, 8 to 1024."""
+    fast_render: bool = False
+    """Draw simplified meshes, without shadows, reflections or multisampling: 30 times as fast on a CPU, with other
+    pixels."""
     instruction: str = "lift the cube"
     """Instruction that the policy gets."""
     reward: Literal["sparse", "dense"] = "sparse"

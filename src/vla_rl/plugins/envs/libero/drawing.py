@@ -17,8 +17,7 @@ import numpy as np
 
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.compiled import CompiledModels
-from vla_rl.plugins.envs.libero.meshes import simplified
-from vla_rl.toolkit.envs.meshes import cells_for
+from vla_rl.toolkit.envs.meshes import cells_for, simplified
 
 MOST_GEOMS = 1000
 """Most geoms in an image; robosuite's limit."""

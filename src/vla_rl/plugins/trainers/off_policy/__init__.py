@@ -94,6 +94,15 @@ class OffPolicyConfig(SACConfig):
     al. 2023)."""
     demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
     """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
+    corrections: bool = field(default=False)
+    """Whether chunks of whoever took over count as demonstrations too (HIL-SERL, Luo et al. 2024)."""
+    takeovers: Literal["continue", "end"] = "continue"
+    """What a takeover is for the policy's action that led to it: nothing special (`continue`), or the end of the
+    episode without further reward (`end`), as for policy gradients; compare RLIF (Luo et al. 2023). Actions of whoever
+    took over earn what they earn either way."""
+    demonstration_cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    """Weight, in the policy's loss, of the mean squared error of its likeliest actions on the demonstrations of a
+    batch, corrections included, scaled to [-1, 1] (Nair et al. 2018, without their filter by Q-values)."""
     cloning: float = field(default=0.0, validator=between(0.0, 1e6))
     """Weight, in the policy's loss, of the mean squared distance between the policy's actions and those of the batch,
     both scaled to [-1, 1] (TD3+BC, Fujimoto and Gu 2021). It keeps the policy near actions whose values the critics
@@ -102,6 +111,12 @@ class OffPolicyConfig(SACConfig):
     """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
     own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
     times as fast: choose it for a cloned policy."""
+
+    @corrections.validator
+    @demonstration_cloning.validator
+    def _of_demonstrations(self, attribute: Any, value: float) -> None:
+        if value and not round(self.demonstrations * self.batch):
+            raise ValueError("has no effect without demonstrations; give trainer.demonstrations, such as 0.5")
 
 
 @frozen(kw_only=True)

@@ -33,6 +33,7 @@ from vla_rl.plugins.trainers.off_policy.losses import (
     soft_targets,
     temperature_losses,
 )
+from vla_rl.plugins.trainers.off_policy.takeovers import corrections, ended_by_takeovers, with_last_action_repeated
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
@@ -60,8 +61,8 @@ class OffPolicy(Trainer):
     """Name of the trainer, in messages."""
 
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
-        """Create critics and an empty buffer. Raises UserError for a model without features, or without reparameterised
-        actions.
+        """Create critics and an empty buffer. Raises UserError for a model without features or without reparameterised
+        actions, and for keys about takeovers where nobody can take over.
         """
         training: TrainingContext = context.training
         trained = training.trained
@@ -69,6 +70,12 @@ class OffPolicy(Trainer):
         self._check_model()
         if training.folder is None:
             raise UserError(f"trainer {self.name!r} keeps transitions in the run folder, and here there is none")
+        for key, requested in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
+            if requested and not trained.info.takeovers:
+                raise UserError(
+                    f"trainer.{key} is for simulators in which somebody can take over (EnvInfo.takeovers); give "
+                    "gym_hil a person, gymnasium `interventions`, or leave it out"
+                )
         self._config = config
         self._heartbeat = training.heartbeat
         self._seed = context.seed
@@ -77,6 +84,10 @@ class OffPolicy(Trainer):
         self._device = torch.device(trained.device)
         self._chunk = context.chunk
         self._demonstrations: DemonstratedTransitions | None = None
+        self._demonstrated = round(config.demonstrations * config.batch)
+        """Transitions of a batch that come from demonstrations: its last ones."""
+        self._corrections: list[int] = []
+        """Numbers of the buffer's transitions that count as demonstrations."""
         self._inputs = CriticInputs(*self._action_bounds(), self._device)
         shape = self._action_shape()
         numbers = shape[0] * shape[1]
@@ -149,10 +160,12 @@ class OffPolicy(Trainer):
         return {"critics": self._target_critics}
 
     def state(self) -> Mapping[str, Any]:
-        return {"updates": self._updates, "buffer": self._buffer.state()}
+        corrected = {"corrections": list(self._corrections)} if self._config.corrections else {}
+        return {"updates": self._updates, "buffer": self._buffer.state(), **corrected}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._updates = state["updates"]
+        self._corrections = list(state.get("corrections", ()))
         self._buffer.load(state["buffer"])
 
     def update(self, data: TransitionsData) -> UpdateMetrics:
@@ -178,6 +191,9 @@ class OffPolicy(Trainer):
             trained.check_finite()
             self._guard.check()
         metrics.add_sums({"off_policy/transitions": torch.tensor(float(len(self._buffer)), device=self._device)})
+        if config.corrections:
+            count = torch.tensor(float(len(self._corrections)), device=self._device)
+            metrics.add_sums({"off_policy/corrections": count})
         return metrics.read(perf_counter() - before)
 
     # ------------------------------------------------------------------------------------------------ batches
@@ -187,8 +203,15 @@ class OffPolicy(Trainer):
         frozen = self._config.features == "frozen"
         kept = None if data.transitions is None else self._kept(data.transitions)
         if kept is not None:
-            features = self._encode(kept.frames) if frozen else None
-            self._buffer.add(kept, features)
+            if self._config.takeovers == "end":
+                kept = ended_by_takeovers(kept)
+            if self._config.corrections:
+                kept = with_last_action_repeated(kept)
+            begin = self._buffer.count
+            self._buffer.add(kept, self._encode(kept.frames) if frozen else None)
+            if self._config.corrections:
+                numbers = [*self._corrections, *(begin + corrections(kept)).tolist()]
+                self._corrections = [number for number in numbers if number >= self._buffer.first]
         if self._config.demonstrations:
             self._read_demonstrations(data.demonstrations)
 
@@ -215,13 +238,16 @@ class OffPolicy(Trainer):
     def _batch(self, number: int) -> TransitionBatch:
         """Return the transitions of an update, which its number alone decides."""
         draws = generator(self._seed, "off_policy/batch", number)
-        demonstrated = round(self._config.demonstrations * self._config.batch)
-        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - demonstrated)
-        collected = self._buffer.read(numbers)
-        if self._demonstrations is None or demonstrated == 0:
+        numbers = draws.integers(self._buffer.first, self._buffer.count, self._config.batch - self._demonstrated)
+        recorded = self._demonstrations
+        if recorded is None or self._demonstrated == 0:
+            return self._buffer.read(numbers)
+        rows = draws.integers(0, len(recorded) + len(self._corrections), self._demonstrated)
+        corrected = [self._corrections[row - len(recorded)] for row in rows if row >= len(recorded)]
+        collected = self._buffer.read(np.concatenate([numbers, np.array(corrected, np.int64)]))
+        if len(corrected) == self._demonstrated:
             return collected
-        rows = draws.integers(0, len(self._demonstrations), demonstrated)
-        return TransitionBatch.concat(collected, self._demonstrations.read(rows))
+        return TransitionBatch.concat(collected, recorded.read(rows[rows < len(recorded)]))
 
     # ------------------------------------------------------------------------------------------------ updates
 
@@ -317,6 +343,11 @@ class OffPolicy(Trainer):
                 losses = losses + config.cloning * distances
                 means["off_policy/cloning"] = distances.detach().sum() / count
             loss = losses.sum() / count
+            if config.demonstration_cloning:
+                errors = self._demonstration_errors(part, executed[rows], rows >= count - self._demonstrated)
+                error = errors.sum() / self._demonstrated
+                loss = loss + config.demonstration_cloning * error
+                means["off_policy/demonstration_cloning"] = error.detach()
             loss.backward()
             means["loss/actor"] = loss.detach()
             if self._temperature is not None:
@@ -328,6 +359,12 @@ class OffPolicy(Trainer):
         self._let_critics_learn(True)
         sums.add_sums({"off_policy/temperature": self._weight()})
         return sums.sums
+
+    def _demonstration_errors(self, features: Tensor, executed: Array, demonstrated: Array) -> Tensor:
+        """Return the errors of the policy's likeliest actions, mean squares [B]; 0 in rows without a demonstration."""
+        likeliest, _ = self._sampled(features, as_tensor(np.zeros_like(executed), self._device))
+        errors = cloning_losses(self._inputs.scaled(likeliest), self._inputs.scaled(as_tensor(executed, self._device)))
+        return errors * as_tensor(demonstrated, self._device)
 
     def _let_critics_learn(self, learn: bool) -> None:
         for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update
