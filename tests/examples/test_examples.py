@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -93,6 +95,26 @@ def test_simulators_train_on_from_a_clone(name, package, tmp_path):
     assert results["steps"] == 2 and results["success"]["n"] == len(results["tasks"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum("env/success_rate" in line for line in lines) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.timeout(600)
+def test_sac_trains_on_from_a_clone_of_recorded_demonstrations(tmp_path):
+    skip_without("metaworld")
+    example = EXAMPLES / "metaworld_sac.yaml"
+    folder = tmp_path / "demonstrations"
+    tool = EXAMPLES.parent / "tools" / "record_expert.py"
+    subprocess.run([sys.executable, tool, example, folder, "--episodes", "2", "env.num_envs=2"], check=True)
+    short = [*SHORT, "env.num_envs=2", "eval={before: false, episodes_per_task: 1}", f"imitation.data.folder={folder}"]
+    clone(load_spec(example, [*short, "imitation.steps=4"]), tmp_path / "sft", False)
+    few = ["train.steps=2", "rollout.episodes=2", "rollout.max_steps=16"]
+    early = ["trainer.min_data=2", "trainer.critic_updates=4"]
+    checkpoint = f"model.checkpoint={tmp_path / 'sft' / 'checkpoints' / 'last' / 'model'}"
+    start("metaworld_sac", tmp_path / "run", *short, *few, *early, checkpoint)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line.get("off_policy/updates", 0) for line in lines) == 48  # 8 for each of 8 transitions beyond 2
+    assert any("off_policy/cloning" in line for line in lines)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,
+    cloning_losses,
     critic_losses,
     ensemble_value,
     soft_targets,
@@ -111,6 +112,8 @@ def test_losses_by_hand():
     assert ensemble_value(q, mean=True).tolist() == [2.5, 2.25]
     losses = actor_losses(torch.tensor(0.5), torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0]))
     assert losses.tolist() == pytest.approx([0.5 - 3, -1 - 4])
+    actions, executed = torch.tensor([[0.5, -1.0], [0.0, 0.2]]), torch.tensor([[0.0, 1.0], [0.0, -0.2]])
+    assert cloning_losses(actions, executed).tolist() == pytest.approx([(0.25 + 4) / 2, 0.16 / 2])
 
 
 def test_temperature_rises_where_the_entropy_is_below_its_target():
@@ -199,6 +202,42 @@ def test_the_policys_loss_trains_its_head_alone_and_features_can_be_frozen(tmp_p
         changed[features] = {name.split("/", 2)[2].split(".")[0] for name in differences(before, weights_of(trainer))
                              if name.startswith("modules/policy")}  # fmt: skip
     assert changed == {"trained": {"words", "cameras", "trunk", "head"}, "frozen": {"trunk", "head"}}
+
+
+def test_cloning_adds_the_distance_from_the_executed_actions(tmp_path):
+    """With any micro-batches; without the key there is neither the term nor its metric."""
+
+    def first_update(micro_batch=64, **keys):
+        trainer = trainer_in(tmp_path / f"{micro_batch}-{len(keys)}", micro_batch=micro_batch, **keys)
+        model = copy.deepcopy(trainer._trained.model.module)
+        sums = trainer.update(data_of(1, 5)).sums
+        trainer._trained.model.module.load_state_dict(model.state_dict())
+        return sums, trainer
+
+    plain, _ = first_update()
+    cloned, trainer = first_update(cloning=3.0)
+    divided, _ = first_update(cloning=3.0, micro_batch=3)
+    batch = trainer._batch(1)
+    normals = generator(0, "off_policy/noise", 1).standard_normal((2, *batch.actions.shape), np.float32)[1]
+    model = trainer._trained.model
+    with torch.no_grad():
+        actions = model.reparameterised_actions(model.policy_features(batch.obs), torch.tensor(normals))[0].numpy()
+    distance = (((actions - batch.actions) / HALF_RANGE) ** 2).mean()
+    assert "off_policy/cloning" not in plain
+    assert cloned["off_policy/cloning"] == pytest.approx(distance, rel=1e-4)
+    assert cloned["loss/actor"] - plain["loss/actor"] == pytest.approx(3 * distance, rel=1e-3)
+    assert divided["loss/actor"] == pytest.approx(cloned["loss/actor"], rel=1e-4)
+
+
+def test_cloning_keeps_the_policy_near_the_executed_actions(tmp_path):
+    """Rewards for actions far from those that were executed: the policy stays where the data are."""
+
+    def distance(cloning):
+        trainer = trainer_in(tmp_path / str(cloning), policy_lr=1e-2, temperature=0.001, cloning=cloning, batch=32)
+        trainer.update(data_of(1, 60, rewards=lambda actions: actions[..., 0]))
+        return trainer.update(data_of(2, 1)).sums["off_policy/cloning"]
+
+    assert distance(100.0) < 0.8 * distance(1e-6)
 
 
 def test_the_policy_waits_for_its_interval(tmp_path):
@@ -410,7 +449,7 @@ def test_corrections_that_the_buffer_forgot_are_not_drawn(tmp_path):
     assert trainer._corrections == [11, 13, 15, 17]
 
 
-def test_cloning_pulls_the_policy_towards_demonstrated_actions_alone(tmp_path):
+def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
     def error(trainer):
         obs, actions = recording_of().read_samples(np.arange(6))
         with torch.no_grad():
@@ -423,7 +462,7 @@ def test_cloning_pulls_the_policy_towards_demonstrated_actions_alone(tmp_path):
     errors = {}
     for weight in (0.0, 100.0):
         trainer = trainer_in(
-            tmp_path / str(weight), demonstrations=0.5, cloning=weight, micro_batch=3, updates_per_step=20
+            tmp_path / str(weight), demonstrations=0.5, demonstration_cloning=weight, micro_batch=3, updates_per_step=20
         )
         before = error(trainer)
         data = data_of(1, 6, demonstrations=recording_of())
@@ -431,7 +470,7 @@ def test_cloning_pulls_the_policy_towards_demonstrated_actions_alone(tmp_path):
         sums = trainer.update(attrs.evolve(data, transitions=attrs.evolve(data.transitions, frames=frames))).sums
         errors[weight] = error(trainer)
     assert errors[100.0] < 0.9 * before and errors[100.0] < errors[0.0]
-    assert 0 < sums["loss/cloning"] < before
+    assert 0 < sums["off_policy/demonstration_cloning"] < before
 
 
 def test_keys_about_takeovers_are_refused_where_nobody_can_take_over(tmp_path):
@@ -512,8 +551,10 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         ({"temperature": 0.1, "initial_temperature": 2.0}, "no effect with a fixed temperature"),
         ({"min_data": 10, "capacity": 9}, "fewer than min_data"),
         ({"demonstrations": 1.0}, "demonstrations"),
+        ({"cloning": -1.0}, "cloning"),
+        ({"cloning": math.nan}, "cloning"),
         ({"corrections": True}, "no effect without demonstrations"),
-        ({"cloning": 1.0}, "no effect without demonstrations"),
+        ({"demonstration_cloning": 1.0}, "no effect without demonstrations"),
     ],
 )
 def test_keys_that_make_no_sense_are_refused(keys, text):

@@ -41,11 +41,11 @@ class CriticInputs:
 
     def __call__(self, features: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """Return the inputs [B, D + C A] for features [B, D] and chunks [B, C, A]."""
-        return torch.cat([features, self.scaled(actions).flatten(1)], dim=1)
+        return torch.cat([features, self.scaled(actions)], dim=1)
 
     def scaled(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return actions [..., A], scaled to [-1, 1]."""
-        return (actions - self._middle) / self._half_range
+        """Return chunks [B, C, A] scaled to [-1, 1], [B, C A]."""
+        return ((actions - self._middle) / self._half_range).flatten(1)
 
 
 class Critic(nn.Module):

@@ -162,11 +162,18 @@ class Modulation(nn.Module):
 class TimedBlock(nn.Module):
     """Attention and MLP block whose first norm is modulated by the time (AdaLN); its second norm has no weights."""
 
+    called_methods = ("pair",)
+    """Methods that are called from outside of `forward`; FSDP gathers the weights around them, too."""
+
     def __init__(self, width: int, source: int, heads: int) -> None:
         super().__init__()
         self.norm1 = Modulation(width)
         self.attn1 = HeadAttention(width, source, heads)
         self.ff = feed_forward(width)
+
+    def pair(self, tokens: Tensor) -> Pair:
+        """Return keys and values of the tokens [B, T, D'] that the block attends to."""
+        return self.attn1.pair(tokens)
 
     def forward(self, x: Tensor, clock: Tensor, pair: Pair | None, mask: Tensor | None, last: int) -> Any:
         """Return the block's output for the last tokens.
@@ -210,7 +217,7 @@ class DiffusionTransformer(nn.Module):
     def pairs(self, sources: list[Source]) -> list[Pair]:
         """Return keys and values of what each even block attends to; they are the same at every time step."""
         blocks: Any = self.transformer_blocks
-        return [block.attn1.pair(tokens) for block, (tokens, _) in zip(blocks[::2], sources, strict=True)]
+        return [block.pair(tokens) for block, (tokens, _) in zip(blocks[::2], sources, strict=True)]
 
     def forward(self, x: Tensor, bucket: Tensor, pairs: list[Pair], masks: list[Tensor | None], last: int) -> Any:
         """Return the output float32 [B, last, D'] of the last of the tokens [B, T, D]."""

@@ -100,18 +100,22 @@ class OffPolicyConfig(SACConfig):
     """What a takeover is for the policy's action that led to it: nothing special (`continue`), or the end of the
     episode without further reward (`end`), as for policy gradients; compare RLIF (Luo et al. 2023). Actions of whoever
     took over earn what they earn either way."""
-    cloning: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.le(1e4)))
-    """Weight of a cloning term in the policy's loss: the mean squared error of its likeliest actions, scaled to
-    [-1, 1], on the demonstrations of a batch (compare TD3+BC, Fujimoto and Gu 2021)."""
+    demonstration_cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    """Weight, in the policy's loss, of the mean squared error of its likeliest actions on the demonstrations of a
+    batch, corrections included, scaled to [-1, 1] (Nair et al. 2018, without their filter by Q-values)."""
+    cloning: float = field(default=0.0, validator=between(0.0, 1e6))
+    """Weight, in the policy's loss, of the mean squared distance between the policy's actions and those of the batch,
+    both scaled to [-1, 1] (TD3+BC, Fujimoto and Gu 2021). It keeps the policy near actions whose values the critics
+    know: set it where few transitions follow a clone. 0 leaves it out."""
     features: Literal["trained", "frozen"] = "trained"
     """Whether the critics' loss trains the policy's features, on which critics and the policy's head work. The policy's
     own loss trains its head alone. Frozen features are kept in the buffer instead of frames, and updates are several
     times as fast: choose it for a cloned policy."""
 
     @corrections.validator
-    @cloning.validator
+    @demonstration_cloning.validator
     def _of_demonstrations(self, attribute: Any, value: float) -> None:
-        if value and not self.demonstrations:
+        if value and not round(self.demonstrations * self.batch):
             raise ValueError("has no effect without demonstrations; give trainer.demonstrations, such as 0.5")
 
 

@@ -316,7 +316,13 @@ class OffPolicy(Trainer):
         )
 
     def _actor_passes(self, features: Sequence[Tensor], normals: Array, executed: Array) -> dict[str, Tensor]:
-        """Run the passes of the losses of policy and temperature. Return means over the batch."""
+        """Run the passes of the losses of policy and temperature. Return means over the batch.
+
+        Args:
+            features: features of each micro-batch.
+            normals: standard normal numbers for the policy's actions, [B, *action shape].
+            executed: actions of the batch, [B, *action shape].
+        """
         config = self._config
         count = len(normals)
         sums = MetricAccumulator()
@@ -329,14 +335,21 @@ class OffPolicy(Trainer):
             chunk_log_probs = log_probs.sum((1, 2))
             q_values = self._critics(self._inputs(part, actions))
             values = ensemble_value(q_values, mean=config.actor_value == "mean")
-            loss = actor_losses(self._weight(), chunk_log_probs, values).sum() / count
-            means = {"loss/actor": loss.detach(), "off_policy/entropy": -chunk_log_probs.detach().sum() / count}
+            losses = actor_losses(self._weight(), chunk_log_probs, values)
+            means = {"off_policy/entropy": -chunk_log_probs.detach().sum() / count}
             if config.cloning:
-                cloning_loss = self._cloning_losses(part, executed[rows], rows >= count - self._demonstrated)
-                cloning_loss = cloning_loss.sum() / self._demonstrated
-                loss = loss + config.cloning * cloning_loss
-                means["loss/cloning"] = cloning_loss.detach()
+                executed_part = as_tensor(executed[rows], self._device)
+                distances = cloning_losses(self._inputs.scaled(actions), self._inputs.scaled(executed_part))
+                losses = losses + config.cloning * distances
+                means["off_policy/cloning"] = distances.detach().sum() / count
+            loss = losses.sum() / count
+            if config.demonstration_cloning:
+                errors = self._demonstration_errors(part, executed[rows], rows >= count - self._demonstrated)
+                error = errors.sum() / self._demonstrated
+                loss = loss + config.demonstration_cloning * error
+                means["off_policy/demonstration_cloning"] = error.detach()
             loss.backward()
+            means["loss/actor"] = loss.detach()
             if self._temperature is not None:
                 temperature_loss = temperature_losses(self._temperature(), chunk_log_probs, self._target_entropy)
                 mean = temperature_loss.sum() / count
@@ -347,11 +360,11 @@ class OffPolicy(Trainer):
         sums.add_sums({"off_policy/temperature": self._weight()})
         return sums.sums
 
-    def _cloning_losses(self, features: Tensor, executed: Array, demonstrated: Array) -> Tensor:
-        """Return the terms of the cloning loss, 0 for rows [B] that are not demonstrated."""
+    def _demonstration_errors(self, features: Tensor, executed: Array, demonstrated: Array) -> Tensor:
+        """Return the errors of the policy's likeliest actions, mean squares [B]; 0 in rows without a demonstration."""
         likeliest, _ = self._sampled(features, as_tensor(np.zeros_like(executed), self._device))
-        losses = cloning_losses(self._inputs.scaled(likeliest), self._inputs.scaled(as_tensor(executed, self._device)))
-        return losses * as_tensor(demonstrated, self._device)
+        errors = cloning_losses(self._inputs.scaled(likeliest), self._inputs.scaled(as_tensor(executed, self._device)))
+        return errors * as_tensor(demonstrated, self._device)
 
     def _let_critics_learn(self, learn: bool) -> None:
         for parameter in self._critic_parameters:  # a list: to walk the modules takes a tenth of an update

@@ -35,6 +35,13 @@ def actor_losses(temperature: Tensor, log_probs: Tensor, values: Tensor) -> Tens
     return temperature * log_probs - values
 
 
+def cloning_losses(actions: Tensor, executed: Tensor) -> Tensor:
+    """Return the mean squared distances between the policy's actions and those of the transitions, [B, N] each, scaled
+    to [-1, 1]: the cloning term of TD3+BC (Fujimoto and Gu 2021, arXiv:2106.06860, eq. 3).
+    """
+    return (actions - executed).square().mean(1)
+
+
 def temperature_losses(temperature: Tensor, log_probs: Tensor, target_entropy: float) -> Tensor:
     """Return -temperature * (log pi(a | s) + target entropy) (eq. 18); log-probs are without gradient."""
     return -temperature * (log_probs.detach() + target_entropy)
@@ -43,9 +50,3 @@ def temperature_losses(temperature: Tensor, log_probs: Tensor, target_entropy: f
 def ensemble_value(q_values: Tensor, *, mean: bool) -> Tensor:
     """Return the value that the policy maximises: the mean of Q-values [N, B] (RLPD), or the lowest one (SAC)."""
     return q_values.mean(0) if mean else q_values.min(0).values
-
-
-def cloning_losses(actions: Tensor, demonstrated: Tensor) -> Tensor:
-    """Return the mean squared error of chunks [B, C, A] that the policy would execute (TD3+BC, Fujimoto and Gu 2021,
-    arXiv:2106.06860, with the weight on this term)."""
-    return (actions - demonstrated).square().mean((1, 2))

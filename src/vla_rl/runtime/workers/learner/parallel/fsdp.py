@@ -13,7 +13,7 @@ import torch
 from attrs import asdict
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from vla_rl.core.errors import NotOffered, UserError
@@ -92,6 +92,9 @@ class FullyShardedParallel(ParallelStrategy):
         _check_types(module, blocks)
         self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
         self.blocks: list[FSDPModule] = [fully_shard(block, mesh=self.mesh) for block in blocks]
+        for block in blocks:
+            for method in getattr(block, "called_methods", ()):
+                register_fsdp_forward_method(block, method)
         self.root: Any = fully_shard(_RunModule(module), mesh=self.mesh)
         for unit in self._units:
             unit.set_gradient_divide_factor(1.0)
