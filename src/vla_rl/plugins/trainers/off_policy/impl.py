@@ -181,12 +181,13 @@ class OffPolicy(Trainer):
             self._keep(data)
             due = max(0, math.floor(config.updates_per_step * (self._buffer.count - config.min_data)) - self._updates)
             numbers = range(self._updates + 1, self._updates + due + 1)
+            due_of_actor = sum(map(self._acts, numbers))
             metrics = MetricAccumulator({"off_policy/updates": torch.tensor(float(due), device=self._device)})
             optimizer.set_rates(trained.optimizer, trained.train, trained.train.factor(data.step))
             for number, batch in zip(numbers, read_in_background(self._batch, numbers), strict=True):
                 of_critics, of_actor = self._update(number, batch, f"step {data.step}")
                 metrics.add_sums(of_critics, due)
-                metrics.add_sums(of_actor, sum(self._acts(number) for number in numbers))
+                metrics.add_sums(of_actor, due_of_actor)
                 self._updates = number
             trained.check_finite()
             self._guard.check()
