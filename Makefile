@@ -109,6 +109,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	$(INSTALL) -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
+	$(INSTALL) -c constraints.txt --no-deps gym-hil  # what its devices need clashes with ours
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.run

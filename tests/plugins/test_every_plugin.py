@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "srpo": {"encoder": "tiny"},
 }
 """Keys without default, where a check needs some."""
-SLOW_SIMULATORS = {"gymnasium", "lerobot_robot", "libero", "maniskill", "metaworld", "robotwin"}
+SLOW_SIMULATORS = {"gym_hil", "gymnasium", "lerobot_robot", "libero", "maniskill", "metaworld", "robotwin"}
 """Checked by tests of their own, with the settings they need."""
 
 
@@ -42,8 +41,6 @@ def ready(kind: str, name: str) -> tuple[Any, Any]:
     missing = missing_requirements(OWN_DIST, plugin.extra)
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
-    if name == "gym_hil" and find_spec("gym_hil") is None:  # has no extra: its dependencies clash with others
-        pytest.skip("needs gym-hil: pip install --no-deps gym-hil")
     return plugin, plugin.config(**REQUIRED.get(name, {}))
 
 

@@ -243,9 +243,9 @@ class DrawsFromTorch(OffPolicy):
 
 
 class DividesByTheMicroBatch(OffPolicy):
-    def _actor_passes(self, features, normals):
+    def _actor_passes(self, features, normals, executed):
         for part, rows in zip(features, self._micro_batches(len(normals)), strict=True):
-            sums = super()._actor_passes([part], normals[rows])
+            sums = super()._actor_passes([part], normals[rows], executed[rows])
         return sums
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
         make(**settings)
 
 
-@pytest.mark.skipif(find_spec("gym_hil") is not None, reason="gym-hil is installed")
-def test_without_the_package_it_says_how_to_get_it():
+def test_without_the_package_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gym_hil", None)
     with pytest.raises(UserError, match="gym_hil needs the package gym-hil: pip install --no-deps gym-hil"):
         make()

@@ -124,6 +124,9 @@ def current_spec(data: Mapping[str, Any]) -> dict[str, Any]:
         section, _, key = path.rpartition(".")
         for mapping in _mappings_at(spec, section):
             mapping.setdefault(key, deepcopy(value))
+    for placement in _mappings_at(spec, "placement"):
+        if placement.get("type") == "collocated":
+            placement.setdefault("cpu_workers", 1)
     for env in _mappings_at(spec, "env"):
         if env.get("type") == "gymnasium" and isinstance(env.get("camera"), Mapping):
             camera = dict(env.pop("camera"))
