@@ -11,7 +11,6 @@ def resized(picture: Array, size: tuple[int, int]) -> Array:
     """Return a copy of a picture, uint8 [H, W, 3], in this size (height, width), by antialiased bilinear
     interpolation.
     """
-
     if picture.shape[:2] == size:
         return picture.copy()
     from PIL import Image  # few pictures have another size

@@ -8,10 +8,29 @@ from typing import Any
 
 import attrs
 import numpy as np
+import pytest
 import torch
 
+from vla_rl.core.catalogue import OWN_DIST, installed, load, missing_requirements
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Observation
+from vla_rl.core.spec.spec import component
+from vla_rl.core.types import Context, EnvInfo, Observation
+
+NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
+"""Our own models."""
+PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
+"""Smallest presets of models where that is not `tiny`."""
+
+
+def smallest(name: str, env: EnvInfo, chunk: int, device: str = "cpu", **keys: Any) -> Any:
+    """Return the smallest model of a plugin, with a critic for chunks; skips where packages are missing."""
+    plugin = load("model", name)
+    missing = missing_requirements(OWN_DIST, plugin.extra)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+    preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
+    config = component("model", name, **preset, **keys).config
+    return plugin.build(config, Context(env=env, chunk=chunk, values="chunk", device=device))
 
 
 def noise(rows: int, seed: int = 0) -> Noise:

@@ -11,19 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from attrs import fields_dict
-from model_cases import noise
+from model_cases import NAMES, noise, smallest
 
 from sharding import skip_where_torch_cannot_shard
-from vla_rl.core.catalogue import OWN_DIST, installed, load, missing_requirements
-from vla_rl.core.hookspecs import VLAModel
-from vla_rl.core.spec.spec import component
-from vla_rl.core.types import Context
 from vla_rl.runtime.workers.learner.parallel.fsdp import FullyShardedParallel
 from vla_rl.testing import synthetic
 
-NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
-PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
 ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
 
 
@@ -37,21 +30,9 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def build(name: str) -> VLAModel:
-    plugin = load("model", name)
-    missing = missing_requirements(OWN_DIST, plugin.extra)
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
-    preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in fields_dict(plugin.config) else {}
-    model: VLAModel = plugin.build(
-        component("model", name, **preset).config, Context(env=ENV, chunk=CHUNK, values="chunk")
-    )
-    return model
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sharded_model_computes_the_same(name: str, one_rank: None) -> None:
-    model, obs = build(name), synthetic.observation(ENV, ROWS)
+    model, obs = smallest(name, ENV, CHUNK), synthetic.observation(ENV, ROWS)
     chunk = model.sample_chunk(obs, noise(ROWS), False)
 
     def loss() -> torch.Tensor:

@@ -12,15 +12,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from model_cases import noise, read_only_and_tensors
+from model_cases import NAMES, noise, read_only_and_tensors, smallest
 
-from vla_rl.core.catalogue import OWN_DIST, installed, load, missing_requirements
-from vla_rl.core.spec.spec import component
-from vla_rl.core.types import Context, Observation
+from vla_rl.core.catalogue import load
+from vla_rl.core.types import Observation
 from vla_rl.testing import synthetic
 
-NAMES = [name for name, offers in installed("model").items() if any(item.dist == OWN_DIST for item in offers)]
-PRESETS = {"openvla": "fast", "openvla_oft": "fast"}
 ENV, CHUNK, ROWS = synthetic.env_info(), 2, 3
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
 COMMON: tuple[dict[str, Any], ...] = ({}, {"lora": {"rank": 4}})
@@ -46,13 +43,7 @@ def settings() -> list[Any]:
 
 
 def build(name: str, given: dict[str, Any], device: str = "cpu") -> Any:
-    plugin = load("model", name)
-    missing = missing_requirements(OWN_DIST, plugin.extra)
-    if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
-    preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
-    config = component("model", name, **preset, **given).config
-    return plugin.build(config, Context(env=ENV, chunk=CHUNK, values="chunk", device=device))
+    return smallest(name, ENV, CHUNK, device, **given)
 
 
 def play(policy: Any, obs: Observation) -> list[torch.Tensor]:

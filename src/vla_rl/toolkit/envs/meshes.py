@@ -1,5 +1,5 @@
-"""Simplification of meshes for software rendering: a robot arm can have more than 100,000 triangles, whatever the image
-size."""
+"""Scenes that are cheaper to draw in software: without effects, and with simplified meshes, since a robot arm can have
+more than 100,000 triangles, whatever the image size."""
 
 from __future__ import annotations
 
@@ -109,3 +109,11 @@ def simplified(model: mujoco.MjModel, cells: int) -> Iterator[None]:
     finally:
         for name, array in originals.items():
             getattr(model, name)[:] = array
+
+
+def turn_effects_off(model: mujoco.MjModel) -> None:
+    """Turn shadows, reflections and multisampling off, before the model has a renderer. Its physics is as before."""
+    model.light_castshadow[:] = 0
+    model.mat_reflectance[:] = 0
+    model.vis.quality.offsamples = 0
+    model.vis.quality.shadowsize = 0  # its shadow map takes 64 MiB

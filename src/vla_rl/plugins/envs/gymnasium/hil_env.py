@@ -16,7 +16,7 @@ from vla_rl.plugins.envs.gymnasium.people import STEP, TakeoverWrapper
 from vla_rl.plugins.envs.gymnasium.settings import STATES, CameraSettings, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
 from vla_rl.plugins.envs.gymnasium.single_env import GymnasiumEnv, make_envs, try_out
-from vla_rl.toolkit.envs.meshes import cells_for, simplified
+from vla_rl.toolkit.envs.meshes import cells_for, simplified, turn_effects_off
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
@@ -130,10 +130,7 @@ class DrawCameras(gymnasium.Wrapper[Any, Any, Any, Any]):
         view.offheight = max(view.offheight, self._size)
         if not self._fast:
             return mujoco.Renderer(model, self._size, self._size)
-        model.light_castshadow[:] = 0
-        model.mat_reflectance[:] = 0
-        model.vis.quality.offsamples = 0
-        model.vis.quality.shadowsize = 0  # its shadow map takes 64 MiB
+        turn_effects_off(model)
         with simplified(model, cells_for(self._size)):
             return mujoco.Renderer(model, self._size, self._size)
 

@@ -19,6 +19,7 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.metaworld.checks import CAMERAS
+from vla_rl.toolkit.envs.meshes import turn_effects_off
 from vla_rl.toolkit.envs.rendering import mujoco_error
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -64,10 +65,7 @@ class MetaWorldScene:
         buffer = model.vis.global_
         buffer.offwidth, buffer.offheight = (max(n, *cameras.values()) for n in (buffer.offwidth, buffer.offheight))
         if fast_render:
-            model.light_castshadow[:] = 0
-            model.mat_reflectance[:] = 0
-            model.vis.quality.offsamples = 0
-            model.vis.quality.shadowsize = 0  # its shadow map takes 64 MiB
+            turn_effects_off(model)
 
     def place(self, seed: int) -> None:
         """Start an episode in the scene that is drawn with this seed, whatever happened before."""
