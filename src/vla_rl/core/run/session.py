@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-from attrs import define, field
+from attrs import Factory, define, field
 
 from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.errors import CheckpointError, HookFailed, SafetyStop, UserError, WorkerDied
@@ -22,6 +22,7 @@ from vla_rl.core.hookspecs import RunEvents
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast
 from vla_rl.core.run.runtime import Runtime, StartRuntime
+from vla_rl.core.run.standstill import StandstillWatch
 from vla_rl.core.run.state import RunStore, State
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
@@ -47,6 +48,9 @@ class Session(ABC):
     _untraced: bool = field(default=False, init=False)
     """A warning that the trace cannot be written has been logged."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
+    standstill: StandstillWatch = field(
+        init=False, default=Factory(lambda self: StandstillWatch(self.spec), takes_self=True)
+    )
 
     mode: ClassVar[str]  # for `Run.mode`
 

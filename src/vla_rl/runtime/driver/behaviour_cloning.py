@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import ExpertSpec, ImitationSpec
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import ImitationStep
-from vla_rl.core.types import Array
+from vla_rl.core.types import Array, Statistic
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
 from vla_rl.runtime.driver.sample_order import Epochs, Mixture, SampleOrder
+from vla_rl.toolkit.algorithms.statistics import read_all
 
 OnProgress = Callable[[str, int, int], None]
 STEPS_PER_CALL = 10
@@ -56,7 +57,7 @@ class ImitationTrainer:
         self, first: int, last: int, lr: Callable[[int], float], on_step: Callable[[int], None]
     ) -> dict[str, float]:
         """Make optimiser steps `first` to `last` (from 1, inclusive). Return the trainer's metrics: means over samples
-        of its sums, such as "loss/imitation", and its maxima.
+        of its sums, such as "loss/imitation", its maxima and its statistics.
 
         Args:
             lr: optimiser step -> its learning rate.
@@ -64,6 +65,7 @@ class ImitationTrainer:
         """
         totals: dict[str, float] = {}
         maxima: dict[str, float] = {}
+        statistics: list[Mapping[str, Statistic]] = []
         for start in range(first, last + 1, STEPS_PER_CALL):
             on_step(start)
             end = min(start + STEPS_PER_CALL, last + 1)
@@ -77,8 +79,9 @@ class ImitationTrainer:
                 totals[name] = totals.get(name, 0.0) + sum(result.sums[name] for result in results)
             for name in results[0].maxima:
                 maxima[name] = max(maxima.get(name, -math.inf), *(result.maxima[name] for result in results))
+            statistics += [result.statistics for result in results]
         samples = sum(map(self.batch_size, range(first, last + 1)))
-        return {name: total / samples for name, total in totals.items()} | maxima
+        return {name: total / samples for name, total in totals.items()} | maxima | read_all(statistics)
 
     def split(self, step: int, lr: float) -> list[ImitationStep]:
         """Return the shard of each rank in an optimiser step (from 1)."""

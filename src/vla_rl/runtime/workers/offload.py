@@ -113,6 +113,8 @@ class Offload:
             learner.trained.optimizer.zero_grad(set_to_none=True)
             for state, name, tensor in _moments(learner.trained.optimizer):
                 state[name] = copy(tensor)
+            for master in learner.trained.master_weights.masters.values():
+                master.data = copy(master.data)
             for trainer in learner.trainers.all.values():
                 _move_owned(trainer, copy)
             sharded = learner.trained.strategy.lockstep

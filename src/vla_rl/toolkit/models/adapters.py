@@ -90,22 +90,27 @@ def insert_adapters(network: nn.Module, config: LoRAConfig, seed: int) -> None:
 @contextmanager
 def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[None]:
     """Turn all adapters in the module off inside the block, and put `parts` in place of its own. This gives the policy
-    before training without a second copy of the weights."""
+    before training without a second copy of the weights. Afterwards adapters are on or off, and trained or frozen, as
+    they were."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
     if any(layer.merged for layer in layers):  # peft would subtract the update, which does not restore the bits
         raise RuntimeError("the policy before training cannot be scored while adapters are merged")
+    enabled = [layer for layer in layers if not layer.disable_adapters]
+    trained = {p for layer in enabled for p in layer.parameters() if p.requires_grad}
     trained_parts = {name: getattr(module, name) for name in parts}
     try:
         for name, part in parts.items():
             setattr(module, name, part)
-        for layer in layers:
+        for layer in enabled:
             layer.enable_adapters(False)
         yield
     finally:
-        for layer in layers:
-            layer.enable_adapters(True)
+        for layer in enabled:
+            layer.enable_adapters(True)  # peft makes all adapters trainable
+            for parameter in layer.parameters():
+                parameter.requires_grad_(parameter in trained)
         for name, part in trained_parts.items():
             setattr(module, name, part)
 
@@ -167,7 +172,7 @@ class MergedAdapters:
         with torch.no_grad():
             for index, layer in enumerate(self._layers):
                 weight = _weight(layer)
-                merged = weight.data.float() + layer.get_delta_weight("default").float()
+                merged = _merged_weight(layer)
                 if self._in_place:
                     weight.data.copy_(merged)
                 else:
@@ -202,6 +207,13 @@ def _weight(layer: Any) -> nn.Parameter:
     return weight
 
 
+def _merged_weight(layer: Any) -> Tensor:
+    """Return W + scale B A of an adapted layer in float32. Who uses it rounds it, once: acting, saving and exporting
+    have equal bits then."""
+    delta: Tensor = layer.get_delta_weight("default").detach()
+    return _weight(layer).detach().float() + delta.float()
+
+
 def _host_copy(tensor: Tensor) -> Tensor:
     """Return a copy in host memory, pinned where the tensor is on a GPU."""
     import torch
@@ -219,7 +231,13 @@ class MergedState:
     """A network's tensors with adapters merged, under the names that they have without adapters. Each tensor is
     computed when it is read, so saving needs no second copy of the network; the network itself is not changed."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype | None = None) -> None:
+        """Wrap a network.
+
+        Args:
+            dtype: precision of the tensors that are read; None: their own.
+        """
+        self._dtype = dtype
         state = network.state_dict()
         layers = {name.partition(MARK)[0] for name in state if MARK in name}
         self.tensors: dict[str, Tensor] = {
@@ -229,8 +247,7 @@ class MergedState:
         self._adapted: dict[str, Any] = {f"{name}.weight": network.get_submodule(name) for name in layers}
 
     def read(self, name: str) -> Tensor:
+        """Return a tensor. A sum of weights and update is rounded once, as in `MergedAdapters`."""
         tensor = self.tensors[name].detach()
-        if name not in self._adapted:
-            return tensor
-        delta: Tensor = self._adapted[name].get_delta_weight("default").detach()
-        return tensor + delta.to(tensor.dtype)
+        merged = _merged_weight(self._adapted[name]) if name in self._adapted else tensor
+        return merged.to(self._dtype or tensor.dtype)

@@ -63,6 +63,10 @@ class ParallelStrategy(ABC):
         """
         return tensor
 
+    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a tensor that may be sharded, as a plain tensor."""
+        return tensor
+
     def full_tensor(self, tensor: Any) -> Any:
         """Return `unsharded` in host memory."""
         return on_host(self.unsharded(tensor))

@@ -8,28 +8,36 @@ from typing import Any
 
 import torch
 from attrs import asdict
+from torch import nn
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
-from vla_rl.core.types import Batch, EnvInfo, Observation, Scores
+from vla_rl.core.types import Batch, EnvInfo, Observation, Scores, Statistic
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
 from vla_rl.toolkit.trainers import optimizer
+from vla_rl.toolkit.trainers.changed_weights import ChangedWeights
+from vla_rl.toolkit.trainers.master_weights import MasterWeights
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy, SingleRank
 
 
 class TrainedModel:
-    """A model that one rank trains, together with the other ranks."""
+    """A model that one rank trains, together with the other ranks.
+
+    Whatever is trained has float32 weights and moments in the optimiser. Weights that act in a narrower type
+    (`model.dtype: bfloat16`) are the rounded values of float32 masters, or of float32 shards.
+    """
 
     def __init__(
-        self, model: VLAModel, train: TrainSpec, *, name: str, device: str, info: EnvInfo, acting: bool
+        self, model: VLAModel, train: TrainSpec, *, name: str, device: str, info: EnvInfo, acting: bool, world: int = 1
     ) -> None:
         """Create the optimiser for a model. Raises UserError for a model without trainable parameters.
 
         Args:
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
+            world: number of ranks; if there are several, each has to `join`.
         """
         self.model = model
         self.train = train
@@ -40,18 +48,28 @@ class TrainedModel:
         self._acting = acting
         self._dummy: ModelInputs | None = None
         self._guard = optimizer.FiniteGuard(name)
-        self._start_optimizer()
+        weights = dict(model.module.named_parameters()) | dict(model.weights())
+        self.acting_types = {name: weight.dtype for name, weight in weights.items()}
+        """Name -> type in which the policy acts, and which is published and saved."""
+        self._changed = ChangedWeights(self.acting_types)
+        self._start_optimizer(masters=world == 1 or train.sharding != "full")
 
-    def _start_optimizer(self) -> None:
-        self.parameters = {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
-        """Trainable parameters by name."""
-        if not self.parameters:
+    def _start_optimizer(self, *, masters: bool) -> None:
+        """Create the optimiser of the weights that are trained. `masters`: give narrow ones their masters; False where
+        all of them are, or will be, float32 shards.
+        """
+        weights = {name: p for name, p in self.model.module.named_parameters() if p.requires_grad}
+        if not weights:
             raise UserError(f"model {self.name!r} has no trainable parameters")
+        self.master_weights = MasterWeights(weights if masters else {})
+        self.parameters: dict[str, nn.Parameter] = weights | self.master_weights.masters
+        """What the optimiser steps on, by name: the trained parameters, or their masters. Gradients are theirs."""
         critic_ids = set() if self.model.critic is None else {id(p) for p in self.model.critic.parameters()}
-        self.critic_names = frozenset(name for name, p in self.parameters.items() if id(p) in critic_ids)
+        self.critic_names = frozenset(name for name, p in weights.items() if id(p) in critic_ids)
         actor = [p for name, p in self.parameters.items() if name not in self.critic_names]
         critic = [p for name, p in self.parameters.items() if name in self.critic_names]
         self.optimizer = optimizer.build_optimizer(actor, critic, self.train)
+        self.master_weights.follow(self.optimizer)
 
     def join(self, strategy: ParallelStrategy) -> None:
         """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts anew
@@ -60,7 +78,7 @@ class TrainedModel:
         self.strategy = strategy
         self._dummy = strategy.prepare(self.model, self.info)
         if strategy.lockstep:
-            self._start_optimizer()
+            self._start_optimizer(masters=False)
             self._let_act()
 
     # ------------------------------------------------------------------------------------------ what holds weights
@@ -76,11 +94,16 @@ class TrainedModel:
         yield
         self._let_act()
 
+    def published_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the published weights as the rank holds them, in the types in which the policy acts."""
+        for name, tensor in self.model.weights():
+            yield name, tensor.to(self.acting_types[name])
+
     def gathered_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the published weights as full tensors, one at a time, so that no rank holds all of them; all ranks
         together.
         """
-        for name, tensor in self.model.weights():
+        for name, tensor in self.published_weights():
             yield name, self.strategy.unsharded(tensor)
 
     @contextmanager
@@ -152,8 +175,13 @@ class TrainedModel:
                 parameter.grad = None
             else:
                 stepped.append(parameter)
+        self._changed.begin(self.parameters, self.critic_names if critic_only else self.parameters, self.strategy)
         limit = self.train.max_grad_norm
         return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
+
+    def weights_changed(self) -> dict[str, Statistic]:
+        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if there was none."""
+        return self._changed.end(self.parameters, self.strategy)
 
     def check_finite(self) -> None:
         """Raises UserError if a loss or a gradient was not finite since the last call."""

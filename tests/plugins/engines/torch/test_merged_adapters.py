@@ -21,7 +21,15 @@ from vla_rl.plugins.models.openvla import OpenVLAOFTConfig
 from vla_rl.runtime.checks.run import check_plan, check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
-from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters, before_training, has_adapters, merge_state
+from vla_rl.toolkit.models.adapters import (
+    LoRAConfig,
+    MergedAdapters,
+    MergedState,
+    adapted_layers,
+    before_training,
+    has_adapters,
+    merge_state,
+)
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction
 
@@ -216,6 +224,44 @@ def test_compiled_layers_see_whether_adapters_are_merged(mode):
         assert torch.allclose(merged.log_probs, plain.log_probs, atol=1e-4)
         assert not torch.equal(merged.log_probs, near.log_probs)
     assert 0 < graphs == blocks.graphs and blocks.failure is None, "the second round compiles nothing"
+
+
+@pytest.mark.parametrize("mode", ["in_place", "copy"])
+def test_what_is_saved_is_the_policy_that_acted(mode, tmp_path):
+    """In bfloat16 an update that is rounded before the sum would give other weights in one of four cases. A float32
+    checkpoint holds the sum itself."""
+    model = adapted()
+    saved = MergedState(model.module.vla)
+    wide = MergedState(model.module.vla, torch.float32)
+    of_base = saved.tensors
+    model.save(tmp_path / "saved")
+    acting = MergedAdapters(model.module, mode)
+    acting.merge()
+    merged = {n.replace(".base_layer.", "."): p.detach().clone() for n, p in model.module.vla.named_parameters()}
+    acting.unmerge()
+    names = [name for name in of_base if not torch.equal(of_base[name], merged[name])]
+    assert names and all(merged[name].dtype == torch.bfloat16 for name in names)
+    for name in names:
+        assert torch.equal(saved.read(name), merged[name])
+        assert torch.equal(wide.read(name).bfloat16(), merged[name])
+        assert not torch.equal(wide.read(name), merged[name].float()), "the sum, before it is rounded"
+    loaded = policy(checkpoint=str(tmp_path / "saved"), dtype="bfloat16").module.vla
+    for name in names:
+        assert torch.equal(loaded.get_parameter(name.removeprefix("base_model.model.")), merged[name])
+
+
+def test_the_reference_policy_leaves_adapters_as_they_were():
+    """One layer has frozen adapters, in another they are off."""
+    model = adapted()
+    layers = adapted_layers(model.module)
+    layers[0].requires_grad_(False)
+    layers[1].enable_adapters(False)
+    before = {name: p.requires_grad for name, p in model.module.named_parameters()}
+    states = [layer.disable_adapters for layer in layers]
+    with before_training(model.module):
+        assert all(layer.disable_adapters for layer in layers)
+    assert {name: p.requires_grad for name, p in model.module.named_parameters()} == before
+    assert [layer.disable_adapters for layer in layers] == states and states[:3] == [False, True, False]
 
 
 def test_a_network_without_adapters_cannot_merge_them():

@@ -179,14 +179,8 @@ class MergedLoRAState(adapters.MergedState):
     """State of OpenVLA with adapters merged in, with all rows of the head, on the host."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype | None) -> None:
-        """Wrap a model.
-
-        Args:
-            dtype: precision of the tensors that are returned; None: their own.
-        """
         self._network = public_network(model)
-        self._dtype = dtype
-        super().__init__(self._network)
+        super().__init__(self._network, dtype)
 
     def outline(self) -> dict[str, Tensor]:
         """Return all tensors on the meta device."""

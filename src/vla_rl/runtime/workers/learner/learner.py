@@ -8,6 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from attrs import evolve
 
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.spec.sections import TrainSpec
@@ -76,7 +77,7 @@ class Learner(LearnerInterface):
         self.version = 0
         self.buffer = SampleBuffer()
         self.world = world
-        self.trained = TrainedModel(model, train, name=name, device=device, info=info, acting=acting)
+        self.trained = TrainedModel(model, train, name=name, device=device, info=info, acting=acting, world=world)
         self.trainers = make_trainers(self.trained)
         self._demonstrations = demonstrations
         self._recording = demonstrations
@@ -129,7 +130,7 @@ class Learner(LearnerInterface):
     ) -> UpdateMetrics:
         """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
         data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
-        metrics = self._collected.update(data)
+        metrics = self._with_changes(self._collected.update(data))
         self.version += 1
         return metrics
 
@@ -141,7 +142,7 @@ class Learner(LearnerInterface):
             transitions=transitions_of(self.buffer, refs, fields),
             demonstrations=self._recording,
         )
-        metrics = self._collected.update(data)
+        metrics = self._with_changes(self._collected.update(data))
         self.version += 1
         return metrics
 
@@ -170,6 +171,9 @@ class Learner(LearnerInterface):
             )
         )
 
+    def _with_changes(self, metrics: UpdateMetrics) -> UpdateMetrics:
+        return evolve(metrics, statistics={**metrics.statistics, **self.trained.weights_changed()})
+
     @property
     def _collected(self) -> Trainer:
         trainer = self.trainers.collected
@@ -185,7 +189,7 @@ class Learner(LearnerInterface):
 
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
         data = DemonstrationsData(demonstrations=self._demonstrations, steps=steps)
-        return self.trainers.demonstrations.update(data)
+        return self._with_changes(self.trainers.demonstrations.update(data))
 
     def forget_demonstrations(self) -> None:
         self._demonstrations = None
@@ -195,7 +199,7 @@ class Learner(LearnerInterface):
 
     def weight_layout(self) -> WeightLayout:
         kind = torch.device(self.trained.device).type
-        return WeightLayout.of(self.model.weights(), BUCKET_BYTES[kind])
+        return WeightLayout.of(self.trained.published_weights(), BUCKET_BYTES[kind])
 
     def connect_policies(self, transfer: WeightTransfer) -> None:
         self._sender = open_sender(transfer, torch.device(self.trained.device), self._listener)

@@ -1,5 +1,5 @@
-"""Checkpoint file of the learners: exact weights, optimiser state and version, as full tensors for any number of
-learners, and what trainers own beside the policy.
+"""Checkpoint file of the learners: exact weights (masters, for weights that act in a narrower type), optimiser state and
+version, as full tensors for any number of learners, and what trainers own beside the policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ def save_state(trained: TrainedModel, trainers: Mapping[str, Trainer], version: 
     optimizer["state"] = _converted(lambda value, _: strategy.full_tensor(value), optimizer["state"])
     if rank == 0:
         owned = {name: state for name, trainer in trainers.items() if (state := owned_state(trainer))}
-        state = {"weights": weights, "optimizer": optimizer, "version": version, "trainers": owned}
+        state = {
+            "weights": weights,
+            "acting_types": {name: trained.acting_types[name] for name in weights},
+            "optimizer": optimizer,
+            "version": version,
+            "trainers": owned,
+        }
         suffix = trained.model.instruction_suffix
         torch.save(state | ({"instruction_suffix": suffix} if suffix else {}), file)
 
@@ -45,6 +51,7 @@ def load_state(trained: TrainedModel, trainers: Mapping[str, Trainer], file: Pat
     with torch.no_grad():
         for name, parameter in trained.parameters.items():
             parameter.copy_(strategy.local_shard(state["weights"][name], parameter))
+    trained.master_weights.round_weights()
     parameters = [p for group in trained.optimizer.param_groups for p in group["params"]]
     optimizer = state["optimizer"]
     optimizer["state"] = _converted(

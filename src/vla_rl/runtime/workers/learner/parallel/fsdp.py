@@ -13,7 +13,7 @@ import torch
 from attrs import asdict
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from vla_rl.core.errors import NotOffered, UserError
@@ -22,6 +22,7 @@ from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import EnvInfo
 from vla_rl.toolkit.models.blocks import find_blocks
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
+from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy, sharding_problem
 
 T = TypeVar("T")
@@ -46,7 +47,8 @@ class FullyShardedParallel(ParallelStrategy):
     """Fully sharded strategy: a share of the model on every rank.
 
     Weights are gathered block by block: `blocks` are submodules, and the rest (embeddings, heads) is one more block.
-    Gradients of a block are reduced as soon as they are there.
+    Gradients of a block are reduced as soon as they are there. Shards of trained weights are float32, and are gathered
+    in the type that the model was built with.
     """
 
     lockstep = True
@@ -91,15 +93,34 @@ class FullyShardedParallel(ParallelStrategy):
         blocks = list(blocks)
         _check_types(module, blocks)
         self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
-        self.blocks: list[FSDPModule] = [fully_shard(block, mesh=self.mesh) for block in blocks]
+        acting_types = {name: p.dtype for name, p in module.named_parameters()}
+        self._whole: set[nn.Parameter] = set()
+        self.blocks: list[FSDPModule] = [self._shard_unit(block) for block in blocks]
         for block in blocks:
             for method in getattr(block, "called_methods", ()):
                 register_fsdp_forward_method(block, method)
-        self.root: Any = fully_shard(_RunModule(module), mesh=self.mesh)
+        self.root: Any = self._shard_unit(_RunModule(module))
+        self._acting_types = {id(p): acting_types[name] for name, p in module.named_parameters()}
+        """Id of a parameter -> its type when it is gathered."""
         for unit in self._units:
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # not an average, as every backend has a plain sum
         self.root.set_reduce_scatter_unused_params(True)
+
+    def _shard_unit(self, unit: nn.Module) -> Any:
+        """Shard what no earlier unit has. Frozen weights that are wider than the trained ones stay whole on every rank,
+        because a unit is gathered in one type.
+        """
+        own = [p for p in unit.parameters() if not isinstance(p, DTensor) and p not in self._whole]
+        narrow = [p for p in own if p.requires_grad and is_narrow(p.dtype)]
+        if not narrow:
+            return fully_shard(unit, mesh=self.mesh, ignored_params=self._whole)
+        dtype = narrow[0].dtype
+        self._whole |= {p for p in own if not p.requires_grad and p.dtype != dtype}
+        for p in narrow:
+            p.data = p.data.float()
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        return fully_shard(unit, mesh=self.mesh, mp_policy=precision, ignored_params=self._whole)
 
     @property
     def _units(self) -> tuple[Any, ...]:
@@ -134,7 +155,8 @@ class FullyShardedParallel(ParallelStrategy):
         """Id of a sharded parameter -> the full one; modules may share a parameter."""
         for module, name, p in sharded:
             if id(p) not in full:
-                full[id(p)] = nn.Parameter(_gathered(p.detach()), requires_grad=p.requires_grad)
+                weight = p.detach().to(self._acting_types[id(p)])
+                full[id(p)] = nn.Parameter(_gathered(weight), requires_grad=p.requires_grad)
             setattr(module, name, full[id(p)])
         yield
         for module, name, p in sharded:
@@ -142,6 +164,9 @@ class FullyShardedParallel(ParallelStrategy):
 
     def unsharded(self, tensor: Any) -> Any:
         return _gathered(tensor)
+
+    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
     def local_shard(self, tensor: Any, like: torch.Tensor) -> Any:
         """Return this rank's shard as FSDP2 cuts it: in chunks of the first dimension, of which the last ranks may have
