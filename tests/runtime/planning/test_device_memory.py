@@ -150,6 +150,7 @@ KNOWN = ModelMemory(
     frozen_weights=8 * GIB,
     trained_weights=2 * GIB,
     other=0,
+    masters=0.0,
     gradients=2 * GIB,
     optimizer_state=4 * GIB,
     adapted_weights=6 * GIB,

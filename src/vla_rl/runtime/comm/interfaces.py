@@ -194,7 +194,8 @@ class HostInterface(ABC):
     @remote(track="none")
     @abstractmethod
     def model_size(self) -> dict[str, float]:
-        """Return "parameters", "trainable" (how many of them are) and "weight_bytes" (of one parameter, on average)."""
+        """Return "parameters", "trainable" (how many of them are), "masters" (how many have a float32 master) and
+        "weight_bytes" (of one parameter, on average)."""
 
     @remote(track="none", group="concurrent")
     @abstractmethod

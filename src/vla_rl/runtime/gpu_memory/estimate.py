@@ -273,8 +273,10 @@ def _profile(
         policy=Cost(seconds=high, num_envs=last, fixed=min(max(1 - slope * last / high, 0.0), 1.0)),
         learner=Cost(seconds=_update(spec, costs, gpu, pass_seconds, chunk_steps, ranks, guesses), num_envs=ranks),
         publish=weights / gpu.link_bytes_per_s,
-        offload={"policy": 2 * weights / PINNED, "learner": 2 * (weights + 3 * memory.trained_weights) / PINNED},
+        offload={"policy": 2 * weights / PINNED, "learner": 2 * (weights + memory.masters + memory.optimizer_state) / PINNED},
         parameters=costs.parameters,
+        trainable=memory.gradients / 4,
+        masters=memory.masters / 4,
         weight_bytes=weights / costs.parameters,
     )
 
@@ -308,7 +310,7 @@ def _update(
         guesses.append(f"weights of sharded layers travel at {gpu.link_gb_per_s:g} GB/s while others compute")
     passes = train.epochs * math.ceil(share / train.micro_batch)
     optimizer_steps = train.epochs * math.ceil(samples / (train.global_batch or samples))
-    each = optimizer_seconds(memory.trained_weights / (ranks if train.sharding == "full" else 1), gpu)
+    each = optimizer_seconds(memory.gradients / (ranks if train.sharding == "full" else 1), gpu)
     if ranks > 1 and train.sharding != "full":
         each += 2 * memory.gradients / gpu.link_bytes_per_s
     total = passes * seconds + optimizer_steps * each

@@ -28,11 +28,12 @@ from vla_rl.toolkit.models.adapters import adapted_layers
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics
 from vla_rl.toolkit.models.operation_counter import OperationCounter, OperationCounts
+from vla_rl.toolkit.trainers.master_weights import MasterWeights
 
 ROWS = 8
 """Observations of the larger inference that is counted; memory is a line through it and the one of a single row."""
 MOMENTS = 2
-"""Copies of the trained weights that AdamW keeps."""
+"""float32 copies of the trained weights that AdamW keeps."""
 
 
 @frozen(kw_only=True)
@@ -100,9 +101,17 @@ def measure_costs(
                 acting[count] = counter.counts
         assert chunk is not None
         module = model.module
-        trained_bytes = float(sum(p.nbytes for p in module.parameters() if p.requires_grad)) if learns else 0.0
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad and learns}
+        trained_bytes = float(sum(p.nbytes for p in trained.values()))
+        masters = MasterWeights(trained).masters
+        optimized = list((trained | masters).values())
+        gradients = float(sum(p.nbytes for p in optimized))
         counter.restart()
-        saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm) if learns else (0.0, 0.0)
+        saved, peak = 0.0, 0.0
+        if learns:
+            for parameter in optimized:  # gradients of an earlier micro-batch, as in most passes of an optimiser step
+                parameter.grad = torch.zeros_like(parameter)
+            saved, peak = _learning(model, info, memory, spec.train.micro_batch, chunk, algorithm)
         in_blocks = [_bytes(block) for block in blocks]
         everything = _bytes(module)
         layers = list(adapted_layers(module))
@@ -112,8 +121,9 @@ def measure_costs(
             frozen_weights=everything - trained_bytes,
             trained_weights=trained_bytes,
             other=max(0.0, base - everything),
-            gradients=trained_bytes,
-            optimizer_state=MOMENTS * trained_bytes,
+            masters=float(sum(master.nbytes for master in masters.values())),
+            gradients=gradients,
+            optimizer_state=MOMENTS * gradients,
             adapted_weights=float(sum(layer.get_base_layer().weight.nbytes for layer in layers)),
             acting=Line.through((first, low), (last, high)),
             activations=saved,
@@ -150,8 +160,8 @@ def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tu
 def _learning(
     model: VLAModel, info: EnvInfo, memory: LiveMemory, samples: int, sampled: Chunk, algorithm: Algorithm
 ) -> tuple[float, float]:
-    """Run a pass of a micro-batch. Gradients of an earlier one exist, as they do in most passes of an optimiser step.
-    Return the bytes that the forward pass keeps, and the most that the pass needs beside weights and gradients.
+    """Run a pass of a micro-batch. Return the bytes that the forward pass keeps, and the most that the pass needs
+    beside weights and gradients.
 
     Args:
         sampled: chunk of one sample, for the shapes.
@@ -164,8 +174,6 @@ def _learning(
         extras={name: _repeated(tensor, samples) for name, tensor in sampled.extras.items()},
     )
     inputs = memory.now - before
-    for parameter in model.module.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     before = memory.now
     memory.restart()
     if algorithm.needs.reference:

@@ -51,7 +51,11 @@ class ModelMemory:
     trained_weights: float
     other: float
     """Buffers, and modules that are kept as they were before training."""
+    masters: float
+    """float32 copies of the trained weights that act in a narrower type. Shards of weights need none: they are
+    float32."""
     gradients: float
+    """Gradients of the trained weights, float32."""
     optimizer_state: float
     adapted_weights: float
     """Frozen weights of the layers that have adapters."""
@@ -142,12 +146,13 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
     world = assignment.world if spec.train.sharding == "full" and assignment.world > 1 else 1
     weights = (
         MemoryPart(name="frozen weights", size=(memory.frozen_weights + memory.other) / world),
-        MemoryPart(name="trained weights", size=memory.trained_weights / world),
+        MemoryPart(name="trained weights", size=memory.trained_weights if world == 1 else memory.gradients / world),
     )
     gathered = MemoryPart(name="gathered weights", size=memory.weights if world > 1 else 0.0)
     kept = (
         MemoryPart(name="gradients", size=memory.gradients / world),
         MemoryPart(name="optimiser state", size=memory.optimizer_state / world),
+        MemoryPart(name="float32 masters", size=memory.masters if world == 1 else 0.0),
     )
     rows = assignment.batching.max_batch or sum(lane.num_envs for lane in assignment.served)
     act: list[MemoryPart] = []

@@ -18,8 +18,8 @@ from vla_rl.runtime.planning.profile import NOTHING, Profile
 from vla_rl.runtime.planning.simulate import ROLES, Simulation
 from vla_rl.toolkit.waiting import waiting
 
-GRADIENT_BYTES, MOMENT_BYTES = 4, 8
-"""Bytes for each trainable parameter: its gradient, and the two moments of AdamW."""
+GRADIENT_BYTES, MOMENT_BYTES, MASTER_BYTES = 4, 8, 4
+"""Bytes for each trainable parameter: its gradient, the two moments of AdamW, and its master if it has one."""
 EVENTS = 40_000
 """Approximate maximum of simulated events (simulator calls and tickets) where something varies; it limits the number of
 steps.
@@ -244,6 +244,10 @@ def _device_bytes(plan: Plan, assignments: Sequence[Assignment], profile: Profil
     world = len(plan.hosting("learner")) if sharded else 1
     state = trainable * (GRADIENT_BYTES + MOMENT_BYTES) / world
     learned = weights / world
+    if world > 1:
+        learned += profile.masters * (MASTER_BYTES - profile.weight_bytes) / world  # shards are float32
+    else:
+        state += profile.masters * MASTER_BYTES
     phases: dict[Hashable, list[float]] = {}
     for assignment in assignments:
         acts, learns = bool(assignment.served), assignment.rank >= 0

@@ -110,6 +110,8 @@ class Profile:
     """Number of the model's parameters."""
     trainable: float | None = None
     """Number of parameters with a gradient; null: all."""
+    masters: float = 0.0
+    """Number of parameters that have a float32 master, because they are trained and act in a narrower type."""
     weight_bytes: float = 2.0
     """Bytes of a parameter."""
     trajectory_bytes: float | None = field(default=None, validator=v.optional(v.gt(0)))

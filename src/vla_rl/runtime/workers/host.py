@@ -67,6 +67,7 @@ from vla_rl.runtime.workers.role_builder import RoleBuilder
 from vla_rl.runtime.workers.role_calls import RoleCalls
 from vla_rl.toolkit.data.mixture import MixedDemonstrations
 from vla_rl.toolkit.models.compilation import CompilationReport, CompiledBlocks
+from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.waiting import works_now
 
 
@@ -246,6 +247,7 @@ class WorkerHost(HostInterface):
         return {
             "parameters": count,
             "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "masters": sum(p.numel() for p in parameters if p.requires_grad and is_narrow(p.dtype)),
             "weight_bytes": sum(p.numel() * p.element_size() for p in parameters) / max(count, 1),
         }
 

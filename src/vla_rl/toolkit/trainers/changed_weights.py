@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -13,6 +14,7 @@ from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 METRIC = "update/weights_changed"
 SAMPLED = 2**20
 """Weights of a rank that are compared at most."""
+WIDTH_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
 
 
 class ChangedWeights:
@@ -40,7 +42,7 @@ class ChangedWeights:
         if self._before:
             return
         own = {name: strategy.own_part(parameters[name]) for name in names}
-        self._stride = -(-sum(part.numel() for part in own.values()) // SAMPLED) or 1
+        self._stride = coprime_stride(sum(part.numel() for part in own.values()))
         self._before = self._sampled(own)
 
     def end(self, parameters: Mapping[str, torch.Tensor], strategy: ParallelStrategy) -> dict[str, Statistic]:
@@ -55,10 +57,18 @@ class ChangedWeights:
         return {METRIC: Mean(torch.tensor([float(changed), float(compared)], dtype=torch.float64))}
 
     def _sampled(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return every n-th weight of each tensor in its acting type, as a copy. The first one differs from tensor to
-        tensor, so that the sample is not of the same columns everywhere.
-        """
+        """Return every n-th weight of each tensor in its acting type, as a copy."""
         return {
             name: part.detach().flatten()[index % self._stride :: self._stride].to(self._types[name], copy=True)
             for index, (name, part) in enumerate(own.items())
         }
+
+
+def coprime_stride(count: int) -> int:
+    """Return the stride by which at most `SAMPLED` of this many weights are sampled. It has no factor in common with
+    the usual widths of layers, so that the sample is of all columns of a matrix.
+    """
+    stride = max(1, -(-count // SAMPLED))
+    while math.gcd(stride, WIDTH_FACTORS) > 1:
+        stride += 1
+    return stride

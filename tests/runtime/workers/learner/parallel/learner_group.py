@@ -27,6 +27,7 @@ from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
+from vla_rl.toolkit.algorithms.statistics import read_all
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 CHUNK, MICRO_BATCH = 3, 4
@@ -36,30 +37,45 @@ INFO = synthetic.env_info(cameras=1, pixels=8, state_dim=6, action_dim=2)
 class Residual(nn.Sequential):
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, width), nn.Tanh())
+        self.shift: nn.Parameter | None = None
 
     def forward(self, x):
-        return x + super().forward(x)
+        shift = 0 if self.shift is None else self.shift.to(x.dtype)
+        return x + super().forward(x) + shift
 
 
 class DeepModel(LinearModel):
-    """A `LinearModel` behind three residual blocks and a layer that no sample ever uses."""
+    """A `LinearModel` behind three residual blocks and a layer that no sample ever uses. A narrow one has a frozen
+    float32 number in each block."""
 
     blocks = (Residual,)
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(INFO, CHUNK, values="chunk")
+        self.dtype = dtype
         width = INFO.state_dim
         self.module.blocks = nn.ModuleList(Residual(width) for _ in range(3))
         self.module.unused = nn.Linear(width, 5)
         for name, parameter in self.module.named_parameters():
             draws = generator(1, f"deep/{name}").standard_normal(tuple(parameter.shape), dtype=np.float32)
             parameter.data.copy_(torch.from_numpy(0.3 * draws))
+        if dtype != torch.float32:
+            self.module.to(dtype)
+            for block in self.module.blocks:
+                block.shift = nn.Parameter(torch.tensor(1e-3), requires_grad=False)
 
     def _features(self, obs):
-        x = super()._features(obs)
+        x = super()._features(obs).to(self.dtype)
         for block in self.module.blocks:
             x = block(x)
         return x
+
+    def _log_softmax(self, features):
+        logits = self.module.policy(features).view(-1, CHUNK, self.tokens_per_action, self._bins)
+        return torch.log_softmax(logits.float(), -1)
+
+    def _critic(self, features):
+        return self.module.value_head(features).squeeze(-1).float()
 
 
 @frozen(kw_only=True)
@@ -69,6 +85,9 @@ class Work:
     world: int = 1
     sharding: str = "replicated"
     precision: str = "float32"
+    dtype: str = "float32"
+    """Type of the model's weights."""
+    lr: float = 1e-2
     steps: int = 4
     lopsided: bool = False
     """Rank 0 has all samples."""
@@ -106,9 +125,9 @@ def learn(work: Work, rank: int, address: str) -> dict:
     torch.set_num_threads(1)
     algorithm = build("algorithm", "ppo", component("algorithm", "ppo").config, Context(chunk=CHUNK))
     narrow = [("precision", Autocast("cpu"))] if work.precision == "bf16" else []
-    model = wrap("model", DeepModel(), "deep", narrow)
+    model = wrap("model", DeepModel(getattr(torch, work.dtype)), "deep", narrow)
     blocks = CompiledBlocks(model.module, model.blocks, backend="aot_eager") if work.compiled else None
-    train = TrainSpec(steps=9, lr=1e-2, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
+    train = TrainSpec(steps=9, lr=work.lr, micro_batch=MICRO_BATCH, max_grad_norm=0.3, sharding=work.sharding)
     role = Learner(
         model,
         policy_gradient(algorithm),
@@ -123,11 +142,13 @@ def learn(work: Work, rank: int, address: str) -> dict:
     role.join(address, rank)
     done = role.load(work.load) if work.load else 0
     losses, norms = [], []
+    changed = []
     for step in range(done + 1, work.steps + 1):
         update = update_at(algorithm, work, step)
         result = update.train_in_parts(role, rank, step, work.parts) if work.parts else update.train(role, rank, step)
         losses.append(result.sums.get("loss/total", 0.0))
         norms.append(result.maxima["policy/grad_norm"])
+        changed.append(result.statistics["update/weights_changed"])
     if work.imitation:
         heavy = update_at(algorithm, work, 1).heavy
         whole = [np.arange(i % 3, 6 + i) for i in range(work.imitation)]
@@ -148,8 +169,10 @@ def learn(work: Work, rank: int, address: str) -> dict:
     ]
     held = sum(_local(t).numel() for t in (*role.trained.parameters.values(), *moments))
     acting = None
-    if work.acting:  # each rank by itself, and not as often as the others
-        for _ in range(rank + 1):
+    if work.acting:
+        gathered = {name: p.dtype for name, p in model.module.named_parameters()}
+        assert gathered == {name: p.dtype for name, p in DeepModel(model.dtype).module.named_parameters()}
+        for _ in range(rank + 1):  # each rank by itself, and not as often as the others
             acting = model.sample_chunk(synthetic.observation(INFO, 2), Noise(0, "test", [0, 1], [0, 0], [0, 0]), False)
     if work.save:
         role.save(work.save / "model", work.save / "learner.pt")
@@ -157,14 +180,18 @@ def learn(work: Work, rank: int, address: str) -> dict:
     if rank == 0:
         role.connect_policies(stored(layout))
     memory, _ = role.send_weights(False)
-    weights = None if memory is None else [(t.name, t.view(torch.from_numpy(memory)).numpy()) for t in layout.tensors]
+    weights = None
+    if memory is not None:
+        weights = [(t.name, t.view(torch.from_numpy(memory)).float().numpy()) for t in layout.tensors]
     if work.world > 1:
         torch.distributed.destroy_process_group()
-    kinds = {p.dtype for p in role.trained.parameters.values()}
+    kinds = {p.dtype for p in (*role.trained.parameters.values(), *moments)}
     return {
         "loss": losses,
         "norm": norms,
         "weights": weights,
+        "published": {t.dtype for t in layout.tensors},
+        "changed": changed,
         "held": held,
         "acting": acting,
         "kinds": kinds,
@@ -222,6 +249,10 @@ class Groups:
                 **results[0],
                 "loss": np.sum([result["loss"] for result in results], 0),
                 "held": [result["held"] for result in results],
+                "changed": [
+                    read_all([{"share": of_rank} for of_rank in of_ranks])["share"]
+                    for of_ranks in zip(*(result["changed"] for result in results), strict=True)
+                ],
                 "acting": [result["acting"] for result in results],
                 "scored": {
                     name: np.concatenate([result[name] for result in results])

@@ -143,6 +143,46 @@ def test_bf16_computes_coarsely_and_keeps_fine_weights(groups):
     )
 
 
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
+def test_bfloat16_weights_are_trained_in_float32(groups, sharding):
+    """The same masters, moments and published weights, whatever holds them; rounding differs by the order of sums."""
+    alone = groups.run(dtype="bfloat16")
+    got = groups.run(dtype="bfloat16", world=2, sharding=sharding, acting=True)
+    for result in (alone, got):
+        assert result["kinds"] == {torch.float32} and result["published"] == {torch.bfloat16}
+    np.testing.assert_allclose(got["loss"], alone["loss"], atol=2e-2)
+    for (name, tensor), (other, expected) in zip(got["weights"], alone["weights"], strict=True):
+        assert name == other
+        np.testing.assert_allclose(tensor, expected, rtol=2**-6, atol=2e-3)
+    np.testing.assert_allclose(got["changed"], alone["changed"], atol=0.05)
+    assert min(alone["changed"]) > 0.5
+
+
+@pytest.mark.parametrize("sharding", ["replicated", "full"])
+def test_bfloat16_masters_are_what_is_saved_and_resumed(groups, sharding, tmp_path):
+    """Steps that bfloat16 cannot hold add up: with a rate of 1e-5 hardly a published weight changes, every master
+    does, and a resumed run continues with the same numbers."""
+    given = {"dtype": "bfloat16", "lr": 1e-5, "world": 2, "sharding": sharding}
+    whole = groups.run(**given, save=tmp_path / "whole")
+    groups.run(**given, steps=2, save=tmp_path / "half")
+    resumed = groups.run(**given, load=tmp_path / "half" / "learner.pt", save=tmp_path / "resumed")
+    assert resumed["loss"].tolist() == whole["loss"][2:].tolist()
+    half, end, again = (
+        torch.load(tmp_path / name / "learner.pt", weights_only=True) for name in ("half", "whole", "resumed")
+    )
+    trained = [name for name in end["weights"] if not name.startswith("unused")]
+    for name in trained:
+        assert end["weights"][name].dtype == torch.float32
+        assert torch.equal(end["weights"][name], again["weights"][name])
+        assert not torch.equal(end["weights"][name], half["weights"][name])
+        assert not torch.equal(end["weights"][name], end["weights"][name].bfloat16().float())
+    saved = load_file(tmp_path / "whole" / "model" / "model.safetensors")
+    for name in end["weights"]:
+        assert torch.equal(saved[name], end["weights"][name].bfloat16())
+    assert {saved[f"blocks.{i}.shift"].dtype for i in range(3)} == {torch.float32}
+    assert 0 < max(whole["changed"]) < 0.05
+
+
 def test_bf16_scores_what_it_sampled():
     """Acting and learning compute alike, so that the first ratio of PPO is 1."""
     model = wrap("model", DeepModel(), "deep", [("precision", Autocast("cpu"))])
