@@ -13,6 +13,7 @@ from openvla_cases import policy
 from safetensors.torch import load_file
 
 from vla_rl.core.spec.spec import parse_spec
+from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.start import run
 
 LR = 1e-5
@@ -76,7 +77,8 @@ def test_steps_below_the_resolution_of_the_weights_reach_the_masters(folder: Pat
 def test_the_saved_policy_is_the_one_that_acts(folder: Path) -> None:
     masters = state(folder, 3)["weights"]
     checkpoint = folder / "checkpoints" / "step_000003" / "model"
-    model = policy(checkpoint=str(checkpoint), dtype="bfloat16", context={"values": "chunk"})
+    info = read_env_info(checkpoint.parent)
+    model = policy(env=info, checkpoint=str(checkpoint), dtype="bfloat16", context={"values": "chunk"})
     (file,) = checkpoint.glob("model*.safetensors")
     assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     loaded = dict(model.module.named_parameters())
