@@ -101,5 +101,7 @@ def test_a_layer_without_a_cache_is_refused() -> None:
         def forward(self, hidden: Tensor, memory: Any = None, **_: Any) -> Tensor:
             return hidden
 
-    with pytest.raises(TypeError, match="Layer.forward has no argument `cache` or `past_key_values`: self, hidden, memory"):
+    with pytest.raises(
+        TypeError, match="Layer.forward has no argument `cache` or `past_key_values`: self, hidden, memory"
+    ):
         cache_argument(Layer)
