@@ -1,9 +1,12 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
-# make test        install everything tests need, then `make check` and all tests; `make -j2 test` installs GL beside the packages
+# make test        install everything tests need, then `make check`, the documentation and all tests; `make -j2 test`
+#                  installs GL beside the packages
 # make exhaustive  further cases of slow tests: each model with the compiler, each measured row of memory
 # make test-lowest  the tests of core, models, algorithms and runtime with the lowest versions (lowest.txt), in
 #                  build/lowest; TESTS="tests/core" for fewer
+# make test-newest  all tests but those that step a simulator with the newest versions that pip finds within our bounds, in
+#                  build/newest, and with Python 3.13 in build/newest-3.13 if there is one; TESTS="tests/core" for fewer
 # make kernels     the numerical tests with the kernels of three generations of processors (CONTRIBUTING.md)
 # make gymnasium-packages  conformance tests of gym-aloha, gym-hil, gym-pusht and gymnasium-robotics, in build/gymnasium
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
@@ -12,17 +15,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTHON313 ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/python; do \
+  $$python -c '' 2>/dev/null && echo $$python && break; done)
 INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: quickstart test exhaustive test-lowest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
 	@ln -sfn quickstart-$(STAMP) runs/quickstart
 
-test: check renderers
+test: check docs renderers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
 exhaustive: $(VENV)/.test
@@ -42,18 +47,31 @@ kernels: $(VENV)/.test
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(KERNELS)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(KERNELS)
 
+# $(call test_versions,PYTHON,FOLDER,WHAT TO GIVE PIP FOR TORCH,FOR THE REST,TESTS): tests with other versions, in
+# build/FOLDER. torch comes first, as below.
+define test_versions
+	$(1) -m venv build/$(2)
+	@echo 'installing torch and what tests need into build/$(2): minutes, in silence'
+	build/$(2)/bin/python -m pip install -q $(3)
+	build/$(2)/bin/python -m pip install -q $(4) -e '.[openvla,libero,data,dev]'
+	OMP_NUM_THREADS=1 build/$(2)/bin/python -m pytest -n 2 --dist loadfile -m "not sim and not exhaustive" $(5)
+endef
+
 # Everything but what lowest.txt names, and the packages that come with those, is as in constraints.txt.
-TESTS ?= tests/core tests/toolkit tests/plugins/models tests/plugins/algorithms tests/runtime tests/cli/test_doctor.py
-LOWEST := build/lowest/bin/python -m pip install -q
+LOWEST_TESTS := tests/core tests/toolkit tests/plugins/models tests/plugins/algorithms tests/runtime tests/cli/test_doctor.py
 
 test-lowest:
-	$(PYTHON) -m venv build/lowest
-	grep -viE '^(torch|triton|nvidia-.*|transformers|tokenizers|huggingface_hub)==' constraints.txt \
-	  > build/lowest/constraints.txt
-	grep -v '^#' lowest.txt >> build/lowest/constraints.txt
-	$(LOWEST) $$(grep '^torch==' lowest.txt)
-	$(LOWEST) -c build/lowest/constraints.txt -e '.[openvla,libero,data,dev]'
-	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -n 2 --dist loadfile -m "not sim and not exhaustive" $(TESTS)
+	mkdir -p build
+	grep -viE '^(torch|triton|nvidia-.*|transformers|tokenizers|huggingface_hub)==' constraints.txt > build/lowest.txt
+	grep -v '^#' lowest.txt >> build/lowest.txt
+	$(call test_versions,$(PYTHON),lowest,$(shell grep '^torch==' lowest.txt),-c build/lowest.txt,$(or $(TESTS),$(LOWEST_TESTS)))
+
+NEWEST := -U --upgrade-strategy eager
+
+test-newest:
+	$(call test_versions,$(PYTHON),newest,-U torch,$(NEWEST),$(or $(TESTS),tests))
+	$(if $(PYTHON313),$(call test_versions,$(PYTHON313),newest-3.13,-U torch,$(NEWEST),$(or $(TESTS),tests)),\
+	  @echo 'no Python 3.13 here: make test-newest PYTHON313=/path/to/python3.13 tests with it, too')
 
 gymnasium-packages: renderers
 	$(PYTHON) -m venv build/gymnasium

@@ -61,14 +61,17 @@ def rewritten(markdown: str, source: Path) -> str:
 
 
 def page_of(source: Path) -> str:
-    """Markdown that shows a file, or a folder: its README.md, then its other files."""
+    """Markdown that shows a file, or a folder: its README.md if there is one, then its other files."""
+    title = f"# `{source.relative_to(ROOT)}`"
     if source.is_dir():
-        files = [f for f in sorted(source.rglob("*")) if f.suffix in LANGUAGES and "build" not in f.parts]
-        shown = [f"## `{f.relative_to(source)}`\n\n{_shown(f)}" for f in files]
-        return "\n\n".join([(source / "README.md").read_text(), *shown]) + "\n"
+        readme = source / "README.md"
+        files = [f for f in sorted(source.rglob("*")) if f.suffix in LANGUAGES]
+        names = {f: f.relative_to(source) for f in files if "build" not in f.relative_to(source).parts}
+        shown = [f"## `{name}`\n\n{_shown(f)}" for f, name in names.items()]
+        return "\n\n".join([readme.read_text() if readme.is_file() else title, *shown]) + "\n"
     if source.suffix == ".md":
         return source.read_text()
-    return f"# `{source.relative_to(ROOT)}`\n\n{_shown(source)}\n"
+    return f"{title}\n\n{_shown(source)}\n"
 
 
 def _shown(file: Path) -> str:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import field, frozen
@@ -45,7 +45,12 @@ from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 OWN_DIST = "vla-rl"
+VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
+"""A line of a distribution's METADATA."""
 MODULE_PLUGINS = "vla_rl_plugins"
 """Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
 
@@ -175,16 +180,17 @@ def missing_requirements(dist: str, extra: str | None) -> list[str]:
     """Return the requirements of a distribution, `extra` included, that are not installed (from metadata; nothing is
     imported). For vla-rl itself, the requirements without any extra are left to `unmet_base`: no single plugin lacks
     them."""
-    unmet = list(_unmet(dist, extra or ""))
-    base = {text for text, _ in _unmet(OWN_DIST, "")} if _normal(dist) == OWN_DIST else ()
-    return [text for text, _ in unmet if text not in base]
+    path = tuple(sys.path)
+    base = {_text(r) for r in _requirements(OWN_DIST, "", path)} if _normal(dist) == OWN_DIST else ()
+    return [text for text, _ in _unmet(r for r in _requirements(dist, extra or "", path) if _text(r) not in base)]
 
 
 def unmet_base() -> list[str]:
     """Return vla-rl's own base requirements that are not met, each as `torch>=2.9 (2.8.0 is installed)`. A package of
     another version may still work, so callers report this and do not refuse to run."""
     try:
-        return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in _unmet(OWN_DIST, "")]
+        unmet = _unmet(_requirements(OWN_DIST, "", tuple(sys.path)))
+        return [f"{text} ({f'{version} is' if version else 'not'} installed)" for text, version in unmet]
     except metadata.PackageNotFoundError:  # `doctor` says so
         return []
 
@@ -267,10 +273,13 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Installed, ...]:
     plugins: list[Installed] = []
     seen: set[str] = set()
     for dist in metadata.distributions(path=list(path)):
-        entries = [entry for entry in dist.entry_points if entry.group in groups]
-        if entries and _normal(dist.name) not in seen:  # of two copies on the path, the first is imported
-            seen.add(_normal(dist.name))
-            plugins += [Installed(entry.name, dist.name, dist.version, entry.value, entry) for entry in entries]
+        if "[vla_rl." not in (dist.read_text("entry_points.txt") or ""):
+            continue  # most have none of ours, and parsing is slower than reading
+        name, version = dist.name, dist.version
+        if _normal(name) not in seen:  # of two copies on the path, the first is imported
+            entries = [entry for entry in dist.entry_points if entry.group in groups]
+            seen |= {_normal(name)} if entries else set()
+            plugins += [Installed(entry.name, name, version, entry.value, entry) for entry in entries]
     return tuple(plugins)
 
 
@@ -373,22 +382,41 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
     return item.name if item.name in extras else None
 
 
-def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
+def _unmet(requirements: Iterable[Requirement]) -> Iterator[tuple[str, str | None]]:
     """Yield (requirement, installed version or None) for every requirement that is not met."""
+    for requirement in requirements:
+        version = _version(requirement.name, tuple(sys.path))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            yield _text(requirement), version
+
+
+def _text(requirement: Requirement) -> str:
+    """Return a requirement as pip takes it, without its marker."""
+    return str(requirement).partition(";")[0].strip()
+
+
+@functools.lru_cache(maxsize=256)
+def _requirements(dist: str, extra: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
+    """Return what a distribution requires with an extra. Cached per `sys.path`, since markers are slow to evaluate, and
+    each plugin of a distribution asks."""
+    return tuple(r for r in _all_requirements(dist, path) if r.marker is None or r.marker.evaluate({"extra": extra}))
+
+
+@functools.lru_cache(maxsize=64)
+def _all_requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
+    """Return what a distribution requires with any extra. Cached per `sys.path`, since reading parses a file."""
     from packaging.requirements import Requirement
 
-    for requirement in map(Requirement, metadata.requires(dist) or ()):
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        version = _version(requirement.name, tuple(sys.path)) if wanted else None
-        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
-            yield str(requirement).partition(";")[0].strip(), version
+    return tuple(map(Requirement, metadata.requires(dist) or ()))
 
 
 @functools.lru_cache(maxsize=256)
 def _version(dist: str, path: tuple[str, ...]) -> str | None:
-    """Return the installed version of a distribution. Cached per `sys.path`, since reading parses a file."""
+    """Return the installed version of a distribution. Cached per `sys.path`, since reading opens a file. Parsing all of
+    it takes a millisecond a distribution."""
     try:
-        return metadata.version(dist)
+        found = VERSION.search(metadata.distribution(dist).read_text("METADATA") or "")
+        return found[1] if found else metadata.version(dist)
     except metadata.PackageNotFoundError:
         return None
 

@@ -6,7 +6,6 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 from attrs import field, frozen
 from attrs import validators as v
 
@@ -90,6 +89,7 @@ class Recording:
 
 def png(image: Array) -> bytes:
     """Encode an image, uint8 [H, W, 3], as PNG; fast rather than small."""
+    import numpy as np
     from PIL import Image
 
     buffer = io.BytesIO()

@@ -7,11 +7,13 @@ layer gets a cache of its own, and the caller prepares the mask.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of a rotary embedding, [B or 1, T, D] each."""
@@ -20,8 +22,24 @@ Rotation = tuple[Tensor, Tensor]
 class LayerCache(Protocol):
     """Cache of one layer, in the form in which transformers' layers call it."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Return all keys and values that the new tokens attend to, [B, kv heads, T, D]."""
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, **_: Any) -> tuple[Tensor, Tensor]:
+        """Return all keys and values that the new tokens attend to, [B, kv heads, T, D]. Layers also pass `kwargs`, the
+        further arguments of their attention, since transformers 5.24."""
+
+
+def cache_argument(layer: type) -> str:
+    """Return the argument by which a decoder layer of transformers takes its cache: `cache` since 5.24,
+    `past_key_values` before. A layer accepts any keyword, so that a wrong one would be ignored, and the tokens would
+    attend to each other alone. TypeError if the layer has neither."""
+    arguments = inspect.signature(layer.forward).parameters  # type: ignore[attr-defined]  # every module has it
+    for name in ("cache", "past_key_values"):
+        if name in arguments:
+            return name
+    raise TypeError(f"{layer.__name__}.forward has no argument `cache` or `past_key_values`: {', '.join(arguments)}")
+
+
+CACHE = cache_argument(LlamaDecoderLayer)
+"""Argument of the installed version's layers: Llama's, Gemma's and Qwen's have the same name."""
 
 
 class RecordedLayer:
@@ -30,7 +48,7 @@ class RecordedLayer:
     keys: Tensor
     values: Tensor
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys = key_states
         self.values = value_states
         return key_states, value_states
@@ -44,7 +62,7 @@ class LentLayer:
         self.keys = prefix.keys
         self.values = prefix.values
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
 
@@ -59,7 +77,7 @@ class PreallocatedLayer:
         self._values: Tensor | None = None
         self._length = 0
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         start = self._length
         end = start + key_states.shape[2]
         self._length = end
@@ -105,7 +123,7 @@ def run_layers(
             hidden,
             attention_mask=mask,
             position_embeddings=rotation,
-            past_key_values=None if caches is None else caches[i],
+            **({} if caches is None else {CACHE: caches[i]}),
             **attention,
         )
     result: Tensor = model.norm(hidden) if normed else hidden

@@ -6,7 +6,6 @@ import os
 import socket
 from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from attrs import frozen
 
@@ -64,6 +63,8 @@ def proxy_for(url: str) -> Proxy | None:
     """Return the proxy through which an address is reached; None: directly, as this machine always is. Variables and
     their order are those of the websockets package: `no_proxy` first, then one for websockets, SOCKS, HTTPS, and HTTP
     where the connection is not encrypted."""
+    from urllib.request import getproxies, proxy_bypass
+
     parts = urlsplit(url)
     host = parts.hostname or ""
     secure = parts.scheme == "wss"

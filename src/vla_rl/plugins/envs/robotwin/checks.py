@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.types import Context
@@ -27,6 +28,10 @@ DOWNLOAD = (
     "`robotwin-download-assets --output FOLDER` of the runtime wheel, or `_download_assets.sh` of a checkout, and "
     "name the folder: `assets: FOLDER`, or ROBOTWIN_ASSETS_ROOT; tasks of blocks run with a robot of boxes, which "
     "tools/robotwin_assets.py of a clone of vla-rl writes"
+)
+WHERE = (
+    "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
+    "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
 )
 
 
@@ -114,11 +119,29 @@ def check(config: Any, context: Context) -> None:
     find_installation(config)
 
 
+def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
+    """Return the available APIs, best first: API -> (package of the tasks, root of the checkout)."""
+    package = checkout / "robotwin" if checkout is not None else package_folder("robotwin")
+    tasks = checkout / "envs" if checkout is not None else package_folder("envs")
+    apis: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
+    if package is not None and (package / "envs" / "vector_env.py").is_file():
+        wheel = (package / "config.py").is_file()
+        apis["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
+    if tasks is not None and (tasks / "_base_task.py").is_file():
+        apis["classic"] = ("envs", tasks.parent)
+    return apis
+
+
+def package_folder(name: str) -> Path | None:
+    """Return the folder of a package, which is not imported; None if there is none."""
+    spec = find_spec(name)
+    locations = list(spec.submodule_search_locations or []) if spec is not None else []
+    return Path(locations[0]) if locations else None
+
+
 def lacks() -> str | None:
     """Return what is missing to use the plugin, or None: RoboTwin itself, which no extra installs, since its packages
     conflict with those of the models."""
-    from vla_rl.plugins.envs.robotwin.installation import WHERE, available_apis
-
     return None if available_apis(None) else f"needs RoboTwin: {WHERE}"
 
 

@@ -12,7 +12,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from importlib import metadata
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +21,15 @@ from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.plugins.envs.robotwin import RobotwinConfig
-from vla_rl.plugins.envs.robotwin.checks import ASSET_FOLDERS, DOWNLOAD, asset_root, is_file
+from vla_rl.plugins.envs.robotwin.checks import (
+    ASSET_FOLDERS,
+    DOWNLOAD,
+    WHERE,
+    asset_root,
+    available_apis,
+    is_file,
+    package_folder,
+)
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
 from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
@@ -41,10 +48,6 @@ CALLED = {"vector": ("play_once", "gen_sparse_reward_data"), "classic": ("play_o
 """Methods of `Base_Task` that an API needs."""
 GRIPPER = (0.0, 1.0)
 """Bounds of a gripper: 0 is closed, 1 open."""
-WHERE = (
-    "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
-    "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
-)
 
 
 @frozen(kw_only=True)
@@ -231,23 +234,10 @@ def find_installation(config: RobotwinConfig) -> Installation:
     return Installation(api=api, package=package, root=root, assets=assets, config=config, settings=settings)
 
 
-def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], tuple[str, Path | None]]:
-    """Return the available APIs, best first: API -> (package of the tasks, root of the checkout)."""
-    package = checkout / "robotwin" if checkout is not None else _package("robotwin")
-    tasks = checkout / "envs" if checkout is not None else _package("envs")
-    apis: dict[Literal["vector", "classic"], tuple[str, Path | None]] = {}
-    if package is not None and (package / "envs" / "vector_env.py").is_file():
-        wheel = (package / "config.py").is_file()
-        apis["vector"] = ("robotwin.envs", None) if wheel else ("envs", package.parent)
-    if tasks is not None and (tasks / "_base_task.py").is_file():
-        apis["classic"] = ("envs", tasks.parent)
-    return apis
-
-
 def check_version(api: Literal["vector", "classic"], root: Path | None) -> None:
     """Raise UserError for a RoboTwin of another version, whose base task lacks what the plugin calls; the message names
     the version."""
-    package = root if root is not None else _package("robotwin")
+    package = root if root is not None else package_folder("robotwin")
     file = package / "envs" / "_base_task.py" if package is not None else None
     text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
     missing = [name for name in CALLED[api] if not re.search(rf"^    def {name}\(", text, flags=re.MULTILINE)]
@@ -261,7 +251,7 @@ def check_version(api: Literal["vector", "classic"], root: Path | None) -> None:
 
 def check_objects(tasks: Iterable[str], root: Path | None, assets: Path) -> None:
     """Raise UserError for a task with objects that are not among the assets. RoboTwin only prints their names."""
-    package = root if root is not None else _package("robotwin")
+    package = root if root is not None else package_folder("robotwin")
     for task in tasks:
         file = package / "envs" / f"{task}.py" if package is not None else None
         text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
@@ -304,12 +294,6 @@ def joint_limits(urdf: Path) -> dict[str, tuple[float, float]]:
             if low < high:
                 limits[str(joint.get("name"))] = low, high
     return limits
-
-
-def _package(name: str) -> Path | None:
-    spec = find_spec(name)
-    locations = list(spec.submodule_search_locations or []) if spec is not None else []
-    return Path(locations[0]) if locations else None
 
 
 def _assets_of_classic(config: RobotwinConfig, root: Path) -> Path:

@@ -75,6 +75,11 @@ class OpenVLAForActionPrediction(PreTrainedModel):
             for part in vit.unused():
                 part.requires_grad_(False)
 
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """Whether layers recompute their activations: the name by which peft asks, of which transformers warns."""
+        return self.is_activation_checkpointing
+
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.get_input_embeddings()
 

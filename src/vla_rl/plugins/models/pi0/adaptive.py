@@ -17,6 +17,7 @@ from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaMod
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.plugins.models.pi0.network import Pi0Module, PiPrefix, empty_network
+from vla_rl.toolkit.models.decoder import CACHE
 from vla_rl.toolkit.models.flow_network import TimeEmbedding, initialise
 
 
@@ -72,8 +73,8 @@ class AdaptiveExpert(nn.Module):
                 hidden,
                 condition,
                 attention_mask=prefix.mask,
-                past_key_values=cache,
                 position_embeddings=prefix.rotation,
+                **{CACHE: cache},
             )
         result: Tensor = self.norm(hidden, condition)[0]
         return result

@@ -19,7 +19,7 @@ from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMS
 from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
 
 from vla_rl.toolkit.models.attention import WITH_BLIND_QUERIES, added_to_scores
-from vla_rl.toolkit.models.decoder import LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
+from vla_rl.toolkit.models.decoder import CACHE, LayerCache, LentLayer, RecordedLayer, Rotation, run_layers
 from vla_rl.toolkit.models.flow_network import FlowModule, TimeEmbedding, mean_over
 from vla_rl.toolkit.models.heads import HorizonValueHead, NoiseHead, PrefixValueHead
 
@@ -46,15 +46,10 @@ class LastLayer(GemmaDecoderLayer):
     output_read = False
 
     def forward(  # type: ignore[override]  # only Pi0Module calls it
-        self, hidden: Tensor, *, position_embeddings: Rotation, past_key_values: LayerCache, **attention: Any
+        self, hidden: Tensor, *, position_embeddings: Rotation, **attention: Any
     ) -> Tensor:
         if self.output_read:
-            result: Tensor = super().forward(
-                hidden,
-                position_embeddings=position_embeddings,
-                past_key_values=past_key_values,  # type: ignore[arg-type]  # read and written like a Cache
-                **attention,
-            )
+            result: Tensor = super().forward(hidden, position_embeddings=position_embeddings, **attention)
             return result
         attend = self.self_attn
         normed = self.input_layernorm(hidden)
@@ -62,7 +57,8 @@ class LastLayer(GemmaDecoderLayer):
             part(normed).unflatten(-1, (-1, attend.head_dim)).transpose(1, 2) for part in (attend.k_proj, attend.v_proj)
         )
         cosine, sine = (factor.unsqueeze(1) for factor in position_embeddings)
-        past_key_values.update(keys * cosine + rotate_half(keys) * sine, values, attend.layer_idx)
+        cache: LayerCache = attention[CACHE]
+        cache.update(keys * cosine + rotate_half(keys) * sine, values, attend.layer_idx)
         return hidden
 
 
