@@ -18,13 +18,14 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import field, frozen
@@ -39,13 +40,16 @@ from vla_rl.core.hookspecs import (
     SimEnv,
     VLAModel,
 )
+from vla_rl.core.installation import OWN_DIST, pip_arguments
 from vla_rl.core.paths import expanded, resolved, shown, why
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context, Plugin
 from vla_rl.core.world_models import WorldModel
 
-OWN_DIST = "vla-rl"
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 MODULE_PLUGINS = "vla_rl_plugins"
 """Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
 
@@ -140,6 +144,13 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
     return component
 
 
+def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_modules: Sequence[str] = ()) -> PluginError:
+    """Return the error for a package that a component needs and did not find, with the command that installs it."""
+    item = _find(kind, name, extra_modules)
+    who = f"{kind} {name!r} from {item.origin}"
+    return _import_failure(who, item, exc, extra=_load(item, who).extra)
+
+
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
     """Import the modules of `spec.plugins` and return (name, module) pairs; their `@hookimpl` functions listen and
     wrap."""
@@ -194,18 +205,23 @@ def keep_build(unmet: Sequence[str]) -> str:
     for CUDA."""
     names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
     return (
-        f"a plain `pip install {OWN_DIST}` would replace what is installed, and with it a build for CUDA; to keep it: "
+        f"installing {OWN_DIST} again would replace what is installed, and with it a build for CUDA; to keep it: "
         f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
         f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
     )
 
 
 def install_command(dist: str, extra: str | None) -> str:
-    """Return the command that installs what a plugin of this distribution needs. If vla-rl's own requirements are
-    unmet, the command names only the plugin's packages: pip would otherwise also replace what is installed."""
-    if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
-        return f"pip install {' '.join(f'{text!r}' for text in needed)}"
-    return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
+    """Return the command that installs what a plugin of this distribution needs, from where the distribution came. The
+    command names the plugin's packages alone where pip would not find the distribution, and if vla-rl's own
+    requirements are unmet: pip would otherwise also replace what is installed."""
+    arguments = pip_arguments(dist, extra)
+    if extra and _normal(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
+        arguments = None
+    if arguments is None:
+        needed = missing_requirements(dist, extra) or [str(requirement) for requirement in _required(dist, extra or "")]
+        arguments = " ".join(map(shlex.quote, needed))
+    return f"pip install {arguments}"
 
 
 # ------------------------------------------------------------------------------------------------ internal
@@ -375,13 +391,20 @@ def _guess_extra(item: Installed, missing: str) -> str | None:
 
 def _unmet(dist: str, extra: str) -> Iterator[tuple[str, str | None]]:
     """Yield (requirement, installed version or None) for every requirement that is not met."""
+    for requirement in _required(dist, extra):
+        version = _version(requirement.name, tuple(sys.path))
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            yield str(requirement), version
+
+
+def _required(dist: str, extra: str) -> Iterator[Requirement]:
+    """Yield the requirements of a distribution that apply here, without their markers."""
     from packaging.requirements import Requirement
 
     for requirement in map(Requirement, metadata.requires(dist) or ()):
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        version = _version(requirement.name, tuple(sys.path)) if wanted else None
-        if wanted and (version is None or not requirement.specifier.contains(version, prereleases=True)):
-            yield str(requirement).partition(";")[0].strip(), version
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            requirement.marker = None
+            yield requirement
 
 
 @functools.lru_cache(maxsize=256)

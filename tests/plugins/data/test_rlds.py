@@ -15,7 +15,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.data.rlds import RLDSConfig, plugin
 from vla_rl.testing import check_data
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 protobuf = pytest.importorskip("google.protobuf")
 
 CHUNK, STEPS = 4, 7
