@@ -14,7 +14,7 @@ import pytest
 
 from vla_rl.core import catalogue, installation
 from vla_rl.core.catalogue import install_command
-from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.core.installation import OWN_DIST, console_command, pip_arguments
 
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -122,3 +122,20 @@ def test_pages_name_the_command_of_the_release() -> None:
         if re.search(wrong, line)
     ]
     assert len(texts) > 300 and not lines, "\n".join(lines)
+
+
+def test_a_command_pastes_whether_the_environment_is_activated_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "my venv" / "bin" / "vla-rl"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(script.with_name("python")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert console_command() == f"'{script}'"
+    monkeypatch.chdir(tmp_path)
+    assert console_command() == "'my venv/bin/vla-rl'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert console_command() == "vla-rl"
+    script.unlink()
+    assert console_command() == f"'{script.with_name('python')}' -m vla_rl.cli.main"

@@ -1,9 +1,12 @@
-"""How a distribution was installed (direct_url.json, PEP 610), and the arguments with which pip installs it again."""
+"""How a distribution was installed (direct_url.json, PEP 610), the arguments with which pip installs it again, and the
+command by which a shell runs vla-rl."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -36,6 +39,19 @@ def pip_arguments(dist: str, extra: str | None = None) -> str | None:
         return shlex.quote(f"{dist}{extras} @ {url}")
     path = Path(url2pathname(urlsplit(url).path))
     return "-e " * editable + shlex.quote(f"{path}{extras}") if path.exists() else None
+
+
+def console_command() -> str:
+    """Return what a shell in this folder runs as `vla-rl`: the script of this interpreter's environment, by its path
+    where the environment is not activated."""
+    script = Path(sys.executable).with_name(OWN_DIST)
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m vla_rl.cli.main"
+    on_path = shutil.which(OWN_DIST)
+    if on_path is not None and Path(on_path).samefile(script):
+        return OWN_DIST
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def _source_folder(extras: str) -> str | None:
