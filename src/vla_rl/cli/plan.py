@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vla_rl.cli.candidates import Candidate, ahead, best, compare
 from vla_rl.cli.inputs import GIB, cluster_of
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, counted
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.status_line import shown
@@ -268,10 +268,9 @@ def _print(
 ) -> None:
     """Print the strategies; `assumes`: say what is assumed of the growth of times."""
     console = _console()
-    gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
     console.print(
-        f"[bold]{spec.name}[/]: {spec.env.num_envs} envs of {spec.env.type}, {spec.model.type}, on {gpus}, "
-        f"{cluster.cpus:g} CPUs, {cluster.memory / GIB:.0f} GiB of memory"
+        f"[bold]{spec.name}[/]: {counted(spec.env.num_envs, 'env')} of {spec.env.type}, {spec.model.type}, on "
+        f"{counted(cluster.gpus, 'GPU')}, {counted(cluster.cpus, 'CPU')}, {cluster.memory / GIB:.0f} GiB of memory"
     )
     table = _table("strategy", *TITLES)
     for candidate in candidates:

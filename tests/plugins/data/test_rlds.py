@@ -169,7 +169,7 @@ def shard(folder: Path, number: int) -> Path:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shard(folder, 1).unlink(), "there are 1 files, their names say 00002; download it again"),
+        (lambda folder: shard(folder, 1).unlink(), "there is 1 file, their names say 00002; download it again"),
         (lambda folder: shard(folder, 1).write_bytes(shard(folder, 1).read_bytes()[:-9]), "ends behind the file"),
         (lambda folder: shard(folder, 0).write_bytes(b"\xff" * 64), "ends behind the file"),
         (
