@@ -1,4 +1,5 @@
-"""docs/reference/hooks.md says what the contracts do. `python tests/test_docs.py` writes the generated part of hooks.md."""
+"""docs/reference/hooks.md says what the contracts do, and docs/how-to/public-checkpoint.md shows a recipe. `python tests/test_docs.py` writes
+both."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from vla_rl.core.catalogue import KINDS
 from vla_rl.core.manager import hook_names
 
 DOCS = Path(__file__).parents[1] / "docs"
+RECIPE = DOCS.parent / "recipes" / "rlinf_oft_libero_10_grpo.yaml"
+RECIPE_PAGE = DOCS / "how-to" / "public-checkpoint.md"
 FIRST_SECTION = "\n## model:"
 
 
@@ -35,6 +38,20 @@ def code_blocks(page: str, language: str) -> list[str]:
 def test_hooks_are_documented_with_their_signatures() -> None:
     page = (DOCS / "reference" / "hooks.md").read_text()
     assert page[page.index(FIRST_SECTION) :] == hook_sections(), "run: python tests/test_docs.py"
+
+
+def with_recipe(page: str) -> str:
+    """Return the page with the recipe, without its head, in the block that begins with the file's name."""
+    lines = RECIPE.read_text().splitlines(keepends=True)
+    body = "".join(line for line in lines if not line.startswith("#"))
+    block = re.compile(rf"(?<=```yaml\n)# {RECIPE.name}\n.*?(?=```)", flags=re.DOTALL)
+    assert len(block.findall(page)) == 1
+    return block.sub(lambda _: f"# {RECIPE.name}\n{body}", page)
+
+
+def test_a_configuration_of_rlinf_is_shown_as_the_recipe_has_it() -> None:
+    page = RECIPE_PAGE.read_text()
+    assert with_recipe(page) == page, "run: python tests/test_docs.py"
 
 
 def test_the_lifecycle_names_every_hook() -> None:
@@ -72,3 +89,4 @@ if __name__ == "__main__":
     file = DOCS / "reference" / "hooks.md"
     hand_written = file.read_text().partition(FIRST_SECTION)[0]
     file.write_text(hand_written + hook_sections())
+    RECIPE_PAGE.write_text(with_recipe(RECIPE_PAGE.read_text()))

@@ -9,7 +9,8 @@ import yaml
 
 import spec_reference
 from vla_rl import load_spec
-from vla_rl.core.catalogue import KINDS, OWN_DIST, installed
+from vla_rl.core.catalogue import KINDS, installed
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.structure import keys_of
 

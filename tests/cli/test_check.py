@@ -27,8 +27,8 @@ runtime: {backend: local}
 train: {steps: 1, lr: 1e-4, micro_batch: 8}
 hooks: []
 """
-needs_libero = pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
-needs_maniskill = pytest.mark.skipif(find_spec("mani_skill") is None, reason="needs pip install 'vla-rl[maniskill]'")
+needs_libero = pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install -e '.[libero]'")
+needs_maniskill = pytest.mark.skipif(find_spec("mani_skill") is None, reason="needs pip install -e '.[maniskill]'")
 GYM = "{type: gymnasium, id: Pendulum-v1, instruction: swing up, success: terminated, num_envs: 8}"
 
 

@@ -13,14 +13,14 @@ from vla_rl.cli.probes import PROBES
 from vla_rl.core import catalogue
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.toolkit.envs import rendering
-from vla_rl.toolkit.envs.rendering import FIXES, INSTALLERS
+from vla_rl.toolkit.envs.rendering import BUSY, FIXES, INSTALLERS, ProbeResult
 
 TORCH = next(line for line in requires("vla-rl") or () if line.startswith("torch>="))
-FINE = dict.fromkeys(PROBES, (True, "works"))
+FINE = dict.fromkeys(PROBES, ProbeResult(True, "works"))
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> dict[str, ProbeResult]:
     """What probes say, here without running them."""
     said = dict(FINE)
     monkeypatch.setattr(doctor, "probe", lambda name: said[name])
@@ -37,8 +37,8 @@ def test_a_machine_where_all_works(outcomes, capsys) -> None:
 
 
 def test_what_is_missing_comes_with_the_command_that_mends_it(outcomes, capsys) -> None:
-    outcomes["egl"] = (False, "libEGL.so.1: cannot open shared object file")
-    outcomes["ray"] = (False, "no answer within 90 s")
+    outcomes["egl"] = ProbeResult(False, "libEGL.so.1: cannot open shared object file")
+    outcomes["ray"] = ProbeResult(False, "RaySystemError: the node died")
     assert doctor.main(json=False) == 1
     out = capsys.readouterr().out
     assert "apt-get install -y libegl1 libegl-mesa0" in out
@@ -47,26 +47,32 @@ def test_what_is_missing_comes_with_the_command_that_mends_it(outcomes, capsys) 
     assert "runtime.backend=local" in out
 
 
-def test_a_probe_that_hangs_or_dies_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    works, said = doctor.probe("no such probe")
-    assert (works, said) == (False, "KeyError: 'no such probe'")
-    works, said = doctor.probe("ray", seconds=0.05)
-    assert (works, said) == (False, "no answer within 0.05 s")
+def test_a_probe_that_hangs_or_dies_is_an_answer() -> None:
+    assert doctor.probe("no such probe") == ProbeResult(False, "KeyError: 'no such probe'")
+    assert doctor.probe("ray", seconds=0.05) == ProbeResult(False, "no answer within 0.05 s", timed_out=True)
+
+
+def test_no_answer_within_the_time_is_not_a_missing_package(outcomes, capsys) -> None:
+    for name in ("ray", "egl", "vulkan"):
+        outcomes[name] = ProbeResult(False, "no answer within 90 s", timed_out=True)
+    assert doctor.main(json=True) == 1
+    found = {row["what"]: row["fix"] for row in json.loads(capsys.readouterr().out)}
+    assert found["GL: EGL"] == found["Vulkan"] == BUSY
+    assert found["Ray"] == f"{BUSY}; until Ray starts here: runtime.backend=local"
 
 
 def osmesa_renderer() -> str:
     """What the probe of OSMesa says; few machines have that, so the test is skipped without it."""
-    works, said = doctor.probe("osmesa")
-    if not works:
-        pytest.skip(f"OSMesa does not work here ({said}): {FIXES['osmesa']}")
-    return said
+    result = doctor.probe("osmesa")
+    if not result.works:
+        pytest.skip(f"OSMesa does not work here ({result.detail}): {FIXES['osmesa']}")
+    return result.detail
 
 
 @pytest.mark.sim
 def test_the_probe_of_egl_names_a_renderer() -> None:
-    works, said = doctor.probe("egl")
-    assert works, said
-    assert said
+    result = doctor.probe("egl")
+    assert result.works and result.detail, result
 
 
 @pytest.mark.sim
@@ -75,7 +81,7 @@ def test_the_probe_of_osmesa_names_a_renderer() -> None:
 
 
 def test_a_machine_without_osmesa_is_told_how_to_get_it(outcomes) -> None:
-    outcomes["osmesa"] = (False, "libOSMesa is not installed")
+    outcomes["osmesa"] = ProbeResult(False, "libOSMesa is not installed")
     with pytest.raises(pytest.skip.Exception, match=r"libOSMesa is not installed\): apt-get install -y libosmesa6"):
         osmesa_renderer()
 
@@ -105,8 +111,8 @@ def test_an_unmet_need_of_everything_is_said_once_and_first(outcomes, capsys) ->
 def test_plugins_do_not_each_ask_for_it(capsys) -> None:
     list_plugins.main(as_json=False)
     line, *table = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): a plain `pip install vla-rl` would rep")
-    assert not any("pip install 'vla-rl'" in row or "torch>=" in row for row in table)
+    assert line.startswith(f"vla-rl needs {TORCH} (2.8.0+cu128 is installed): installing vla-rl again would rep")
+    assert not any("pip install -e" in row or "torch>=" in row for row in table)
     assert {row["name"]: row["ready"] for row in list_plugins.rows()}["tabletop"]
 
 

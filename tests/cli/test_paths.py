@@ -97,7 +97,7 @@ def test_a_result_that_cannot_be_written_is_printed(run, device):
 
 
 def test_episodes_that_cannot_be_recorded_leave_their_result(run, monkeypatch):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'vla-rl[data]'")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install -e '.[data]'")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

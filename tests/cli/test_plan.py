@@ -171,6 +171,24 @@ def test_the_memory_of_gpus_is_predicted_for_every_placement(tmp_path):
     assert {"trained weights", "gradients", "optimiser state", "activations of 64 samples"} <= set(worker["parts"])
     assert [gpu["workers"][0]["roles"] for gpu in apart["gpus"]] == [["learner"], ["policy"]]
     text = CliRunner().invoke(app, arguments).output
-    assert "fullest GPU: " in text and "activations of 64 samples" in text
+    assert "fullest GPU with collocated: " in text and "activations of 64 samples" in text
     result = CliRunner().invoke(app, [*arguments, "--gpu-memory", "0.55"])
     assert "does not fit: a GPU needs 0.6 GiB in its learner step" in " ".join(result.output.split())
+
+
+def test_without_a_rate_of_simulation_forecasts_are_bounds_and_none_is_the_best(tmp_path):
+    """RoboTwin has no rate, tabletop has one."""
+    robotwin = "{type: robotwin, tasks: stack_blocks_two, num_envs: 48}"
+    (tmp_path / "spec.yaml").write_text(GPU_SPEC)
+    arguments = ["plan", str(tmp_path / "spec.yaml"), "--gpu", "h100", "--devices", "2"]
+    known = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert sum(row["best"] for row in known) == 1 and not any(row["bounds"] for row in known)
+    bounded = json.loads(CliRunner().invoke(app, [*arguments, f"env={robotwin}", "--json"]).stdout)
+    assert not any(row["best"] or "overlap" in row for row in bounded) and all(row["bounds"] for row in bounded)
+    result = CliRunner().invoke(app, [*arguments, f"env={robotwin}"])
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    assert "env steps/s step s rollout s" in text and "at most at least at least" in text
+    assert "best: " not in text and "max_lag" not in text
+    assert "no best is named, as nothing is known of how long robotwin simulates" in text
+    assert "fullest GPU with collocated: " in text

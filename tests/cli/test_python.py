@@ -53,7 +53,7 @@ def test_a_run_goes_on(record, tmp_path):
 
 
 def test_a_run_is_drawn(record):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'vla-rl[notebook]'")
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install -e '.[notebook]'")
     figure = record.plot(["env/success_rate", "loss/policy", "policy/entropy"])
     assert [panel.get_title("left") for panel in figure.axes] == ["env/success_rate", "loss/policy", "policy/entropy"]
     drawn = figure.axes[1].lines[0].get_ydata()
@@ -63,7 +63,7 @@ def test_a_run_is_drawn(record):
 
 
 def test_a_policy_acts_and_is_served(record, tmp_path):
-    pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
+    pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
     told: list[tuple[str, int, int]] = []
     here = vla_rl.evaluate(record.folder, progress=lambda *now: told.append(now))
     assert here["success"] == record.results["success"] and told[0] == ("eval", 0, 16)

@@ -39,7 +39,7 @@ def test_a_name_means_one_spec():
 def test_an_example_is_found_wherever_one_is(name):
     result = CliRunner().invoke(app, ["check", name, "runtime.backend=local"])
     assert result.exit_code == 0, result.output
-    assert f"{name} is not there: taking the one that comes with vla-rl" in result.stderr
+    assert f"{name}: using the spec that comes with vla-rl, {vla_rl.__path__[0]}" in result.stderr
     assert "ok: openvla_oft on tabletop (256 envs)" in result.stdout
 
 
@@ -69,6 +69,15 @@ def test_a_listed_spec_has_its_first_sentence():
     lines = CliRunner().invoke(app, ["examples"]).stdout.splitlines()
     (line,) = [line for line in lines if line.split()[0] == "tabletop_grpo"]
     assert line.endswith("a tiny OpenVLA-OFT from about half success to 96 % on two CPU cores")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_is_shown_as_it_is(name):
+    file = getattr(vla_rl, name)()[0]
+    assert CliRunner().invoke(app, [name, "show", file.stem]).stdout == file.read_text()
+    result = CliRunner().invoke(app, [name, "show", f"{file.stem}s"])
+    assert result.exit_code == 2
+    assert f"there is no '{file.stem}s' among the {name}; did you mean '{file.stem}'?" in result.output
 
 
 def test_one_is_copied_and_a_changed_one_stays(elsewhere):

@@ -121,7 +121,7 @@ def test_sac_trains_on_from_a_clone_of_recorded_demonstrations(tmp_path):
 @pytest.mark.ray
 @pytest.mark.sim
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install -e '.[libero]'")
 def test_libero_under_other_placements(tmp_path):
     short = ["train.steps=1", "train.critic_warmup_steps=0", "env.num_envs=2", "rollout.episodes=2"]
     quiet = ["rollout.max_steps=16", "eval={before: false, episodes_per_task: 1}", "hooks=[{type: jsonl}]"]

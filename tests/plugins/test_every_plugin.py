@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import KINDS, OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.catalogue import KINDS, installed, load, missing_requirements
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import broadcast
 from vla_rl.core.types import Context
 from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
@@ -40,7 +41,7 @@ def ready(kind: str, name: str) -> tuple[Any, Any]:
     plugin = load(kind, name)
     missing = missing_requirements(OWN_DIST, plugin.extra)
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+        pytest.skip(f"needs {', '.join(missing)}: pip install -e '.[{plugin.extra}]'")
     return plugin, plugin.config(**REQUIRED.get(name, {}))
 
 

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from PIL import Image
 
-pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
-msgpack = pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
+msgpack = pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from clients import WAIT, Client, opened, request_of, served  # noqa: E402
 from trained import sight, train  # noqa: E402

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
-pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
+pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from clients import WAIT, served
 from trained import sight, train

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
-pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
+pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from clients import Client, request_of, served
 from trained import sight, train

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
-pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
-pytest.importorskip("datasets", reason="pip install 'vla-rl[data]'")
+pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
+pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
+pytest.importorskip("datasets", reason="pip install -e '.[data]'")
 
 from clients import WAIT, Client, opened, request_of, served
 from trained import sight, train

@@ -185,6 +185,24 @@ class Cispo(Grpo):
         return done(policy + self.kl_coef * (self.divergence(scores, batch) * weights).sum(), policy)
 
 
+class Gspo(Grpo):
+    """One ratio for all tokens of a chunk, their geometric mean, and so one advantage and one weight a chunk."""
+
+    needs = Requirements(groups=True)
+
+    def advantages(self, rollout):
+        returns, weights = rollout.rewards.sum((0, 2)), rollout.samples.float()
+        same = (rollout.groups[:, None] == rollout.groups).float()
+        return Advantages(advantages=self.centred(returns, same)[None] * weights, weights=weights)
+
+    def log_ratio(self, scores, batch):
+        tokens = batch.valid.sum(-1).clamp(min=1) * scores.log_probs.shape[-1]
+        return torch.where(batch.valid[..., None], super().log_ratio(scores, batch), 0.0).sum((1, 2)) / tokens
+
+    def loss(self, scores, batch):
+        return done((self.surrogate(self.log_ratio(scores, batch), batch.advantages) * batch.weights).sum())
+
+
 class Aged(Reinforce):
     """Old data count less, by their age alone."""
 
@@ -218,12 +236,21 @@ class SelfImitation(A2c):
         return advantages.clamp(min=0)
 
 
-TEXTBOOK = [Reinforce, Ppo, A2c, Grpo, Impala, Decoupled, Cispo, Aged, Spo, WeightedRegression, SelfImitation]
+TEXTBOOK = [Reinforce, Ppo, A2c, Grpo, Impala, Decoupled, Cispo, Gspo, Aged, Spo, WeightedRegression, SelfImitation]
 
 
 @pytest.mark.parametrize("algorithm", TEXTBOOK)
 def test_textbook_algorithms_pass(algorithm) -> None:
     check_algorithm(algorithm())
+
+
+@found_by("where one ratio is of a whole chunk, return advantages and weights as [T, N]")
+class RatioOfAChunkWithAdvantagesOfActions(Gspo):
+    def advantages(self, rollout):
+        return Grpo.advantages(self, rollout)
+
+    def log_ratio(self, scores, batch):
+        return super().log_ratio(scores, batch)[:, None]
 
 
 # ------------------------------------------------------------------------------------------------------------ clips

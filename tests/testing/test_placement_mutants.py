@@ -104,7 +104,7 @@ class NodeThatIsNotThere(Apart):
     slots = change(4, node="gpu-box")
 
 
-@found_by("is on GPU 1, and there are 1, 0 to 0")
+@found_by("is on GPU 1, and there is 1, 0 to 0")
 class DeviceThatIsNotThere(Apart):
     def slots(self, cluster, job):
         slots = super().slots(cluster, job)
@@ -163,7 +163,7 @@ class MoreCpus(Apart):
     slots = change(0, cpus=8.0)
 
 
-@found_by("expected at most 1 GPUs")
+@found_by("expected at most 1 GPU,")
 class AGpuForEach(Apart):
     def slots(self, cluster, job):
         if not cluster.gpus:

@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 
-from vla_rl.core.catalogue import load
-from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.catalogue import load, missing_package
+from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.sections import EnvSpec
 from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Context
@@ -86,7 +86,7 @@ def examine(
     try:
         return examine_env(plugin, env.config, context, **options, on_section=on_section)
     except ModuleNotFoundError as exc:
-        raise PluginError(f"env {name!r} needs {exc.name!r}; try: pip install 'vla-rl[{plugin.extra}]'") from exc
+        raise missing_package("env", name, exc, modules) from exc
 
 
 def _read_env(name: str, overrides: Sequence[str], modules: Sequence[str]) -> EnvSpec:

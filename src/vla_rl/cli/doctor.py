@@ -14,8 +14,9 @@ from typing import Literal
 
 from attrs import asdict, frozen
 
-from vla_rl.core.catalogue import OWN_DIST, install_command, keep_build, missing_requirements, unmet_base
-from vla_rl.toolkit.envs.rendering import FIXES, probe
+from vla_rl.core.catalogue import install_command, keep_build, missing_requirements, unmet_base
+from vla_rl.core.installation import OWN_DIST, pip_arguments
+from vla_rl.toolkit.envs.rendering import FIXES, ProbeResult, probe
 
 State = Literal["ok", "missing", "broken"]
 GIB = 2**30
@@ -90,28 +91,36 @@ def _machine() -> Iterator[Finding]:
     )
 
 
-def _runtimes(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
-    works, outcome = outcomes["ray"]
-    fix = "" if works else "pip install 'ray>=2.50'   (until then: runtime.backend=local)"
-    yield Finding(area="runtime", what="Ray", state="ok" if works else "broken", detail=outcome, fix=fix)
-    works, outcome = outcomes["cuda"]
-    has_driver = shutil.which("nvidia-smi") is not None
-    fix = "" if works or not has_driver else "install a torch build with CUDA: https://pytorch.org/get-started"
-    outcome += "" if works or has_driver else ", and there is no NVIDIA driver; runs use the CPU"
-    yield Finding(area="runtime", what="CUDA", state="ok" if works else "missing", detail=outcome, fix=fix)
+def _runtimes(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
+    ray = outcomes["ray"]
+    fixes = [ray.remedy(""), "" if ray.works else "until Ray starts here: runtime.backend=local"]
+    yield Finding(
+        area="runtime",
+        what="Ray",
+        state="ok" if ray.works else "broken",
+        detail=ray.detail,
+        fix="; ".join(filter(None, fixes)),
+    )
+    cuda, has_driver = outcomes["cuda"], shutil.which("nvidia-smi") is not None
+    fix = cuda.remedy("install a torch build with CUDA: https://pytorch.org/get-started") if has_driver else ""
+    detail = cuda.detail + ("" if cuda.works or has_driver else ", and there is no NVIDIA driver; runs use the CPU")
+    yield Finding(area="runtime", what="CUDA", state="ok" if cuda.works else "missing", detail=detail, fix=fix)
 
 
-def _drawing(outcomes: dict[str, tuple[bool, str]]) -> Iterator[Finding]:
+def _drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     backends = {
         "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl"),
         "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa"),
         "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU"),
     }
     for name, (what, users) in backends.items():
-        works, outcome = outcomes[name]
-        state: State = "ok" if works else "missing"
+        result = outcomes[name]
         yield Finding(
-            area="drawing", what=what, state=state, detail=f"{outcome} ({users})", fix="" if works else FIXES[name]
+            area="drawing",
+            what=what,
+            state="ok" if result.works else "missing",
+            detail=f"{result.detail} ({users})",
+            fix=result.remedy(FIXES[name]),
         )
 
 
@@ -120,7 +129,9 @@ def _extras() -> Iterator[Finding]:
         extras = metadata.metadata(OWN_DIST).get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
         detail = "not installed as a distribution, so no plugin is known"
-        yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, fix=f"pip install {OWN_DIST}")
+        arguments = pip_arguments(OWN_DIST)
+        fix = f"pip install {arguments}" if arguments else f"install {OWN_DIST} from its clone or its wheel"
+        yield Finding(area="extras", what=OWN_DIST, state="broken", detail=detail, fix=fix)
         return
     for extra in extras:
         missing = missing_requirements(OWN_DIST, extra)

@@ -30,7 +30,7 @@ def read_spec(source: Spec | Mapping[str, Any] | str | Path, overrides: Sequence
     if not os.path.exists(path):  # noqa: PTH110 - False for a name that is too long
         file = shipped(path)
         if file is not None:
-            print(f"{path} is not there: taking the one that comes with vla-rl, {file}", file=sys.stderr)
+            print(f"{path}: using the spec that comes with vla-rl, {file}", file=sys.stderr)
             path = file
         elif path.suffix in (".yaml", ".yml") or len(path.parts) == 1:
             raise SpecError([f"{path}: no such file{advice(path)}"])

@@ -7,7 +7,6 @@ from typing import Any
 
 from vla_rl.core.catalogue import (
     KINDS,
-    OWN_DIST,
     install_command,
     installed,
     keep_build,
@@ -16,6 +15,7 @@ from vla_rl.core.catalogue import (
     unmet_base,
 )
 from vla_rl.core.errors import PluginError
+from vla_rl.core.installation import OWN_DIST
 
 
 def rows() -> list[dict[str, Any]]:

@@ -468,8 +468,8 @@ def new_plugin(
     typer.echo(f"made {project}; now: pip install -e '{project}[test]' && pytest {project}")
 
 
-def _add_collection(name: str, about: str) -> None:
-    """Add the commands of a collection of specs: list and copy."""
+def _add_collection(collection: str, about: str) -> None:
+    """Add the commands of a collection of specs: list, show and copy."""
     commands = typer.Typer(help=about, rich_markup_mode=None, pretty_exceptions_enable=False)
 
     @commands.callback(invoke_without_command=True)
@@ -477,8 +477,17 @@ def _add_collection(name: str, about: str) -> None:
         if context.invoked_subcommand is None:
             from vla_rl.cli import shipped_specs
 
-            for line in shipped_specs.listing(shipped_specs.SpecCollection(name=name)):
+            for line in shipped_specs.listing(shipped_specs.SpecCollection(name=collection)):
                 typer.echo(line)
+
+    @commands.command()
+    @reported
+    def show(name: Annotated[str, typer.Argument(metavar="NAME")], debug: Debug = False) -> None:
+        """Print one: its head says what it does, and where it differs from what it repeats."""
+        from vla_rl.cli import shipped_specs
+
+        file = shipped_specs.find(shipped_specs.SpecCollection(name=collection), name)
+        typer.echo(file.read_text(encoding="utf-8"), nl=False)
 
     @commands.command()
     @reported
@@ -490,10 +499,10 @@ def _add_collection(name: str, about: str) -> None:
         """Copy some to a folder, to be changed."""
         from vla_rl.cli import shipped_specs
 
-        for file in shipped_specs.copy(shipped_specs.SpecCollection(name=name), to, names or ()):
+        for file in shipped_specs.copy(shipped_specs.SpecCollection(name=collection), to, names or ()):
             typer.echo(str(file))
 
-    app.add_typer(commands, name=name)
+    app.add_typer(commands, name=collection)
 
 
 _add_collection("examples", "List the specs of small runs that come with vla-rl; `vla-rl run NAME` takes them.")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vla_rl.cli.candidates import Candidate, ahead, best, compare
 from vla_rl.cli.inputs import GIB, cluster_of
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, counted
 from vla_rl.core.plan import Cluster
 from vla_rl.core.spec.spec import Spec
 from vla_rl.runtime.comm.status_line import shown
@@ -33,16 +33,11 @@ if TYPE_CHECKING:
 
 PARTS = 4
 """Number of parts of a periodic step, for comparison; RL-VLA3 has as many."""
-TITLES = (
-    "env\nsteps/s",
-    "step\ns",
-    "rollout\ns",
-    "update\ns",
-    "idle %: sim,\npolicy, learner",
-    "device\nGiB",
-    "host\nGiB",
-)
-"""Two lines, so that numbers are whole on eighty columns."""
+TITLES = ("env\nsteps/s", "step\ns", "rollout\ns")
+BOUND_TITLES = ("env steps/s\nat most", "step s\nat least", "rollout s\nat least")
+"""Titles where nothing is known of how long simulation takes."""
+FURTHER_TITLES = ("update\ns", "idle %: sim,\npolicy, learner", "device\nGiB", "host\nGiB")
+"""Titles have two lines, so that numbers are whole on eighty columns."""
 WORKERS = {"sim": "the simulators", "policy": "inference", "learner": "the learners"}
 
 
@@ -57,6 +52,11 @@ class Latencies:
     """Where the latencies are estimated; None: they were measured or given."""
     gpu: str = ""
     rates: GpuRates | None = None
+
+    @property
+    def bounds(self) -> bool:
+        """Whether forecasts are bounds: nothing is known of how long simulation takes, and it counts as no time."""
+        return self.estimate is not None and self.estimate.simulation_s is None
 
 
 def latencies(
@@ -109,34 +109,44 @@ def main(spec: Spec, known: Latencies, json: bool) -> None:
 
         candidates_data = forecast(spec, known)
         print(dumps(candidates_data, indent=1))
-        fits = any(candidate["best"] for candidate in candidates_data)
+        fits = any("reason" not in candidate for candidate in candidates_data)
     else:
-        cluster, profile, prediction = known.cluster, known.profile, known.prediction
-        with shown():
-            candidates = compare(spec, cluster, profile, prediction)
-            winner, further = best(candidates), ahead(spec, candidates, profile)
+        candidates, winner, further = _compared(spec, known)
         if known.estimate is not None:
             _print_estimate(spec, known, known.estimate)
-        _print(spec, cluster, profile, candidates, winner, assumes=known.estimate is None)
-        _print_gpus(winner, prediction)
-        _print_overlap(spec, further, _waiting(spec, profile, further))
-        fits = winner is not None
+        _print(spec, known, candidates, winner)
+        fitting = [candidate for candidate in candidates if candidate.forecast is not None]
+        _print_gpus(winner or next(iter(fitting), None), known.prediction)
+        if not known.bounds:
+            _print_overlap(spec, further, _waiting(spec, known.profile, further))
+        fits = bool(fitting)
     if not fits:
         raise UserError("no placement fits on these devices; the reasons are above")
 
 
 def forecast(spec: Spec, known: Latencies) -> list[dict[str, Any]]:
-    """The comparison as plain data."""
-    profile = known.profile
-    with shown():
-        candidates = compare(spec, known.cluster, profile, known.prediction)
-        winner, further = best(candidates), ahead(spec, candidates, profile)
-    rows = [_plain(candidate, candidate is winner) for candidate in candidates]
+    """The comparison as plain data. With `bounds: true` seconds are at least, and throughput is at most, so much; then
+    no placement is the best, and nothing is forecast of running ahead."""
+    candidates, winner, further = _compared(spec, known)
+    rows = [{**_plain(candidate, candidate is winner), "bounds": known.bounds} for candidate in candidates]
     if further is not None:
-        rows[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], _waiting(spec, profile, further))
+        waiting_sizes = _waiting(spec, known.profile, further)
+        rows[candidates.index(further[0])]["overlap"] = _plain_overlap(further[1], waiting_sizes)
     if known.estimate is not None:
         rows = [{**candidate, "estimate": _plain_estimate(known, known.estimate)} for candidate in rows]
     return rows
+
+
+def _compared(
+    spec: Spec, known: Latencies
+) -> tuple[list[Candidate], Candidate | None, tuple[Candidate, Overlap] | None]:
+    """Return all strategies, the best, and what running ahead brings; the latter two are None where forecasts are
+    bounds."""
+    with shown():
+        candidates = compare(spec, known.cluster, known.profile, known.prediction)
+        if known.bounds:
+            return candidates, None, None
+        return candidates, best(candidates), ahead(spec, candidates, known.profile)
 
 
 def _plain_estimate(known: Latencies, estimate: Estimate) -> dict[str, object]:
@@ -221,16 +231,16 @@ def _predict(spec: Spec, cluster: Cluster) -> Prediction:
         return predict(spec)
 
 
-def _print_gpus(winner: Candidate | None, prediction: Prediction) -> None:
-    """Print what fills the fullest GPU of the best placement."""
+def _print_gpus(candidate: Candidate | None, prediction: Prediction) -> None:
+    """Print what fills the fullest GPU of a placement."""
     console = _console()
     if prediction.reason:
         console.print(f"[dim]memory of GPUs is not predicted: {escape(prediction.reason)}[/]")
-    if winner is None or not winner.gpus:
+    if candidate is None or not candidate.gpus:
         return
-    size, phases = winner.gpus[0].peak
-    console.print(f"fullest GPU: {_size(size)} GiB")
-    for worker in winner.gpus[0].workers:
+    size, phases = candidate.gpus[0].peak
+    console.print(f"fullest GPU with {candidate.name}: {_size(size)} GiB")
+    for worker in candidate.gpus[0].workers:
         phase = phases[worker.worker]
         parts = ", ".join(f"{_size(part.size)} {part.name}" for part in worker.phases[phase] if part.size >= GIB / 100)
         console.print(f"  worker {worker.worker} ({', '.join(worker.roles)}), {phase}: {parts}")
@@ -257,28 +267,19 @@ def _plain_overlap(overlap: Overlap, waiting: Mapping[int, float]) -> dict[str, 
     }
 
 
-def _print(
-    spec: Spec,
-    cluster: Cluster,
-    profile: Profile,
-    candidates: Sequence[Candidate],
-    winner: Candidate | None,
-    *,
-    assumes: bool,
-) -> None:
-    """Print the strategies; `assumes`: say what is assumed of the growth of times."""
-    console = _console()
-    gpus = f"{cluster.gpus} GPU{'s' * (cluster.gpus != 1)}"
+def _print(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner: Candidate | None) -> None:
+    """Print the strategies and the best of them, or why none is named."""
+    console, cluster, profile = _console(), known.cluster, known.profile
     console.print(
-        f"[bold]{spec.name}[/]: {spec.env.num_envs} envs of {spec.env.type}, {spec.model.type}, on {gpus}, "
-        f"{cluster.cpus:g} CPUs, {cluster.memory / GIB:.0f} GiB of memory"
+        f"[bold]{spec.name}[/]: {counted(spec.env.num_envs, 'env')} of {spec.env.type}, {spec.model.type}, on "
+        f"{counted(cluster.gpus, 'GPU')}, {counted(cluster.cpus, 'CPU')}, {cluster.memory / GIB:.0f} GiB of memory"
     )
-    table = _table("strategy", *TITLES)
+    table = _table("strategy", *(BOUND_TITLES if known.bounds else TITLES), *FURTHER_TITLES)
     for candidate in candidates:
         expected = candidate.forecast
         if expected is not None:
             name = Text(candidate.name, style="bold green" if candidate is winner else "")
-            table.add_row(name.append("\n(spec)" if candidate.own else ""), *_cells(expected))
+            table.add_row(name.append("\n(spec)" if candidate.own else ""), *_cells(expected, known.bounds))
     if table.row_count:
         console.print(table)
     for candidate in candidates:
@@ -292,10 +293,15 @@ def _print(
         expected, role = winner.forecast, winner.forecast.bottleneck
         busy = f"{WORKERS[role]}, busy {100 * (1 - expected.idle[role]):.0f} % of the time"
         console.print(f"best: [bold green]{winner.name}[/]{gain}; its bottleneck: {busy}")
+    if known.bounds:
+        console.print(
+            f"no best is named, as nothing is known of how long {spec.env.type} simulates: measure a short "
+            f"run, and plan with --profile RUN/trace.json"
+        )
     assumed = [
         f"{name} time {'does not depend on' if cost.fixed == 1 else 'is proportional to'} the envs of a call"
         for name, cost in (("simulation", profile.sim), ("inference", profile.policy))
-        if assumes and cost.fixed in (0.0, 1.0) and not cost.each
+        if known.estimate is None and cost.fixed in (0.0, 1.0) and not cost.each
     ]
     if assumed:
         console.print(f"[dim]assumed: {'; '.join(assumed)} (see docs/how-to/plan-a-run.md)[/]")
@@ -341,12 +347,12 @@ def _table(first: str, *titles: str) -> Table:
     return table
 
 
-def _cells(expected: Forecast) -> list[str]:
+def _cells(expected: Forecast, bounds: bool) -> list[str]:
     memory = "?" if expected.device_bytes is None else _size(expected.device_bytes)
     return [
         _number(expected.throughput),
         *map(_number, (expected.iteration, expected.rollout, expected.update)),
-        ", ".join(f"{100 * expected.idle[role]:3.0f}" for role in ("sim", "policy", "learner")),
+        "?" if bounds else ", ".join(f"{100 * expected.idle[role]:3.0f}" for role in ("sim", "policy", "learner")),
         memory,
         _size(expected.host_bytes) if expected.host_bytes else "-",
     ]

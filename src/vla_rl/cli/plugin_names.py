@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterable
 from importlib import metadata
 
-from vla_rl.core.catalogue import KINDS, OWN_DIST, installed
+from vla_rl.core.catalogue import KINDS, installed
 from vla_rl.core.errors import UserError
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.yaml import parse
 
 

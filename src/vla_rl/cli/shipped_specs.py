@@ -69,6 +69,15 @@ def listing(collection: SpecCollection) -> list[str]:
     return [f"{file.stem:<{width}}  {first_line(file)}" for file in collection.files]
 
 
+def find(collection: SpecCollection, name: str) -> Path:
+    """Return the file of a spec, named with or without `.yaml`. Raises UserError for an unknown name."""
+    files = {file.stem: file for file in collection.files}
+    stem = Path(name).name.removesuffix(SUFFIX)
+    if stem not in files:
+        raise UserError(f"there is no {stem!r} among the {collection.name}{did_you_mean(stem, files)}")
+    return files[stem]
+
+
 def copy(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) -> list[Path]:
     """Copy specs to a folder. Return the new files.
 
@@ -78,12 +87,8 @@ def copy(collection: SpecCollection, folder: Path, names: Sequence[str] = ()) ->
     Raises UserError for an unknown name, and if a different file has the same name.
     """
     check_folder("--to", folder)
-    files = {file.stem: file for file in collection.files}
-    stems = [Path(name).name.removesuffix(SUFFIX) for name in names] or list(files)
-    for stem in stems:
-        if stem not in files:
-            raise UserError(f"there is no {stem!r} among the {collection.name}{did_you_mean(stem, files)}")
-    texts = {folder / files[stem].name: files[stem].read_text(encoding="utf-8") for stem in stems}
+    chosen = [find(collection, name) for name in names] or collection.files
+    texts = {folder / file.name: file.read_text(encoding="utf-8") for file in chosen}
     for target, text in texts.items():
         if target.exists() and (not target.is_file() or target.read_text(encoding="utf-8") != text):
             raise UserError(f"{target} is there and is not as it comes; choose another folder with --to")

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from vla_rl.core.hookspecs import (
     SimEnv,
     VLAModel,
 )
+from vla_rl.core.installation import OWN_DIST, pip_arguments
 from vla_rl.core.paths import expanded, resolved, shown, why
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.trainers import Trainer
@@ -48,7 +50,6 @@ from vla_rl.core.world_models import WorldModel
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-OWN_DIST = "vla-rl"
 VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
 """A line of a distribution's METADATA."""
 MODULE_PLUGINS = "vla_rl_plugins"
@@ -145,6 +146,13 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
     return component
 
 
+def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_modules: Sequence[str] = ()) -> PluginError:
+    """Return the error for a package that a component needs and did not find, with the command that installs it."""
+    item = _find(kind, name, extra_modules)
+    who = f"{kind} {name!r} from {item.origin}"
+    return _import_failure(who, item, exc, extra=_load(item, who).extra)
+
+
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
     """Import the modules of `spec.plugins` and return (name, module) pairs; their `@hookimpl` functions listen and
     wrap."""
@@ -200,18 +208,23 @@ def keep_build(unmet: Sequence[str]) -> str:
     for CUDA."""
     names = "|".join(re.split(r"[^\w.-]", text)[0] for text in unmet)
     return (
-        f"a plain `pip install {OWN_DIST}` would replace what is installed, and with it a build for CUDA; to keep it: "
+        f"installing {OWN_DIST} again would replace what is installed, and with it a build for CUDA; to keep it: "
         f"pip freeze | grep -iE '^({names}|nvidia)' > keep.txt, and -c keep.txt with every pip install; to meet it: "
         f"install a newer build from where this one came (torch: https://pytorch.org/get-started)"
     )
 
 
 def install_command(dist: str, extra: str | None) -> str:
-    """Return the command that installs what a plugin of this distribution needs. If vla-rl's own requirements are
-    unmet, the command names only the plugin's packages: pip would otherwise also replace what is installed."""
-    if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
-        return f"pip install {' '.join(f'{text!r}' for text in needed)}"
-    return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
+    """Return the command that installs what a plugin of this distribution needs, from where the distribution came. The
+    command names the plugin's packages alone where pip would not find the distribution, and if vla-rl's own
+    requirements are unmet: pip would otherwise also replace what is installed."""
+    arguments = pip_arguments(dist, extra)
+    if extra and _normal(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
+        arguments = None
+    if arguments is None:
+        needed = missing_requirements(dist, extra) or list(map(_text, _requirements(dist, extra or "", tuple(sys.path))))
+        arguments = " ".join(map(shlex.quote, needed))
+    return f"pip install {arguments}"
 
 
 # ------------------------------------------------------------------------------------------------ internal

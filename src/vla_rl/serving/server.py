@@ -26,8 +26,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from vla_rl.core.catalogue import OWN_DIST, install_command
+from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.paths import read_text, why
 from vla_rl.core.plan import Batching
 from vla_rl.core.types import Array, Observation, UnexecutedActions

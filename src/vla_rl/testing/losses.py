@@ -373,7 +373,11 @@ def _actions_apart(case: LossCase) -> None:
         others = [i for i in range(batch.valid.shape[1]) if i != c]
         leak = (plus - minus)[:, others].abs().max() if others else torch.zeros(())
         holds = leak <= 1e-3 * (plus - minus).abs().max()
-        case.expect(holds, "an action's advantage on its own log-probs", "on others too", "keep [B, C] in order")
+        remedy = (
+            "keep [B, C] in order; where one ratio is of a whole chunk, return advantages and weights as [T, N], one a "
+            "chunk"
+        )
+        case.expect(holds, "an action's advantage on its own log-probs", "on others too", remedy)
 
 
 def _entropy(case: LossCase) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.errors import counted
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 from vla_rl.core.types import Context, Plugin
@@ -92,7 +93,7 @@ def check_placement(
 
 
 def _name(cluster: Cluster) -> str:
-    return f"{cluster.cpus:g} CPUs and {cluster.gpus} GPUs"
+    return f"{counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')}"
 
 
 def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
@@ -110,10 +111,10 @@ def _check_plan(f: Findings, plan: Plan, cluster: Cluster, job: Job) -> None:
         same = on_gpu == (slot.gpus > 0)
         f.expect(same, on, "a share of a GPU exactly for device cuda", slot, "set gpus and device together")
     for what, used, available in (
-        ("CPUs", sum(slot.cpus for slot in plan.slots), cluster.cpus),
-        ("GPUs", sum(slot.gpus for slot in plan.slots), cluster.gpus),
+        ("CPU", sum(slot.cpus for slot in plan.slots), cluster.cpus),
+        ("GPU", sum(slot.gpus for slot in plan.slots), cluster.gpus),
     ):
-        f.expect(used <= available + 1e-6, on, f"at most {available:g} {what}", f"{used:g}", "shares must add up")
+        f.expect(used <= available + 1e-6, on, f"at most {counted(available, what)}", f"{used:g}", "shares must add up")
     lanes = len(plan.hosting("sim")) * plan.stages
     f.expect(plan.stages >= 1, on, "stages >= 1", plan.stages, "one lane is the least")
     f.expect(lanes <= job.num_envs, on, f"at most {job.num_envs} lanes, one env each", lanes, "use fewer sim slots")

@@ -43,7 +43,7 @@ def test_a_shipped_benchmark_names_keys_of_its_simulator(name):
     assert all(published.source for published in benchmark.published)
 
 
-@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install 'vla-rl[metaworld]'")
+@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install -e '.[metaworld]'")
 def test_meta_worlds_fifty_tasks_are_each_in_one_suite():
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
@@ -52,7 +52,7 @@ def test_meta_worlds_fifty_tasks_are_each_in_one_suite():
 
 
 @pytest.mark.sim
-@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install 'vla-rl[libero]'")
+@pytest.mark.skipif(find_spec("libero") is None, reason="needs pip install -e '.[libero]'")
 def test_suites_of_libero_are_installed():
     from vla_rl.plugins.envs.libero.suites import Suite
 

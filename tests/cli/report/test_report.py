@@ -172,6 +172,18 @@ def test_a_success_is_green_where_it_rose(folder, tmp_path, before, after, css):
     assert f'<div class="tile {css}"><span>success</span><b>{100 * after:.1f} %' in text
 
 
+@pytest.mark.parametrize("last", [0, 2])
+def test_an_unfinished_run_says_after_which_step_its_success_was_measured(folder, tmp_path, last):
+    (tmp_path / "spec.yaml").write_bytes((folder / "spec.yaml").read_bytes())
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= last))
+    made(tmp_path)
+    text = (tmp_path / "report.html").read_text()
+    titles = re.findall(r'<div class="tile ([a-z]*)"><span>([^<]*)</span>', text)
+    expected = [("", "success after step 2")] * (last == 2) + [("", "before training")]
+    assert titles[: len(expected)] == expected and "success" not in dict(titles).values()
+
+
 def test_the_page_fetches_nothing(folder):
     made(folder)
     text = (folder / "report.html").read_text()

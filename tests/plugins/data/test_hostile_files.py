@@ -23,7 +23,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 SIDE, CAMERA = 16, "observation.images.top"

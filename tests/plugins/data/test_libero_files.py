@@ -13,7 +13,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 h5py = pytest.importorskip("h5py")
 
 ENV = EnvInfo(

@@ -14,8 +14,8 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
 from vla_rl.testing import check_data
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
-pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
+pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 pytestmark = pytest.mark.sim
 
 CHUNK, STEPS = 3, 9

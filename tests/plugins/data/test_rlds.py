@@ -15,7 +15,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.data.rlds import RLDSConfig, plugin
 from vla_rl.testing import check_data
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 protobuf = pytest.importorskip("google.protobuf")
 
 CHUNK, STEPS = 4, 7
@@ -169,7 +169,7 @@ def shard(folder: Path, number: int) -> Path:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: shard(folder, 1).unlink(), "there are 1 files, their names say 00002; download it again"),
+        (lambda folder: shard(folder, 1).unlink(), "there is 1 file, their names say 00002; download it again"),
         (lambda folder: shard(folder, 1).write_bytes(shard(folder, 1).read_bytes()[:-9]), "ends behind the file"),
         (lambda folder: shard(folder, 0).write_bytes(b"\xff" * 64), "ends behind the file"),
         (

@@ -226,7 +226,7 @@ def test_classic_control_from_a_spec_alone(text: str) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install 'vla-rl[metaworld]'")
+@pytest.mark.skipif(find_spec("metaworld") is None, reason="needs pip install -e '.[metaworld]'")
 def test_metaworld_from_a_spec_alone() -> None:
     spec = parse_spec(SPEC.replace("ENV", METAWORLD)).env
     env = build("env", spec.type, spec.config, Context(num_envs=1, chunk=2))

@@ -22,7 +22,7 @@ from vla_rl.plugins.envs.libero.expert import recipe
 from vla_rl.plugins.envs.libero.suites import Suite
 
 pytestmark = pytest.mark.sim
-pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 
 SIZE, CHUNK = 64, 8
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 2 * CHUNK, 7)).astype(np.float32)

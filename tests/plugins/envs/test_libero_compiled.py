@@ -14,7 +14,7 @@ from PIL import Image
 from vla_rl.plugins.envs.libero.compiled import CompiledModels, take_apart
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # loading a model imports mujoco
-pytestmark = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs MuJoCo: pip install 'vla-rl[libero]'")
+pytestmark = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs MuJoCo: pip install -e '.[libero]'")
 
 
 def scene(picture: Path, size: float = 1.0) -> str:

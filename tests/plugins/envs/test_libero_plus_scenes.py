@@ -26,7 +26,7 @@ from vla_rl.plugins.envs.libero.suites import Suite
 from vla_rl.toolkit.envs.settings import SharedProcesses
 
 pytestmark = pytest.mark.sim
-pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 
 BASE = "pick_up_the_black_bowl_from_table_center_and_place_it_on_the_plate"
 INDEX, SIZE, CHUNK = 2, 64, 4

@@ -16,7 +16,7 @@ from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.toolkit.envs.settings import SharedProcesses
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
-pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 
 CHUNKS, CHUNK, SIZE = 3, 8, 64
 INLINE = SharedProcesses(apart=False)

@@ -17,7 +17,7 @@ from vla_rl.core.types import Array, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
 from vla_rl.plugins.envs.libero.egl import egl_device
 
-pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
 
 CHUNKS, CHUNK, SIZE = 3, 8, 64
 FILMED = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}

@@ -26,7 +26,7 @@ from vla_rl.toolkit.envs.rendering import require
 from vla_rl.toolkit.envs.settings import Processes
 
 if find_spec("mani_skill") is None:
-    pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
+    pytest.skip("needs ManiSkill: pip install -e '.[maniskill]'", allow_module_level=True)
 
 SIZE, CHUNK = 64, 8
 ONE_ENV, ON = np.array([0]), np.array([True])

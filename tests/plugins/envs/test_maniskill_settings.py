@@ -20,7 +20,7 @@ from vla_rl.toolkit.envs import vulkan as driver
 from vla_rl.toolkit.envs.rendering import require
 
 if find_spec("mani_skill") is None:
-    pytest.skip("needs ManiSkill: pip install 'vla-rl[maniskill]'", allow_module_level=True)
+    pytest.skip("needs ManiSkill: pip install -e '.[maniskill]'", allow_module_level=True)
 
 SCRIPT = Path(__file__).parents[3] / "tools" / "install_vulkan.sh"
 

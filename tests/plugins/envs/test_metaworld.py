@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.core.catalogue import build, load
+from vla_rl.core.catalogue import build, install_command, load
 from vla_rl.core.errors import PluginError, SpecError, UserError
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ChunkResult, Context
 from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
@@ -26,7 +28,7 @@ from vla_rl.testing import check_env
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # importing Meta-World imports mujoco
 pytestmark = pytest.mark.sim
-pytest.importorskip("metaworld", reason="needs Meta-World: pip install 'vla-rl[metaworld]'")
+pytest.importorskip("metaworld", reason="needs Meta-World: pip install -e '.[metaworld]'")
 
 SIZE, CHUNK = 48, 4
 ACTIONS = np.random.default_rng(0).uniform(-1, 1, (1, 3 * CHUNK, 4)).astype(np.float32)
@@ -281,7 +283,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 def test_a_machine_without_drawing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vla_rl.toolkit.envs import rendering as machine
 
-    monkeypatch.setattr(machine, "_works", lambda name: (False, "libEGL knows no device"))
+    monkeypatch.setattr(machine, "_works", lambda name: machine.ProbeResult(False, "libEGL knows no device"))
     monkeypatch.setenv("MUJOCO_GL", "egl")
     with pytest.raises(
         UserError, match="metaworld draws with egl, which does not work on this machine: libEGL knows no device"
@@ -295,9 +297,8 @@ def test_a_missing_package_is_named_before_any_env_starts(monkeypatch: pytest.Mo
     from vla_rl.plugins.envs.metaworld import single_env
 
     monkeypatch.setattr(single_env, "find_spec", lambda name: None)
-    with pytest.raises(
-        PluginError, match=r"needs 'metaworld', which is not installed; try: pip install 'vla-rl\[metaworld\]'"
-    ):
+    command = re.escape(install_command(OWN_DIST, "metaworld"))
+    with pytest.raises(PluginError, match=f"needs 'metaworld', which is not installed; try: {command}"):
         build("env", "metaworld", MetaWorldConfig(tasks=("push-v3",)), Context())
 
 

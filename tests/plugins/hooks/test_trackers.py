@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import build, load
+from vla_rl.core.catalogue import build, install_command, load
 from vla_rl.core.errors import PluginError
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.types import Context
 from vla_rl.testing.events import METRICS, a_run, an_episode, an_evaluation
 
@@ -23,7 +25,7 @@ OFFLINE = {"wandb": {"mode": "offline"}, "mlflow": {}, "swanlab": {"mode": "offl
 
 
 def there(name: str) -> Any:
-    return pytest.importorskip(name, reason=f"{name} is not installed: pip install 'vla-rl[{name}]'")
+    return pytest.importorskip(name, reason=f"{name} is not installed: pip install -e '.[{name}]'")
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +130,7 @@ def wandb_records(file: Path) -> Iterator[Any]:
 
 def test_mlflow_takes_a_run_into_a_database(tmp_path):
     there("mlflow")
-    pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed: pip install 'vla-rl[mlflow]'")
+    pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed: pip install -e '.[mlflow]'")
     from mlflow import MlflowClient
 
     run = killed_and_resumed("mlflow", tmp_path / "run")
@@ -164,6 +166,6 @@ def test_swanlab_takes_a_run_offline(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_missing_is_named_with_its_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PluginError, match=rf"needs '{name}'.* pip install 'vla-rl\[{name}\]'"):
+    with pytest.raises(PluginError, match=rf"needs '{name}'.*{re.escape(install_command(OWN_DIST, name))}"):
         monkeypatch.delitem(sys.modules, f"vla_rl.plugins.hooks.{name}.store", raising=False)
         build("hook", name, load("hook", name).config(), Context())

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.catalogue import OWN_DIST, installed, load, missing_requirements
+from vla_rl.core.catalogue import installed, load, missing_requirements
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import component
 from vla_rl.core.types import Context, EnvInfo, Observation
@@ -27,7 +28,7 @@ def smallest(name: str, env: EnvInfo, chunk: int, device: str = "cpu", **keys: A
     plugin = load("model", name)
     missing = missing_requirements(OWN_DIST, plugin.extra)
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install 'vla-rl[{plugin.extra}]'")
+        pytest.skip(f"needs {', '.join(missing)}: pip install -e '.[{plugin.extra}]'")
     preset = {"preset": PRESETS.get(name, "tiny")} if "preset" in attrs.fields_dict(plugin.config) else {}
     config = component("model", name, **preset, **keys).config
     return plugin.build(config, Context(env=env, chunk=chunk, values="chunk", device=device))

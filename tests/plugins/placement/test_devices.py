@@ -47,6 +47,7 @@ def test_numbers_go_over_the_nodes_in_the_order_of_their_names():
     ("text", "cluster", "message"),
     [
         ("0-4", BOX, r"placement.sim: device 4 is needed, and there are 4 GPUs: 0-3"),
+        ("1", Cluster(cpus=4, gpus=1, memory=GIB), r"device 1 is needed, and there is 1 GPU: 0$"),
         ("4", CORES, r"device 4 is needed, and there are 4 CPU slots \(2 a core\): 0-3"),
         ("gpu-1:4", RACK, r"device 4 is needed, and there are 4 GPUs on node 'gpu-1': 0-3"),
         ("sims-1:0", RACK, r"device 0 is needed, and there are 0 GPUs on node 'sims-1'$"),
@@ -168,5 +169,5 @@ def test_simulators_are_counted_where_they_are():
 
 def test_a_policy_without_a_lane():
     on = [Device("this machine", i) for i in range(4)]
-    with pytest.raises(DoesNotFit, match="3 policy workers need a lane each, and there are 1"):
+    with pytest.raises(DoesNotFit, match="3 policy workers need a lane each, and there is 1"):
         arrange(BOX, JOB, {"sim": on[:1], "policy": on[1:], "learner": on})

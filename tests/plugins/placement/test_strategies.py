@@ -90,7 +90,7 @@ def test_roles_share_what_is_left():
         (lambda: disaggregated(sim="0-3", learner="3-7"), "sim and learner both name device 3; each role has"),
         (
             lambda: disaggregated(GPU1),
-            "sim and policy and learner need a device of their own each, and there are 1 left",
+            "sim and policy and learner need a device of their own each, and there is 1 left",
         ),
         (
             lambda: disaggregated(GPU1, sim="0", policy="0", share_devices=True),
@@ -100,7 +100,7 @@ def test_roles_share_what_is_left():
         (lambda: hybrid(sim="0-3", policy="3-7"), "sim and policy both name device 3; they run side by side"),
         (
             lambda: hybrid(GPU1),
-            r"need a device of their own each, and there are 1 left; put simulators on CPUs \(sim: cpu\)",
+            r"need a device of their own each, and there is 1 left; put simulators on CPUs \(sim: cpu\)",
         ),
         (lambda: hybrid(pipeline_stages=3), r"64 envs cannot be shared evenly by 12 lanes \(4 sim workers x 3\)"),
         (lambda: hybrid(learner="0-2"), "256 samples .* cannot be shared evenly by 3 learners"),

@@ -10,6 +10,7 @@ import pytest
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.errors import HookFailed, UserError
+from vla_rl.core.installation import console_command
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.driver.evaluation import NotRecorded
 from vla_rl.runtime.run_folder.folder import RunFolder
@@ -52,7 +53,10 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_from_it(tmp_path, undistu
     told = failing(tmp_path, event=event)
     assert f"hook 'bad' failed in {event} ({BAD}:" in told
     assert "ValueError: the plot has no axes" in told
-    assert f"stopped after step {saved}; saved in {tmp_path}, go on with --resume" in told
+    assert (
+        f"stopped after step {saved}; saved in {tmp_path}; go on with: {console_command()} run {tmp_path} --resume"
+        in told
+    )
     assert RunFolder(tmp_path).latest().name == f"step_{saved:06d}"
     run(parse_spec(scripted_spec(**SHORT)), tmp_path, True)
     assert read_metrics(tmp_path) == undisturbed
@@ -111,10 +115,10 @@ def test_a_disk_that_is_full(tmp_path, undisturbed, event, at):
         (disk / "filler").unlink()
         if event == "on_rollout_end":
             assert "jsonl/writer.py" in told and "0.0 MiB were free" in told
-            assert "make room and run again with --resume" in told
+            assert "make room, and resume the run" in told
         else:
             assert f"{disk / 'run' / 'results.json'} cannot be written: No space left" in told
-            assert f"go on from it with: vla-rl run {disk / 'run'} --resume" in told
+            assert f"go on from it with: {console_command()} run {disk / 'run'} --resume" in told
         run(parse_spec(scripted_spec(**SHORT)), disk / "run", True)
         assert read_metrics(disk / "run") == undisturbed
     finally:

@@ -20,8 +20,8 @@ from vla_rl.runtime.driver.recordings import RecordingSchedule
 from vla_rl.runtime.start import clone, evaluate, run
 from vla_rl.runtime.workers.env.recording import RecordingStore
 
-pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
-pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
+pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
 
 TABLETOP = {"type": "tabletop", "num_envs": 4, "image_size": 16}
 ROLLOUT = {"chunk": 4, "episodes": 8, "group_size": 4, "max_steps": 12}

@@ -94,7 +94,7 @@ def test_metrics_results_and_evaluations_count_interventions(tmp_path):
 
 
 def test_data_sets_say_which_frames_are_interventions(tmp_path):
-    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
     hooks = [{"type": "lerobot", "what": "both"}]
     run(helped_spec(train={"steps": 1}, hooks=hooks), tmp_path / "run", False)
     folder = tmp_path / "run" / "lerobot"
@@ -112,7 +112,7 @@ def test_data_sets_say_which_frames_are_interventions(tmp_path):
 def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
     """The samples of `only: interventions` are those that begin with an action of the person, who pushes 0.75 towards
     the target; `vla-rl sft` trains on them."""
-    pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+    pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
     hooks = [{"type": "lerobot", "what": "evaluation", "rows": rows}]
     # Chunks of two, so the takeover of steps 2 to 4 begins with a chunk.
     run(helped_spec(env={"first": 2}, train={"steps": 1}, hooks=hooks), tmp_path / "run", False)
@@ -136,7 +136,7 @@ def test_interventions_of_a_recording_are_cloned_alone(tmp_path, rows):
 
 
 def test_a_recording_without_interventions_is_refused_where_they_are_wanted(tmp_path):
-    pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+    pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
     hooks = [{"type": "lerobot", "what": "evaluation"}]
     for name, env, message in (
         ("none", {"first": helped_env.LENGTH}, "has no sample that begins with an intervention"),

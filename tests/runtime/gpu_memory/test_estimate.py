@@ -93,7 +93,7 @@ def test_the_command_prints_what_is_estimated_and_what_is_assumed(tmp_path):
     assert "estimated for h100, published rates; not calibrated" in text
     assert "inference of 4 rows" in text and "learner's pass of 8 samples" in text
     assert "assumed: episodes run to their limit of 16 actions" in text
-    assert "fullest GPU: " in text
+    assert "fullest GPU with " in text
     result = CliRunner().invoke(app, ["plan", str(file), "--gpu", "h200", "--devices", "1", "--json"])
     rows = json.loads(result.stdout)
     assert rows[0]["estimate"]["calibrated"] is True and rows[0]["estimate"]["guesses"]

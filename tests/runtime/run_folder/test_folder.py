@@ -180,7 +180,7 @@ def test_a_save_that_fails_for_another_reason_does_not_ask_for_room(tmp_path, mo
 
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**40))
-    with pytest.raises(CheckpointError, match="a tensor without a name(.|\n)*mend that and run again with --resume"):
+    with pytest.raises(CheckpointError, match="a tensor without a name(.|\n)*mend that, and resume the run"):
         RunFolder(tmp_path).save(State(step=1), write, keep=2)
 
 

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from vla_rl.core.errors import PluginError, SpecError, UserError, WorkerDied
+from vla_rl.core.installation import console_command
 from vla_rl.runtime.comm.backend import CallHung
 from vla_rl.runtime.comm.backends.ray import RayBackend
 from vla_rl.runtime.messages.requests import EnvError
@@ -83,7 +84,7 @@ def test_an_end_that_a_run_can_be_resumed_from_says_how(train, tmp_path):
     folder = tmp_path / "run"
     latest = RunFolder(folder).latest().name
     assert caught.value.__notes__[-1] == (
-        f"the last checkpoint is {latest}; go on from it with: vla-rl run {folder} --resume"
+        f"the last checkpoint is {latest}; go on from it with: {console_command()} run {folder} --resume"
     )
 
 

@@ -33,7 +33,8 @@ ENVS_APART = {
     "train": {"steps": 12, "global_batch": 8, "checkpoint_every": 2},
 }
 ENDLESS = {"env": {"length": 10**6, "max_steps": 10**6, "latency_s": 0.05}, "eval": {"before": False}}
-KILLS = Path(__file__).parents[3] / "benchmarks" / "kills.py"
+ROOT = Path(__file__).parents[3]
+KILLS = ROOT / "benchmarks" / "kills.py"
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +127,28 @@ def test_sigterm_saves_leaves_no_process_and_loses_nothing(begin, train, tmp_pat
     _, expected = train("whole", **ENVS_APART)
     train(resume=True, **ENVS_APART)
     assert read_metrics(tmp_path / "run") == expected
+
+
+def test_ctrl_c_in_the_quickstart_leaves_its_link_and_prints_a_command_that_resumes(tmp_path):
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv" / ".run").touch()  # newer than what it is made of
+    changes = "runtime.backend=local env.num_envs=8 rollout.episodes=8 train.steps=2 eval.before=false"
+    command = ["make", "quickstart", f"ARGS={changes} eval.episodes_per_task=1 train.checkpoint_every=1"]
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    wait_for(lambda: lines_of(tmp_path / "runs" / "quickstart"), process)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60)
+    text = (tmp_path / "output").read_text()
+    (resume,) = re.findall(r"go on with: (.*)", text) or [text]
+    done = subprocess.run(resume, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "runs" / "quickstart" / "results.json").is_file()
 
 
 @pytest.mark.parametrize(

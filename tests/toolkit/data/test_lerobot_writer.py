@@ -21,8 +21,8 @@ from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot import plugin as reader
 from vla_rl.toolkit.data.recording import Recording, png
 
-pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install 'vla-rl[data]'")
-pytest.importorskip("datasets", reason="needs the extra: pip install 'vla-rl[data]'")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")
+pytest.importorskip("datasets", reason="needs the extra: pip install -e '.[data]'")
 
 from vla_rl.toolkit.data import lerobot  # noqa: E402
 from vla_rl.toolkit.data.lerobot import LeRobotWriter  # noqa: E402

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-msgpack = pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+msgpack = pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from vla_rl.toolkit.models import openpi  # noqa: E402
 from vla_rl.toolkit.models.openpi import FrameError, pack, unpack  # noqa: E402

@@ -62,14 +62,13 @@ def _tiles(run: ReportData) -> Iterator[tuple[str, str, str, str]]:
     """(title, value, note, class)."""
     results = run.results
     after, before = results.get("success"), results.get("success_before")
-    if after is None and run.evaluations:
-        after = _rate(run.evaluations[-1])
     if after:
-        interval = f"{100 * after['low']:.1f} to {100 * after['high']:.1f} %, n\u00a0=\u00a0{after['n']}"
-        yield "success", f"{100 * after['rate']:.1f} %", interval, _comparison(after, before)
+        yield _success_tile("success", after, _comparison(after, before))
     if before:
-        interval = f"{100 * before['low']:.1f} to {100 * before['high']:.1f} %, n\u00a0=\u00a0{before['n']}"
-        yield "before training", f"{100 * before['rate']:.1f} %", interval, ""
+        yield _success_tile("before training", before)
+    if not results:
+        for point in dict.fromkeys([*run.evaluations[-1:], *run.evaluations[:1]]):
+            yield _success_tile(f"success after step {point.step}" if point.step else "before training", _rate(point))
     speed = [value for _, value in run.series("throughput/env_steps_per_s")]
     if speed:
         yield "env steps a second", number(round(sorted(speed)[len(speed) // 2], 1)), "median of the steps", ""
@@ -242,6 +241,11 @@ def _tile(title: str, value: str, note: str, kind: str) -> str:
     return (
         f'<div class="tile {kind}"><span>{escape(title)}</span><b>{escape(value)}</b><span>{escape(note)}</span></div>'
     )
+
+
+def _success_tile(title: str, success: Mapping[str, Any], css: str = "") -> tuple[str, str, str, str]:
+    interval = f"{100 * success['low']:.1f} to {100 * success['high']:.1f} %, n\u00a0=\u00a0{success['n']}"
+    return title, f"{100 * success['rate']:.1f} %", interval, css
 
 
 def _rate(point: Point) -> dict[str, Any]:

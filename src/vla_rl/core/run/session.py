@@ -19,6 +19,7 @@ from vla_rl.core.catalogue import build, hook_modules
 from vla_rl.core.errors import CheckpointError, HookFailed, SafetyStop, UserError, WorkerDied
 from vla_rl.core.events import Run
 from vla_rl.core.hookspecs import RunEvents
+from vla_rl.core.installation import console_command
 from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast
 from vla_rl.core.run.runtime import Runtime, StartRuntime
@@ -139,8 +140,12 @@ class Session(ABC):
         latest = run_store.latest()
         if latest is None:
             return ""
-        command = f"vla-rl {'sft' if cls.mode == 'imitation' else 'run'} {shlex.quote(str(run_store.path))} --resume"
-        return f"the last checkpoint is {latest.name}; go on from it with: {command}"
+        return f"the last checkpoint is {latest.name}; go on from it with: {cls._resume_command(run_store)}"
+
+    @classmethod
+    def _resume_command(cls, run_store: RunStore) -> str:
+        verb = "sft" if cls.mode == "imitation" else "run"
+        return f"{console_command()} {verb} {shlex.quote(str(run_store.path))} --resume"
 
     @classmethod
     def _note_resume(cls, error: Exception, run_store: RunStore) -> None:
@@ -205,7 +210,8 @@ class Session(ABC):
 
     def _stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
-        message = f"stopped after step {self.state.step}; saved in {self.run_store.path}, go on with --resume"
+        command = self._resume_command(self.run_store)
+        message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; go on with: {command}"
         try:
             if self._saved != (self.state.step, self.state.evaluated):
                 self.save()
@@ -213,7 +219,8 @@ class Session(ABC):
         except (CheckpointError, OSError) as exc:
             if self.interrupts.reason is None:
                 raise
-            return self.interrupts.stopped(str(exc))  # such as a full disk, on which a listener failed first
+            advice = self._resumable(self.run_store)  # a full disk, for one, on which a listener failed first
+            return self.interrupts.stopped(f"{exc}; {advice}" if advice else str(exc))
         return self.interrupts.stopped(message)
 
     def milestone(self) -> bool:

@@ -9,8 +9,10 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from vla_rl.core.installation import OWN_DIST, pip_arguments
+
 ASK_SECONDS = 90.0
-SAME = ("vla-rl", "ray")
+SAME = (OWN_DIST, "ray")
 """Distributions of which two interpreters that work together need the same version."""
 
 
@@ -51,7 +53,9 @@ def interpreter_problems(python: Path) -> list[str]:
     for name in SAME:
         version = metadata.version(name)
         if name not in answer["has"]:
-            problems.append(f"{python} has no {name}; try: {python} -m pip install '{name}=={version}'")
+            same = pip_arguments(name) if name == OWN_DIST else f"'{name}=={version}'"
+            how = f"try: {python} -m pip install {same}" if same else f"install {version} there"
+            problems.append(f"{python} has no {name}; {how}")
         elif answer["has"][name] != version:
             problems.append(f"{python} has {name} {answer['has'][name]}, this interpreter {version}; install the same")
     return problems

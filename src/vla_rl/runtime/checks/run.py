@@ -11,9 +11,10 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from vla_rl.core.catalogue import OWN_DIST, installed, keep_build, load, unmet_base
+from vla_rl.core.catalogue import installed, keep_build, load, unmet_base
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import offers
 from vla_rl.core.paths import path_error
 from vla_rl.core.plan import Cluster, DoesNotFit, MeasureFirst, Plan

@@ -238,7 +238,7 @@ def _simulation(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
         return Cost(seconds=fixed + each * envs, num_envs=envs, fixed=fixed / (fixed + each * envs))
     backend = getattr(spec.env.config, "backend", None)
     if rates is None or rates.cpu is None or backend in ("gpu", "auto"):
-        guesses.append(f"no rate of {name} is known{' on a GPU' * (backend is not None)}: simulation takes no time")
+        guesses.append(f"no rate of {name} is known{' on a GPU' * (backend is not None)}: simulation counts as no time")
         return None
     picture = rates.cpu.picture_s if rates.cpu.gpu_picture_s is None else rates.cpu.gpu_picture_s
     guesses.append(f"a picture of {name} takes {picture:g} s where a GPU draws it (a CPU: {rates.cpu.picture_s:g})")

@@ -8,7 +8,7 @@ from itertools import count
 from attrs import evolve
 
 from vla_rl.core.catalogue import build, hook_modules, load
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, counted
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
@@ -39,7 +39,9 @@ def plan_for(
     Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
     """
     if spec.runtime.require == "cuda" and not cluster.gpus:
-        raise NoCuda(f"cuda is required, and there is no GPU: {cluster.cpus:g} CPUs and 0 GPUs were found; {WITHOUT}")
+        raise NoCuda(
+            f"cuda is required, and there is no GPU: {counted(cluster.cpus, 'CPU')} and 0 GPUs were found; {WITHOUT}"
+        )
     component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
     placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(

@@ -183,7 +183,7 @@ class RunFolder:
                 f"the checkpoint of step {state.step} could not be written to {self.checkpoints}: {exc}\n"
                 f"  {free / 2**20:.1f} MiB were free on that disk\n"
                 f"  last complete checkpoint: {self.latest() or 'none'}; "
-                f"{'make room' if full else 'mend that'} and run again with --resume"
+                f"{'make room' if full else 'mend that'}, and resume the run"
             ) from exc
         shutil.rmtree(replaced, ignore_errors=True)
         for old in self._saved()[keep:]:

@@ -9,6 +9,8 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+from attrs import frozen
+
 from vla_rl.core.errors import UserError
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
@@ -24,6 +26,24 @@ INSTALLERS = {"egl": "install_gl.sh", "vulkan": "install_vulkan.sh"}
 """Rendering interface -> script of this folder that installs it."""
 
 
+BUSY = "the machine may be busy: run `vla-rl doctor` again when it is idle"
+
+
+@frozen
+class ProbeResult:
+    """What a probe found."""
+
+    works: bool
+    detail: str
+    """The last line that the probe printed, or how it ended."""
+    timed_out: bool = False
+    """The probe gave no answer, which says nothing of what is installed."""
+
+    def remedy(self, fix: str) -> str:
+        """Return what to do: `fix` where the probe failed, to try again where it timed out, nothing where it works."""
+        return "" if self.works else BUSY if self.timed_out else fix
+
+
 def install(name: str) -> int:
     """Run the script that installs a rendering interface. Return its exit status. Raises UserError for another name."""
     if name not in INSTALLERS:
@@ -31,8 +51,8 @@ def install(name: str) -> int:
     return subprocess.run(["sh", str(Path(__file__).with_name(INSTALLERS[name]))], check=False).returncode
 
 
-def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
-    """Run one of `cli.probes.PROBES` in a process. Return (whether it worked, its last line of output)."""
+def probe(name: str, seconds: float = PROBE_SECONDS) -> ProbeResult:
+    """Run one of `cli.probes.PROBES` in a process."""
     if name == "vulkan":
         use_unpacked_driver()
     command = [sys.executable, "-m", "vla_rl.cli.probes", name]
@@ -41,15 +61,15 @@ def probe(name: str, seconds: float = PROBE_SECONDS) -> tuple[bool, str]:
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return False, f"no answer within {seconds:g} s"
+        return ProbeResult(False, f"no answer within {seconds:g} s", timed_out=True)
     if done.returncode < 0:
-        return False, f"ended by signal {-done.returncode}"
+        return ProbeResult(False, f"ended by signal {-done.returncode}")
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return done.returncode == 0, lines[-1] if lines else "said nothing"
+    return ProbeResult(done.returncode == 0, lines[-1] if lines else "said nothing")
 
 
 @lru_cache
-def _works(name: str) -> tuple[bool, str]:
+def _works(name: str) -> ProbeResult:
     return probe(name)
 
 
@@ -59,11 +79,11 @@ def require(name: str, user: str) -> None:
     Args:
         user: who needs it, for the message.
     """
-    works, detail = _works(name)
-    if not works:
+    result = _works(name)
+    if not result.works:
         raise UserError(
-            f"{user} draws with {name}, which does not work on this machine: {detail}\n"
-            f"  fix it with: {FIXES[name]}\n"
+            f"{user} draws with {name}, which does not work on this machine: {result.detail}\n"
+            f"  {result.remedy(f'fix it with: {FIXES[name]}')}\n"
             f"  `vla-rl doctor` tries everything"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vla_rl.core.errors import counted, there_are
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
 
 ROLES = ("sim", "policy", "learner")
@@ -62,10 +63,11 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
                 f"`index` for the number of that GPU on its node"
             )
         if not 0 <= slot.gpus <= 1 or slot.cpus < 0:
-            raise DoesNotFit(f"{slot_name} asks for {slot.gpus:g} GPUs and {slot.cpus:g} CPUs; a worker has 0 to 1 GPU")
+            asked = f"{counted(slot.gpus, 'GPU')} and {counted(slot.cpus, 'CPU')}"
+            raise DoesNotFit(f"{slot_name} asks for {asked}; a worker has 0 to 1 GPU")
         if (slot.device == "cpu") != (slot.gpus == 0):
             raise DoesNotFit(
-                f"{slot_name} is on {slot.device} with {slot.gpus:g} GPUs; set `device` and `gpus` together"
+                f"{slot_name} is on {slot.device} with {counted(slot.gpus, 'GPU')}; set `device` and `gpus` together"
             )
         if slot.index is None:
             continue
@@ -73,14 +75,14 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
         if slot.index < 0 or (slot.gpus and slot.node in (None, *gpus_of) and slot.index >= num_gpus):
             where = "" if slot.node is None else f" on node {slot.node!r}"
             numbers = f", 0 to {num_gpus - 1}" if num_gpus else ""
-            raise DoesNotFit(f"{slot_name} is on GPU {slot.index}, and there are {num_gpus}{where}{numbers}")
+            raise DoesNotFit(f"{slot_name} is on GPU {slot.index}, and {there_are(num_gpus)}{where}{numbers}")
         shares[slot.node, slot.index] = shares.get((slot.node, slot.index), 0.0) + slot.gpus
     for (_, index), share in shares.items():
         if share > 1 + 1e-6:
             raise DoesNotFit(f"workers share GPU {index} and ask for {share:g} of it; their `gpus` add up to 1 at most")
     large = sum(slot.gpus > 0.5 for slot in plan.slots)
     if large > cluster.gpus:
-        raise DoesNotFit(f"{large} workers need more than half a GPU each, and there are {cluster.gpus} GPUs")
+        raise DoesNotFit(f"{large} workers need more than half a GPU each, and {there_are(cluster.gpus, 'GPU')}")
 
 
 def idle_policies(plan: Plan) -> list[int]:
@@ -109,7 +111,7 @@ def check_acts(plan: Plan) -> None:
     idle = idle_policies(plan)
     if idle:
         raise DoesNotFit(
-            f"{len(policies)} policy workers need a lane each, and there are {len(sims) * plan.stages}, of which "
+            f"{len(policies)} policy workers need a lane each, and {there_are(len(sims) * plan.stages)}, of which "
             f"{len(idle)} would get none; give the simulators more workers (sim, sim_workers) or the policies fewer "
             f"devices"
         )
@@ -143,12 +145,12 @@ def _check_shares(plan: Plan, cluster: Cluster) -> None:
     for name, capacity in everywhere:
         slots = [slot for slot in plan.slots if name in (None, slot.node)]
         for what, needed, have in (
-            ("CPUs", sum(slot.cpus for slot in slots), capacity.cpus),
-            ("GPUs", sum(slot.gpus for slot in slots), capacity.gpus),
+            ("CPU", sum(slot.cpus for slot in slots), capacity.cpus),
+            ("GPU", sum(slot.gpus for slot in slots), capacity.gpus),
         ):
             if needed > have + 1e-6:
                 where = "" if name is None else f" on node {name!r}"
-                raise DoesNotFit(f"{len(slots)} workers need {needed:g} {what}{where}, and there are {have:g}")
+                raise DoesNotFit(f"{len(slots)} workers need {counted(needed, what)}{where}, and {there_are(have)}")
     most_cpus = max((node.cpus for node in cluster.nodes), default=0.0)
     for slot in plan.slots:
         if slot.cpus > most_cpus + 1e-6:

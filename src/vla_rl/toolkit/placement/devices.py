@@ -21,6 +21,7 @@ from typing import Any
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.errors import there_are
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan, Slot
 from vla_rl.toolkit.placement.checks import checked
 from vla_rl.toolkit.placement.lanes import BatchingSettings, Lanes, layout, valid_lanes
@@ -114,7 +115,7 @@ def busy_devices(cluster: Cluster) -> list[Device]:
 def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
     """Return the devices that a well-formed list names. Raise DoesNotFit."""
     devices: list[Device] = []
-    kind = "GPUs" if cluster.gpus else f"CPU slots ({SLOTS_PER_CORE} a core)"
+    kind, note = ("GPU", "") if cluster.gpus else ("CPU slot", f" ({SLOTS_PER_CORE} a core)")
     for part in text.split(","):
         match = PART.fullmatch(part.strip())
         assert match is not None
@@ -131,7 +132,7 @@ def find_devices(role: str, text: str, cluster: Cluster) -> list[Device]:
         for name, pool in zip(nodes, pools, strict=False):
             if int(last or first) >= len(pool):
                 raise DoesNotFit(
-                    f"placement.{role}: device {last or first} is needed, and there are {len(pool)} {kind}"
+                    f"placement.{role}: device {last or first} is needed, and {there_are(len(pool), kind)}{note}"
                     f"{'' if pattern is None else f' on node {name!r}'}{_numbers(pool)}"
                 )
             devices += pool[int(first) : int(last or first) + 1]
@@ -219,7 +220,7 @@ def _shares(node: Node, worker_roles: Sequence[Sequence[str]], cluster: Cluster)
         return share, share
     if len(worker_roles) > cpus:
         raise DoesNotFit(
-            f"{len(worker_roles)} workers need a CPU core each, and there are {cpus:g} on node {node.name!r}"
+            f"{len(worker_roles)} workers need a CPU core each, and {there_are(cpus)} on node {node.name!r}"
         )
     sims = sum("sim" in of for of in worker_roles)
     return 1.0, float((cpus - len(worker_roles) + sims) // max(sims, 1))
@@ -241,4 +242,4 @@ def _formatted(devices: Sequence[Device], cluster: Cluster) -> str:
 
 
 def _numbers(pool: Sequence[Device]) -> str:
-    return f": 0-{len(pool) - 1}" if pool else ""
+    return f": 0-{len(pool) - 1}" if len(pool) > 1 else ": 0" if pool else ""

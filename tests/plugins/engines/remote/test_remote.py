@@ -15,8 +15,8 @@ import attrs
 import numpy as np
 import pytest
 
-pytest.importorskip("websockets", reason="pip install 'vla-rl[serve]'")
-pytest.importorskip("msgpack", reason="pip install 'vla-rl[serve]'")
+pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
+pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
 from typer.testing import CliRunner
 from websockets.sync.server import serve as listen
@@ -133,7 +133,7 @@ def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
 @pytest.mark.sim
 def test_episodes_on_libero_equal_those_of_the_policy_here(tmp_path):
     """Compare the episodes of a small trained policy on the real simulator."""
-    pytest.importorskip("libero", reason="needs LIBERO: pip install 'vla-rl[libero]'")
+    pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")
     changes = {
         "env": {
             "type": "libero",

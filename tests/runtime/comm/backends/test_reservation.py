@@ -56,7 +56,7 @@ def test_what_others_use_is_not_there(monkeypatch):
         try:
             group, bundle_of = reserve(ray, [Slot(roles=("sim",), cpus=1.5)], 60.0)
             assert bundle_of == [0]
-            message = r"workers need 1 CPUs and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
+            message = r"workers need 1 CPU and 0 GPUs, and of the cluster's CPUs 0.5 and of its GPUs 0 are free"
             with pytest.raises(DoesNotFit, match=message):
                 reserve(ray, [Slot(roles=("policy",), cpus=1.0)], 60.0)
             ray.util.remove_placement_group(group)

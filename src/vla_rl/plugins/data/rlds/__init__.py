@@ -9,7 +9,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, there_are
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
 
@@ -61,7 +61,7 @@ def find_files(config: RLDSConfig) -> list[Path]:
         raise UserError(f"{folder} holds {len(sets)} data sets: {', '.join(sets[:5])}; give the folder of one")
     count = files[0].name.rpartition("-of-")[2]
     if not count.isdigit() or int(count) != len(files):
-        raise UserError(f"{sets[0]}: there are {len(files)} files, their names say {count}; download it again")
+        raise UserError(f"{sets[0]}: {there_are(len(files), 'file')}, their names say {count}; download it again")
     return files
 
 

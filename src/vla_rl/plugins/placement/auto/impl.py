@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from vla_rl.core.errors import counted
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan
 from vla_rl.plugins.placement.auto import AutoConfig
@@ -26,7 +27,7 @@ class Auto(Placement):
         if job.forecast is None:
             raise MeasureFirst(
                 f"auto chooses by what a step of each role takes, and 0 of 3 are measured yet: a run does that first "
-                f"({job.num_envs} envs on {cluster.cpus:g} CPUs and {cluster.gpus} GPUs)"
+                f"({job.num_envs} envs on {counted(cluster.cpus, 'CPU')} and {counted(cluster.gpus, 'GPU')})"
             )
         best: tuple[float, Plan] | None = None
         reasons, devices = [], busy_devices(cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.collocated import CollocatedConfig
@@ -26,10 +27,10 @@ class Collocated(Placement):
         check_lanes(job, workers, 1)
         if workers > cluster.cpus:
             raise DoesNotFit(
-                f"{workers} workers need a CPU core each, and there are {cluster.cpus:g}; lower placement.workers"
+                f"{workers} workers need a CPU core each, and {there_are(cluster.cpus)}; lower placement.workers"
             )
         if cluster.gpus and workers > cluster.gpus:
             raise DoesNotFit(
-                f"{workers} workers need a GPU each, and there are {cluster.gpus}; lower placement.workers"
+                f"{workers} workers need a GPU each, and {there_are(cluster.gpus)}; lower placement.workers"
             )
         return arrange(cluster, job, dict.fromkeys(ROLES, devices), offload=config.offload.roles)

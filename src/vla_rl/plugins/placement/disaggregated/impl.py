@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
 from vla_rl.plugins.placement.disaggregated import DisaggregatedConfig
@@ -30,7 +31,7 @@ class Disaggregated(Placement):
         left = free_devices(cluster, [device for devices in of.values() for device in devices], len(missing))
         if len(left) < len(missing) and not (config.share_devices and left):
             raise DoesNotFit(
-                f"{' and '.join(missing)} need a device of their own each, and there are {len(left)} left; "
+                f"{' and '.join(missing)} need a device of their own each, and {there_are(len(left))} left; "
                 f"put simulators on CPUs (sim: cpu), let roles share devices (share_devices: true), or choose hybrid "
                 f"or collocated"
             )

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, counted
 from vla_rl.core.plan import DoesNotFit, Node, Slot
 
 SHARED = Path("/dev/shm")  # noqa: S108 - where Ray keeps what processes share
@@ -138,5 +138,5 @@ def _formatted(bundles: Sequence[dict[str, float]], nodes: Sequence[str | None])
         here = [bundle for bundle, node in zip(bundles, nodes, strict=True) if node == name]
         cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in here) for kind in ("CPU", "GPU"))
         where = "" if name is None else f" on node {name!r}"
-        texts.append(f"{cpus:g} CPUs and {gpus:g} GPUs{where}")
+        texts.append(f"{counted(cpus, 'CPU')} and {counted(gpus, 'GPU')}{where}")
     return ", ".join(texts)

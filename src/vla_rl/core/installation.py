@@ -1,0 +1,60 @@
+"""How a distribution was installed (direct_url.json, PEP 610), the arguments with which pip installs it again, and the
+command by which a shell runs vla-rl."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+PUBLISHED = False
+"""The switch of a release: True once a package index has vla-rl. Until then no message and no page names
+vla-rl to pip; `tests/core/test_installation.py` lists the pages to change with it."""
+OWN_DIST = "vla-rl"
+
+
+def pip_arguments(dist: str, extra: str | None = None) -> str | None:
+    """Return what follows `pip install` to install a distribution, with an extra, from where it came: its folder (`-e`
+    if it was editable), its wheel, its repository, or by name from an index. Return None where pip would not find it:
+    the folder or wheel is gone, or vla-rl is not `PUBLISHED` and nothing says where it came from."""
+    extras = f"[{extra}]" if extra else ""
+    try:
+        text = metadata.distribution(dist).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return _source_folder(extras) if dist == OWN_DIST else None
+    if text is None:
+        return shlex.quote(f"{dist}{extras}") if PUBLISHED or dist != OWN_DIST else None
+    origin = json.loads(text)
+    url, editable = origin["url"], origin.get("dir_info", {}).get("editable", False)
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        part = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
+        return shlex.quote(f"{dist}{extras} @ {vcs['vcs']}+{url}@{vcs['commit_id']}{part}")
+    if not url.startswith("file:"):
+        return shlex.quote(f"{dist}{extras} @ {url}")
+    path = Path(url2pathname(urlsplit(url).path))
+    return "-e " * editable + shlex.quote(f"{path}{extras}") if path.exists() else None
+
+
+def console_command() -> str:
+    """Return what a shell in this folder runs as `vla-rl`: the script of this interpreter's environment, by its path
+    where the environment is not activated."""
+    script = Path(sys.executable).with_name(OWN_DIST)
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m vla_rl.cli.main"
+    on_path = shutil.which(OWN_DIST)
+    if on_path is not None and Path(on_path).samefile(script):
+        return OWN_DIST
+    here = Path.cwd()
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+
+
+def _source_folder(extras: str) -> str | None:
+    """Return the arguments for a clone that is on PYTHONPATH and not installed."""
+    folder = Path(__file__).parents[3]
+    return f"-e {shlex.quote(f'{folder}{extras}')}" if (folder / "pyproject.toml").is_file() else None
