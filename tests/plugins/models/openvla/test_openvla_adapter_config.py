@@ -34,7 +34,7 @@ def written(folder: Path, **config: Any) -> torch.Tensor:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_" in name:
-                parameter += 0.05 * torch.randn(parameter.shape, generator=random)
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=random))
     model.peft_config["default"].base_model_name_or_path = "base"
     model.save_pretrained(folder, save_embedding_layers=False)
     return model.merge_and_unload().a.weight.detach()

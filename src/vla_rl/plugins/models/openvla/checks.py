@@ -279,7 +279,7 @@ def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Check the headers of the weight files, or the settings of an adapter; its base is read when the model is built."""
+    """Check the headers of the weight files, or an adapter's settings. Its base is read when the model is built."""
     if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)) and (folder / ADAPTER_CONFIG).is_file():
         read_adapter_config(folder)
     else:
