@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any
 
 import numpy as np
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from vla_rl.serving.policy import Policy
@@ -18,6 +23,17 @@ from vla_rl.toolkit.models.openpi import pack, unpack
 
 WAIT = 60.0
 """Seconds after which an answer is missing."""
+
+
+def interpreter_with(home: Path, *packages: str) -> Path:
+    """Install packages into a new environment, and return its interpreter; skip the test where pip cannot."""
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    pip = [str(home / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *packages]
+    apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=240, env=apart)
+    if done.returncode:
+        pytest.skip(f"pip cannot install {packages[0]} here: {done.stderr.strip().splitlines()[-1]}")
+    return home / "bin" / "python"
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
 pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
 
-from clients import WAIT, served
+from clients import WAIT, interpreter_with, served
 from trained import sight, train
 
 import vla_rl
@@ -72,14 +71,7 @@ say(done=True)
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
     """An interpreter with openpi's client."""
-    home = tmp_path_factory.mktemp("openpi") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    pip = [str(home / "bin" / "pip"), "install", "-q", "--disable-pip-version-check", *PACKAGES]
-    apart = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=240, env=apart)
-    if done.returncode:
-        pytest.skip(f"pip cannot install {PACKAGES[0]} here: {done.stderr.strip().splitlines()[-1]}")
-    return home / "bin" / "python"
+    return interpreter_with(tmp_path_factory.mktemp("openpi") / "venv", *PACKAGES)
 
 
 @pytest.fixture(scope="module")

@@ -443,7 +443,8 @@ def test_vla_evaluation_harness(policy):
 
         kind, hello = say("hello", {"harness_version": "0.4", "protocol_version": 1})
         assert kind == "hello" and hello["protocol_version"] == 1 and hello["model_server"] == "linear"
-        assert hello["observation_params"] == {"send_wrist_image": True, "send_state": True}
+        params = {"send_wrist_image": True, "send_state": True, "quat_no_antipodal": True}
+        assert hello["observation_params"] == params
         for played in (6, 2, 4):
             say("episode_start", {}, hears=False)
             for i in range(played):

@@ -25,6 +25,7 @@ from vla_rl.core.spec.spec import read_env
 from vla_rl.core.types import Context
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.comm.status_line import EVERY_S, StatusLine
+from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
 from vla_rl.toolkit.processes import module_path
@@ -71,7 +72,7 @@ def examine(
     whole_range: bool = True,
     on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
-    """Raises UserError for settings that are wrong or a machine that lacks something."""
+    """Raises UserError for settings that are wrong or a machine that lacks something, such as the device."""
     plugin = load("env", name, modules)
     env = _read_env(name, overrides, modules)
     if env.python is not None:
@@ -81,7 +82,7 @@ def examine(
         )
     if plugin.preflight is not None:
         plugin.preflight(env.config)
-    context = Context(num_envs=num_envs, chunk=chunk, device=device)
+    context = Context(num_envs=num_envs, chunk=chunk, device=check_device(device))
     options: dict[str, Any] = {"expert": expert, "seconds": seconds, "whole_range": whole_range}
     try:
         return examine_env(plugin, env.config, context, **options, on_section=on_section)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Context, EnvInfo
+from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.toolkit.json_files import Record, read_record
 from vla_rl.toolkit.reward_models.fitting import ClassifierSettings, fit_classifier
 from vla_rl.toolkit.reward_models.folder import check_new_folder
@@ -41,10 +41,11 @@ def fit(
     Args:
         cameras, label: see `open_frames`.   device: None: a GPU where there is one.
         report: called after each optimiser step with its number and the loss.
-    Raises UserError for data from which it cannot learn, and for a folder that is not empty.
+    Raises UserError for data from which it cannot learn, and, before it learns, for a folder that cannot be written or
+    is not empty, and a device that is not there.
     """
     check_new_folder(to)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = check_device(device)
     model = fit_classifier(open_frames(data, cameras, label), settings, device, report)
     save_classifier(model, to)
     return model.shape.fitted

@@ -182,6 +182,9 @@ class VlaEval(Dialect):
             "observation_params": {
                 "send_wrist_image": any("wrist" in key for key in self.keys.keys_of(self.info).values()),
                 "send_state": bool(self.keys.state),
+                # As robosuite and our LIBERO do; else the harness negates quaternions with w < 0, and the rotation
+                # vector is another one than in training. Benchmarks without the parameter ignore it.
+                **({"quat_no_antipodal": True} if self.keys.state else {}),
             },
         }
 

@@ -10,7 +10,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
 from attrs import define, field
 
 from vla_rl import __version__
@@ -21,6 +20,7 @@ from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import Array, EnvInfo, Observation, UnexecutedActions, to_numpy
 from vla_rl.runtime.placement.components import build_algorithm
+from vla_rl.runtime.placement.hardware import check_device
 from vla_rl.runtime.run_folder.env_info import read_env_info
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
@@ -258,7 +258,7 @@ def open_policy(
     checkpoint = checkpoint_in(Path(folder))
     spec = load_run_spec(checkpoint.parents[1], overrides)
     state, info = read_state(checkpoint), read_env_info(checkpoint)
-    device = checked_device(device)
+    device = check_device(device)
     algorithm = build_algorithm(spec, device)
     wrappers = hook_modules(spec.plugins)
 
@@ -273,17 +273,6 @@ def open_policy(
     load_trained(engine, checkpoint / "trainer" / "learner.pt")
     digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
     return Policy(engine=engine, spec=spec, info=info, step=state.step, sha256=digest, device=device, greedy=greedy)
-
-
-def checked_device(name: str | None) -> str:
-    """Return the device's name, or the default for None. Raises UserError where torch has no such device."""
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    known = ["cpu", *gpus]
-    if name not in known and not (name == "cuda" and gpus):
-        raise UserError(f"there is no device {name!r} for the policy; torch sees: {', '.join(known)}")
-    return name
 
 
 def _rows(obs: Observation, rows: Sequence[int]) -> Observation:

@@ -352,6 +352,41 @@ def test_settings_that_do_not_fit_the_robot_are_refused(make, settings, message)
         make(**settings)
 
 
+def install(folder, name, source):
+    """Put a distribution of one module with a `config` beside it where child processes find it."""
+    module = name.replace("-", "_")
+    (folder / module).mkdir(parents=True)
+    (folder / module / "__init__.py").write_text(source)
+    (folder / module / "config.py").write_text(
+        "from lerobot.robots.chain_follower.config_chain_follower import ChainFollowerConfig\n"
+        "from lerobot.robots.config import RobotConfig\n"
+        "from dataclasses import dataclass\n"
+        "@RobotConfig.register_subclass('dashed')\n"
+        "@dataclass\n"
+        "class DashedConfig(ChainFollowerConfig): ...\n"
+    )
+    about = folder / f"{module}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+
+
+def test_a_robot_of_a_distribution_with_dashes_is_found(make, tmp_path, monkeypatch):
+    """lerobot 0.6.1 imports `lerobot-robot-dashed` by that name, which is none of a module."""
+    source = "from lerobot.robots.chain_follower import ChainFollower\nfrom lerobot_robot_dashed import config\n"
+    install(tmp_path / "site", "lerobot-robot-dashed", f"{source}class Dashed(ChainFollower): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert make(robot={"type": "dashed"}).info.action_low == (-90.0,) * 3
+
+
+def test_a_plugin_that_cannot_be_imported_is_named_where_its_robot_is_asked_for(make, tmp_path, monkeypatch):
+    install(tmp_path / "site", "lerobot-robot-dashed", "import no_such_sdk\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert make().info.action_low == (-90.0,) * 3
+    wanted = "no 'dashed'; it knows: .*\n  the plugin lerobot_robot_dashed cannot be imported: .*no_such_sdk"
+    with pytest.raises(UserError, match=wanted):
+        make(robot={"type": "dashed"})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -47,6 +48,11 @@ class Browser:
     def state(self) -> dict:
         return json.loads(self("/state")[1])
 
+    def press(self, answer: str, question: int | None = None) -> int:
+        """Press a button of the question that is shown, or of an earlier one. Return the status."""
+        question = self.state()["question"] if question is None else question
+        return self("/press", answer if answer == "stop" else f"{question} {answer}")[0]
+
 
 @pytest.fixture
 def person(tmp_path) -> Iterator:
@@ -84,28 +90,53 @@ def test_buttons_are_taken_when_they_are_offered(panel):
     panel.show("how was it?", ("success", "failure"))
     assert browser.state() == {
         "text": "how was it?",
+        "question": 1,
         "answers": ["success", "failure"],
         "answered": None,
         "stopped": False,
         "picture": 0,
     }
-    assert browser("/press", "ready")[0] == 409
+    assert browser.press("ready") == 409
     assert panel.take(0.0) is None
-    assert browser("/press", "failure")[0] == 200
+    assert browser.press("failure") == 200
     assert browser.state()["answered"] == "failure"
     assert panel.take(0.0) == "failure"
     assert panel.take(0.0) is None
+    assert browser.state()["answered"] == "failure", "a second person sees that there is an answer"
+
+
+def test_a_question_has_one_answer(panel):
+    """Two people press: the first one counts, before and after the run has taken it."""
+    browser = Browser(panel.address)
+    panel.show("how was it?", ("success", "failure"))
+    assert [browser.press("failure"), browser.press("success")] == [200, 409]
+    assert panel.take(0.0) == "failure"
+    assert browser.press("success") == 409
+    assert panel.take(0.0) is None
+
+
+def test_a_press_answers_the_question_that_was_shown(panel):
+    """A press that was made for an earlier question, as by a double click, is no answer to the next one."""
+    browser = Browser(panel.address)
+    panel.show("how was it?", ("success", "failure"))
+    before = browser.state()["question"]
+    panel.show("how was it now?", ("success", "failure"))
+    assert browser.press("success", before) == 409
+    assert panel.take(0.0) is None
+    assert browser.press("success") == 200
+    for body in ("", "success", "x success", "2", "-1 success", "9" * 500 + " success"):
+        assert browser("/press", body)[0] == 409, body
 
 
 def test_a_new_question_forgets_answers_but_no_stop(panel):
     browser = Browser(panel.address)
     panel.show("first", ("success",))
-    browser("/press", "success")
+    browser.press("success")
     panel.show("second", ("success",))
     assert panel.take(0.0) is None
-    browser("/press", "stop")
+    browser.press("stop")
     panel.show("third", ("success",))
-    assert browser("/press", "success")[0] == 200
+    assert browser.press("success") == 200
     assert [panel.take(0.0), panel.take(0.0)] == ["stop", "stop"]
     assert browser.state()["stopped"]
 
@@ -115,7 +146,7 @@ def test_an_answer_ends_the_wait(panel):
     taken = []
     waiting = Thread(target=lambda: taken.append(panel.take(60.0)))
     waiting.start()
-    Browser(panel.address)("/press", "ready")
+    Browser(panel.address).press("ready")
     waiting.join(30)
     assert taken == ["ready"]
 
@@ -152,12 +183,12 @@ def test_strangers_are_refused(panel, path, body, headers):
     assert panel.take(0.0) is None
 
 
-def test_the_page_has_three_buttons_and_its_token(panel):
+def test_the_page_has_four_buttons_and_its_token(panel):
     browser = Browser(panel.address)
     status, body = browser(f"/?token={panel.token}")
     text = body.decode()
     assert status == 200
-    assert text.count("<button") == 3
+    assert text.count("<button") == 4
     assert panel.token in text
     assert "$" not in text
 
@@ -184,15 +215,48 @@ def test_a_port_in_use_is_refused(panel):
         PagePanel(panel.port, None, "rewards")
 
 
+def test_a_request_that_is_aborted_prints_nothing(panel, capfd):
+    """A phone that sleeps in the middle of a request resets the connection."""
+    for request in (f"GET /?token={panel.token} HTTP/1.1\r\nHost: 127.0.0.1:{panel.port}\r\n\r\n", "POST /press HT"):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", panel.port), timeout=5) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(request.encode())
+    assert Browser(panel.address).state()["question"] == 0
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_address_is_written_for_this_user_alone(tmp_path):
     file = tmp_path / "address"
-    file.write_text("old")
     panel = PagePanel(0, file, "rewards")
-    panel.close()
     assert file.read_text() == f"{panel.address}\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with pytest.raises(UserError, match="address_file: .* has the address of a page that is still open; name another"):
+        PagePanel(0, file, "rewards")
+    panel.close()
+    panel.close()
+    assert not file.exists()
     with pytest.raises(UserError, match="address_file: .* cannot be written"):
         PagePanel(0, tmp_path / "none" / "address", "rewards")
+
+
+def test_an_address_file_replaces_nothing_but_the_address_of_an_ended_run(tmp_path):
+    file = tmp_path / "address"
+    for content in ("thesis", "http://127.0.0.1:8000/?token=x and more", "", "x" * 5000):
+        file.write_text(content)
+        with pytest.raises(
+            UserError, match="rewards.address_file: .* is there and holds no page's address; name a new"
+        ):
+            PagePanel(0, file, "rewards")
+        assert file.read_text() == content
+    with pytest.raises(UserError, match="holds no page's address"):
+        PagePanel(0, Path(os.devnull), "rewards")
+    panel = PagePanel(0, None, "rewards")
+    panel.close()
+    file.write_text(f"{panel.address}\n")  # as after a kill
+    again = PagePanel(0, file, "rewards")
+    assert file.read_text() == f"{again.address}\n"
+    again.close()
 
 
 # --------------------------------------------------------------------------------------------------- the terminal
@@ -214,9 +278,9 @@ def test_letters_are_answers(terminal):
     typed, panel = terminal
     panel.show("how was it?", ("success", "failure"))
     assert b"how was it? [s = success, f = failure, x = stop, then Enter]" in os.read(typed, 1000)
-    os.write(typed, b"r\nwhat\n F \n")
+    os.write(typed, b"r\nwhat\n F \ns\n")
     assert panel.take(5.0) == "failure"
-    assert panel.take(0.0) is None
+    assert panel.take(0.5) is None, "a question has one answer"
 
 
 def test_what_was_typed_before_a_question_is_no_answer(terminal):
@@ -260,10 +324,10 @@ def test_success_and_failure_end_the_episode(person):
     model.before_reset(np.array([0]))
     assert model.success_probability(observation(), ONGOING).tolist() == [0.0]
     assert model.failed(observation()).tolist() == [False]
-    browser("/press", "success")
+    browser.press("success")
     assert model.success_probability(observation(), ONGOING).tolist() == [1.0]
     model.before_reset(np.array([0]))
-    browser("/press", "failure")
+    browser.press("failure")
     model.watch(observation())
     assert model.success_probability(observation(), ONGOING).tolist() == [0.0]
     assert model.failed(observation()).tolist() == [True]
@@ -281,9 +345,9 @@ def test_the_outcome_is_asked_for_at_the_end(person):
 
 
 def press_when_asked(browser: Browser, text: str, answer: str) -> None:
-    while text not in browser.state()["text"]:
+    while text not in (state := browser.state())["text"]:
         pass
-    browser("/press", answer)
+    browser.press(answer, state["question"])
 
 
 def test_without_questions_an_end_is_a_failure(person):
@@ -308,7 +372,7 @@ def test_ctrl_c_ends_the_wait(person):
 
 def test_a_stop_ends_every_call(person):
     model = person()
-    Browser(model.panel.address)("/press", "stop")
+    Browser(model.panel.address).press("stop")
     for call in (
         lambda: model.watch(None),
         lambda: model.before_reset(np.array([0])),

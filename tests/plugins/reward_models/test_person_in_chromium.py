@@ -96,17 +96,16 @@ def test_a_person_sees_the_picture_and_presses_the_buttons(panel, tab):
     picture[..., 0] = 255
     panel.show_picture(picture)
     tab.open(panel.address)
-    tab.wait_for("document.querySelectorAll('button').length", 3)
+    tab.wait_for("document.querySelectorAll('button').length", 4)
     tab.wait_for("byId('text').textContent", "reset the scene: ready?")
     tab.wait_for("byId('picture').naturalWidth", 8)
-    tab.wait_for("byId('success').textContent", "Ready")
-    assert tab.value("byId('failure').disabled")
-    tab.click("byId('success')")
+    tab.wait_for("byId('ready').disabled", False)
+    assert tab.value("byId('success').disabled && byId('failure').disabled")
+    tab.click("byId('ready')")
     assert panel.take(PATIENCE_S) == "ready"
-    panel.show("was it a success?", ("success", "failure"))
     for answer in ("failure", "success"):
+        panel.show("was it a success?", ("success", "failure"))
         tab.wait_for(f"byId('{answer}').disabled", False)
-        tab.wait_for("byId('success').textContent", "Success")
         tab.click(f"byId('{answer}')")
         assert panel.take(PATIENCE_S) == answer
     tab.click("byId('stop')")
@@ -134,4 +133,53 @@ def test_a_page_whose_run_has_ended_says_so(panel, tab):
     tab.wait_for("byId('text').textContent", "")
     panel.close()
     tab.wait_for("byId('text').textContent.startsWith('no connection')", True)
-    assert tab.value("byId('stop').disabled")
+    assert tab.value("['ready', 'success', 'failure'].every((id) => byId(id).disabled)")
+
+
+def test_a_stop_that_does_not_arrive_says_so(panel, tab):
+    tab.open(panel.address)
+    tab.wait_for("byId('text').textContent", "")
+    panel.close()
+    tab.click("byId('stop')")
+    tab.wait_for("byId('notice').textContent", "THE STOP DID NOT REACH THE RUN: use the robot's emergency stop")
+
+
+def test_a_stop_is_sent_again_until_it_arrives(panel, tab):
+    tab.open(panel.address)
+    tab.wait_for("byId('text').textContent", "")
+    tab.value(
+        "(() => { const real = window.fetch; let left = 3;"
+        "window.fetch = (path, more) => path === '/press' && left-- > 0 ? Promise.reject() : real(path, more); })()"
+    )
+    tab.click("byId('stop')")
+    tab.wait_for("byId('notice').textContent.startsWith('THE STOP DID NOT')", True)
+    assert panel.take(PATIENCE_S) == "stop"
+    tab.wait_for("byId('text').textContent", "stopped: the run saves and ends")
+    assert tab.value("byId('notice').textContent") == ""
+
+
+def test_a_double_click_on_ready_is_no_success(panel, tab):
+    panel.show("reset the scene: ready?", ("ready",))
+    tab.open(panel.address)
+    tab.wait_for("byId('ready').disabled", False)
+    tab.click("byId('ready')")
+    assert panel.take(PATIENCE_S) == "ready"
+    panel.show("the robot acts", ("success", "failure"))
+    tab.click("byId('ready')")
+    tab.wait_for("byId('success').disabled", False)
+    tab.click("byId('ready')")
+    assert panel.take(0.5) is None
+
+
+def test_a_second_person_sees_whose_answer_counts(panel, tab):
+    panel.show("was it a success?", ("success", "failure"))
+    tab.open(panel.address)
+    tab.wait_for("byId('success').disabled", False)
+    tab.value("press('success'); panel_question = question")  # both press before either page has been drawn again
+    assert panel.take(PATIENCE_S) == "success"
+    tab.value("question = panel_question; press('failure')")
+    tab.wait_for("byId('notice').textContent", "failure does not count: somebody has answered success")
+    panel.show("reset the scene: ready?", ("ready",))
+    tab.wait_for("byId('notice').textContent", "")
+    tab.value("question -= 1; press('ready')")
+    tab.wait_for("byId('notice').textContent.startsWith('ready came too late')", True)

@@ -217,6 +217,10 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+def put(file: Path) -> None:
+    file.write_bytes(bytes(range(64)))
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
@@ -225,6 +229,7 @@ def flip(file: Path) -> None:
         (LEARNER, Path.unlink, "learner.pt is missing"),
         (LEARNER, flip, "learner.pt has other content than was written"),
         ("model/config.json", flip, "model/config.json has other content than was written"),
+        ("model/model-2.safetensors", put, "model/model-2.safetensors is not in manifest.json: it was put there later"),
         ("manifest.json", Path.unlink, "manifest.json is missing, which is written last"),
         ("manifest.json", cut, "manifest.json cannot be read"),
     ],
@@ -320,6 +325,34 @@ def test_evaluating_a_damaged_checkpoint_is_one_error(killed, what):
     result = CliRunner().invoke(app, ["eval", str(killed / what)])
     assert result.exit_code == 2
     assert "step_000006 is damaged: trainer/learner.pt has other content" in result.output
+
+
+def test_evaluating_a_checkpoint_with_weights_that_nothing_vouches_for_is_one_error(killed):
+    """`eval` takes the learner's weights, so it would not notice what `export` gives away."""
+    put(killed / "checkpoints" / "step_000006" / "model" / "model-2.safetensors")
+    (killed / "checkpoints" / "step_000006" / "model" / "notes.txt").touch()
+    result = CliRunner().invoke(app, ["eval", str(killed)])
+    assert result.exit_code == 2
+    assert "step_000006 is damaged: model/model-2.safetensors is not in manifest.json" in result.output
+    assert "notes.txt" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "executes"),
+    [("check", True), ("plan", True), ("eval", True), ("serve", True), ("export", False), ("report", False)],
+)
+def test_commands_that_execute_a_strangers_spec_are_those_of_the_security_page(killed, tmp_path, command, executes):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("raise OSError('executed')\n")
+    file = killed / "spec.yaml"
+    file.write_text(file.read_text().replace("plugins:\n", f"plugins:\n- {plugin}\n"))
+    options = ["--to", str(tmp_path / "to")] if command == "export" else []
+    result = CliRunner().invoke(app, [command, str(killed), *options])
+    assert ("executed" in result.output) == executes, result.output
+    assert (result.exit_code == 0) != executes
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "security.md").read_text()
+    (listed,) = re.findall(r"\*\*A run's folder\*\* contains its spec: (.*?) read it", page)
+    assert (f"`{command}`" in listed) == executes
 
 
 def test_a_run_that_failed_before_its_first_step_does_not_block_its_folder(tmp_path, train):

@@ -48,7 +48,7 @@ def beside(file: Path, answer: Callable[[dict, int], str | None]) -> Iterator[li
                 state = json.loads(request(root, token, "/state"))
                 chosen = None if state["answered"] or state["stopped"] else answer(state, len(pressed))
                 if chosen is not None:
-                    request(root, token, "/press", chosen)
+                    request(root, token, "/press", chosen if chosen == "stop" else f"{state['question']} {chosen}")
                     pressed.append(chosen)
             except OSError:  # the run has ended, or the question is another one by now
                 continue
@@ -104,7 +104,6 @@ def test_a_stop_saves_and_the_run_goes_on_from_there(tmp_path):
         start(tmp_path / "run", tmp_path / "address")
     assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
     assert len(steps_of(tmp_path / "run")) == 1
-    (tmp_path / "address").unlink()
     with beside(tmp_path / "address", obliging):
         results = start(tmp_path / "run", tmp_path / "address", resume=True)
     assert len(steps_of(tmp_path / "run")) == 2

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import numpy as np
 import pytest
 import torch
 from tabletop_data import tabletop_data
+from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl import Observation, RecordedRewards
 from vla_rl.cli.fit_rewards import main, open_frames
+from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.reward_models.fitting import ClassifierSettings, fit_classifier
@@ -130,6 +133,49 @@ def test_recordings_of_one_outcome_are_refused():
 def test_data_without_what_is_asked_for_are_refused(recordings, tmp_path, options, text):
     with pytest.raises(UserError, match=text):
         main(recordings, tmp_path / "x", SETTINGS, **{"cameras": (), "label": None, "device": "cpu"} | options)
+
+
+@pytest.mark.parametrize(
+    ("to", "device", "text"),
+    [
+        ("/proc/classifier", "cpu", "the classifier's folder /proc/classifier cannot be used: there is no such file"),
+        ("file", "cpu", "the classifier's folder file cannot be used: it is a file and not a folder"),
+        ("file/x", "cpu", "the classifier's folder file/x cannot be used: a part of it is a file"),
+        ("full", "cpu", "full exists and is not empty; give the name of a new folder"),
+        ("new", "banana", "there is no device 'banana'; torch sees: cpu"),
+        ("new", "cuda:99", "there is no device 'cuda:99'; torch sees: cpu"),
+    ],
+)
+def test_outputs_and_the_device_are_tried_before_training(recordings, tmp_path, monkeypatch, to, device, text):
+    def trained(*_, **__):
+        raise AssertionError("trained before the output was tried")
+
+    monkeypatch.setattr("vla_rl.cli.fit_rewards.fit_classifier", trained)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").touch()
+    done = CliRunner().invoke(app, ["fit-rewards", str(recordings), "--to", to, "--device", device])
+    assert (done.exit_code, isinstance(done.exception, SystemExit)) == (2, True), done.output
+    assert text in " ".join(done.output.split()) and len(done.output.strip().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_an_empty_folder_is_filled_and_a_failed_write_leaves_none_behind(classifier, tmp_path, monkeypatch):
+    model = load_classifier(classifier, "cpu")
+    (tmp_path / "empty").mkdir()
+    tmp_path.chmod(0o555)  # a mounted folder may be written, and the one above it not
+    save_classifier(model, tmp_path / "empty")
+    tmp_path.chmod(0o755)
+    assert read_shape(tmp_path / "empty").fitted == read_shape(classifier).fitted
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "", "config.json")
+
+    monkeypatch.setattr("vla_rl.toolkit.reward_models.success_classifier.write_whole", full)
+    with pytest.raises(UserError, match="its disk is full"):
+        save_classifier(model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_folders_that_hold_something_else_are_refused(classifier, tmp_path):

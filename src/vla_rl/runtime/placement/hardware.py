@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 import torch
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Cluster
 from vla_rl.toolkit.placement.devices import ROLES
 
@@ -44,6 +45,17 @@ def threads(cpus: float) -> int:
     """
     cores, omp_threads = max(1, int(cpus)), os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return min(cores, int(omp_threads)) if omp_threads.isdigit() and int(omp_threads) else cores
+
+
+def check_device(name: str | None) -> str:
+    """Return the device's name, or the default for None. Raises UserError where torch has no such device."""
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    known = ["cpu", *gpus]
+    if name not in known and not (name == "cuda" and gpus):
+        raise UserError(f"there is no device {name!r}; torch sees: {', '.join(known)}")
+    return name
 
 
 def machine() -> Cluster:

@@ -12,6 +12,8 @@ from vla_rl.core.errors import UserError
 from vla_rl.toolkit.json_files import path_inside, read_record
 
 NAME = "manifest.json"
+READ = (".safetensors", ".pt", ".json")
+"""Suffixes of weights and settings."""
 THREADS = 4
 """Files hashed concurrently; a thread does 0.6 to 2 GB/s, about as fast as disks are."""
 
@@ -38,12 +40,11 @@ def damage(checkpoint: Path) -> list[str]:
         entries = _read(checkpoint)
     except UserError as exc:
         return [f"{NAME} cannot be read: {exc}"]
-    wrong_sizes = list(_wrong_sizes(checkpoint, entries))
-    if wrong_sizes:
-        return wrong_sizes
+    if problems := [*_wrong_sizes(checkpoint, entries), *_unlisted(checkpoint, entries)]:
+        return problems
     with ThreadPoolExecutor(THREADS) as pool:
-        problems = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
-        return [text for text in problems if text]
+        contents = pool.map(lambda name: _wrong_content(checkpoint, name, entries[name][1]), entries)
+        return [text for text in contents if text]
 
 
 def same_manifest(checkpoint: Path, other: Path) -> bool:
@@ -72,6 +73,14 @@ def _wrong_sizes(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Itera
             yield f"{name} is missing"
         elif file.stat().st_size != size:
             yield f"{name} has {file.stat().st_size} bytes and had {size}"
+
+
+def _unlisted(checkpoint: Path, entries: dict[str, tuple[int, str]]) -> Iterator[str]:
+    """Name weights and settings that no hash vouches for, and that a model or an export would read."""
+    for file in sorted(checkpoint.rglob("*")):
+        name = str(file.relative_to(checkpoint))
+        if file.suffix in READ and not file.name.startswith(".") and name not in (*entries, NAME):
+            yield f"{name} is not in {NAME}: it was put there later; remove it"
 
 
 def _wrong_content(checkpoint: Path, name: str, digest: str) -> str:

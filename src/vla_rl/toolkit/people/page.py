@@ -1,14 +1,19 @@
-"""A web page with the camera picture and three buttons, which only this machine can open, and only with its token."""
+"""A web page with the camera picture and four buttons, which only this machine can open, and only with its token."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import secrets
+import sys
+import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from string import Template
@@ -25,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 HTML = Path(__file__).with_name("page.html")
+ADDRESS = re.compile(rf"http://{re.escape(LOOPBACK)}:\d+/\?token=[\w-]+\n?")
+"""Content of an address file."""
 LONGEST_REQUEST = 1000
 """Most bytes of a request's body."""
 IDLE_S = 10.0
@@ -37,7 +44,8 @@ class PagePanel(Panel):
     """The page, and the thread that serves it."""
 
     def __init__(self, port: int, address_file: Path | None, path: str) -> None:
-        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written.
+        """Serve the page. Raises UserError for a port that is in use, and a file that cannot be written or holds
+        something else.
 
         Args:
             path: path of the settings in a spec, for messages.
@@ -45,8 +53,13 @@ class PagePanel(Panel):
         self.token = secrets.token_urlsafe(24)
         self._changed = Condition()
         self._text = ""
+        self._question = 0
+        """Number of texts that were shown. A press names the one that it answers."""
         self._answers: tuple[Answer, ...] = ()
         self._answer: Answer | None = None
+        """Answer to the question; it has no other one."""
+        self._taken = False
+        """Whether `take` has returned the answer."""
         self._stopped = False
         self._picture: Array | None = None
         self._pictures = 0
@@ -57,15 +70,20 @@ class PagePanel(Panel):
             page = panel
 
         try:
-            self._server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+            self._server = _PageServer((LOOPBACK, port), Handler)
         except OSError as exc:
             raise UserError(f"{path}.port: {port} cannot be used ({exc.strerror}); give another, or 0") from exc
-        self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self.address = f"http://{LOOPBACK}:{self.port}/?token={self.token}"
         self.place = f"the page http://{LOOPBACK}:{self.port}/"
+        self._address_file = address_file
         if address_file is not None:
-            self._write(address_file, path)
+            try:
+                _check_address_file(address_file, path)
+                self._write(address_file, path)
+            except UserError:
+                self._server.server_close()
+                raise
         logger.warning("a person answers at %s", self.address)
         serve = partial(self._server.serve_forever, poll_interval=POLL_S)
         Thread(target=serve, name="person-page", daemon=True).start()
@@ -78,14 +96,15 @@ class PagePanel(Panel):
                 opened.write(f"{self.address}\n")
             os.replace(partial, file)
         except OSError as exc:
-            self._server.server_close()
             raise UserError(f"{path}.address_file: {file} cannot be written ({exc.strerror})") from exc
 
     def show(self, text: str, answers: Sequence[Answer]) -> None:
         with self._changed:
             self._text = text
+            self._question += 1
             self._answers = tuple(answers)
             self._answer = None
+            self._taken = False
 
     def show_picture(self, picture: Array) -> None:
         with self._changed:
@@ -94,29 +113,40 @@ class PagePanel(Panel):
 
     def take(self, wait_s: float) -> Answer | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._answer is not None, wait_s)
+            self._changed.wait_for(lambda: self._stopped or self._waits(), wait_s)
             if self._stopped:
                 return "stop"
-            answer = self._answer
-            self._answer = None
-            return answer
+            if not self._waits():
+                return None
+            self._taken = True
+            return self._answer
 
-    def press(self, answer: str) -> bool:
-        """Take the answer of a button. Return whether it is offered now."""
+    def _waits(self) -> bool:
+        """Return whether an answer waits for `take`."""
+        return self._answer is not None and not self._taken
+
+    def stop(self) -> None:
+        """Take the stop, which is of no question."""
         with self._changed:
-            offered = answer == "stop" or answer in self._answers
-            if answer == "stop":
-                self._stopped = True
-            elif offered:
-                self._answer = answer  # type: ignore[assignment] # one of `_answers`
+            self._stopped = True
             self._changed.notify_all()
-            return offered
+
+    def press(self, question: int, answer: str) -> bool:
+        """Take the answer of a button to a question. Return whether it counts: the first one to the question that is
+        shown, if it is offered."""
+        with self._changed:
+            counts = question == self._question and answer in self._answers and self._answer is None
+            if counts:
+                self._answer = answer  # type: ignore[assignment] # one of `_answers`
+                self._changed.notify_all()
+            return counts
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows."""
         with self._changed:
             return {
                 "text": self._text,
+                "question": self._question,
                 "answers": self._answers,
                 "answered": self._answer,
                 "stopped": self._stopped,
@@ -132,6 +162,36 @@ class PagePanel(Panel):
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        if self._address_file is not None:
+            with suppress(OSError, UnicodeDecodeError):  # it may be of another page by now, or gone
+                if self._address_file.read_text(encoding="utf-8") == f"{self.address}\n":
+                    self._address_file.unlink()
+
+
+def _check_address_file(file: Path, path: str) -> None:
+    """Raise UserError where something is there that the address must not replace. What an ended run left there may be
+    replaced."""
+    if not os.path.lexists(file):
+        return
+    text = ""
+    with suppress(OSError):
+        if file.is_file() and file.stat().st_size <= LONGEST_REQUEST:
+            text = file.read_text(encoding="utf-8", errors="replace")
+    if not ADDRESS.fullmatch(text):
+        raise UserError(f"{path}.address_file: {file} is there and holds no page's address; name a new file")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, HTTPException), opener.open(text.strip(), timeout=IDLE_S):
+        raise UserError(f"{path}.address_file: {file} has the address of a page that is still open; name another file")
+
+
+class _PageServer(ThreadingHTTPServer):
+    """Says nothing of a browser that left, or was silent, in the middle of a request."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _PageHandler(BaseHTTPRequestHandler):
@@ -164,13 +224,15 @@ class _PageHandler(BaseHTTPRequestHandler):
             return
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > LONGEST_REQUEST or self.path != "/press":
-            self._send(400, b"expected the name of a button at /press", "text/plain")
+            self._send(400, b"expected at /press: stop, or QUESTION ANSWER, such as 3 success", "text/plain")
             return
-        answer = self.rfile.read(int(length)).decode(errors="replace")
-        if self.page.press(answer):
-            self._send(200, json.dumps(self.page.state()).encode(), "application/json")
+        question, _, answer = self.rfile.read(int(length)).decode(errors="replace").partition(" ")
+        counts = True
+        if question == "stop":
+            self.page.stop()
         else:
-            self._send(409, b"this answer is not offered now", "text/plain")
+            counts = question.isdecimal() and self.page.press(int(question), answer)
+        self._send(200 if counts else 409, json.dumps(self.page.state()).encode(), "application/json")
 
     def _allowed(self, token: str) -> bool:
         """Return whether a request has the token, and is for this machine by name; else refuse it."""

@@ -19,15 +19,16 @@ class Panel(ABC):
 
     @abstractmethod
     def show(self, text: str, answers: Sequence[Answer]) -> None:
-        """Show a text, and offer these answers; earlier answers other than "stop" are forgotten."""
+        """Show a text, and offer these answers, of which the first one counts; earlier answers other than "stop" are
+        forgotten."""
 
     def show_picture(self, picture: Array) -> None:  # noqa: B027 - a terminal shows none
         """Show a camera picture, uint8 [H, W, 3]."""
 
     @abstractmethod
     def take(self, wait_s: float) -> Answer | None:
-        """Return the next offered answer and forget it, or None if none comes within `wait_s` seconds. "stop" comes
-        before all others, is always offered, and stays until `close`."""
+        """Return the answer and forget it, or None if none comes within `wait_s` seconds. "stop" comes before all
+        others, is always offered, and stays until `close`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -20,8 +20,8 @@ class PanelSettings:
     port: int = field(default=0, validator=[v.ge(0), v.le(65_535)])
     """Port of the page; 0: a free one. Page only."""
     address_file: Path | None = field(default=None)
-    """File for the page's address with its token, which the current user alone can read; null: it is only logged. Page
-    only."""
+    """New file for the page's address with its token, which the current user alone can read, until the page is closed;
+    null: it is only logged. Page only."""
     terminal: Path = field(default=Path("/dev/tty"))
     """Device of the terminal. Terminal only."""
 

@@ -55,6 +55,7 @@ class TerminalPanel(Panel):
                 answer = LETTERS.get(line.decode(errors="replace").strip().lower())
                 self._stopped = answer == "stop"
                 if answer in self._answers:
+                    self._answers = ()  # a question has one answer
                     return answer
             elif not self._read(max(end - monotonic(), 0.0)):
                 return None

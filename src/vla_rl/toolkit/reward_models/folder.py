@@ -9,9 +9,12 @@ from typing import Any
 from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import about, check_folder
 from vla_rl.toolkit.json_files import read_record
 
 KIND = "success_classifier"
+WHAT = "the classifier's folder"
+"""Its name in messages about paths."""
 VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -32,9 +35,11 @@ class ClassifierShape:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raise UserError unless a classifier can be written to this folder."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
+    """Raise UserError unless a classifier can be written to this folder; tested by trying."""
+    with about(WHAT, folder):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(f"{folder} exists and is not empty; give the name of a new folder")
+    check_folder(WHAT, folder)
 
 
 def read_shape(folder: Path) -> ClassifierShape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import about, write_whole
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.reward_models.folder import (
     CONFIG,
     KIND,
     VERSION,
     WEIGHTS,
+    WHAT,
     ClassifierShape,
     check_new_folder,
     read_shape,
@@ -98,14 +99,12 @@ def picture_encoder() -> nn.Sequential:
 
 
 def save_classifier(model: SuccessClassifier, folder: Path) -> None:
-    """Write the classifier's folder, which appears whole or not at all. Raises UserError if something is there."""
-    from safetensors.torch import save_file
+    """Write the classifier's folder: `config.json` last, without which it is none. Raises UserError where it cannot be
+    written, or something is there; then the folder is as before."""
+    from safetensors.torch import save
 
     check_new_folder(folder)
-    partial = folder.with_name(f".{folder.name}.partial")
-    partial.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, partial / WEIGHTS)
     shape = model.shape
     config = {
         "kind": KIND,
@@ -115,10 +114,17 @@ def save_classifier(model: SuccessClassifier, folder: Path) -> None:
         "image_size": shape.image_size,
         "fitted": dict(shape.fitted),
     }
-    (partial / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False), encoding="utf-8")
-    if folder.is_dir():
-        folder.rmdir()
-    os.replace(partial, folder)
+    existed = folder.is_dir()
+    try:
+        with about(WHAT, folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / WEIGHTS).write_bytes(save(weights))
+            write_whole(folder / CONFIG, json.dumps(config, indent=1, ensure_ascii=False))
+    except BaseException:
+        (folder / WEIGHTS).unlink(missing_ok=True)
+        if not existed and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 def load_classifier(folder: Path, device: str) -> SuccessClassifier:

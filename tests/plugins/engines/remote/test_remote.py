@@ -530,7 +530,7 @@ def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
         (["--dialect", "openpy"], "there is no 'openpy'; did you mean 'openpi'?"),
         (["--keys", "nowhere.yaml"], "'nowhere.yaml' is neither a file nor one of the key maps libero, droid, aloha"),
         (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
-        (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99' for the policy; torch sees: cpu"),
+        (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99'; torch sees: cpu"),
         (["--host", "a..b"], "cannot listen on 'a..b'"),
         (["--allow-origin", "*"], "--allow-origin: '*' is no origin"),
         (["--allow-host", "http://robot"], "--allow-host: 'http://robot' is no host name"),

@@ -364,6 +364,17 @@ def test_other_kinds_of_adapter_are_refused(saved: Path, tmp_path: Path) -> None
         policy(checkpoint=str(tmp_path))
 
 
+def test_a_rank_stabilised_adapter_is_trained_on_with_its_own_scale(saved: Path, tmp_path: Path) -> None:
+    """alpha / sqrt(rank) = 2, which rank 4 and alpha 8 give as well; alpha 4 would halve the update."""
+    moved(saved, save_lora="adapter").save(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
+    with pytest.raises(CheckpointError, match=r"set model.lora: {rank: 4, alpha: 8} to train it on"):
+        policy(checkpoint=str(tmp_path), lora=LORA)
+    trained_on = greedy(tmp_path, lora=LoRAConfig(rank=4, alpha=8.0))
+    torch.testing.assert_close(trained_on, greedy(tmp_path), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("fields", [{"checkpoint": "x"}, {"preset": "fast", "lora": LORA}])
 def test_adapter_needs_a_base(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="save_lora: adapter needs `lora`, and a `checkpoint`"):

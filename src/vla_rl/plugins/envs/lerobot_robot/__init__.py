@@ -69,8 +69,8 @@ class LeRobotRobotConfig:
     """When the person acts. `events`: while the device says so (`get_teleop_events`); `always`: in every step, to
     record demonstrations."""
     imports: tuple[str, ...] = ()
-    """Modules to import first, which register further robots, cameras or devices with lerobot. Installed packages
-    `lerobot_robot_*` and the like are imported anyway."""
+    """Modules to import first, which register further robots, cameras or devices with lerobot. Installed distributions
+    `lerobot_robot_*`, `lerobot-robot-*` and the like are imported anyway."""
     tasks: tuple[str, ...] = field(validator=_tasks)
     """Instruction of each task."""
     action_bounds: tuple[float, float] | dict[str, tuple[float, float]] = field(validator=_bounds)

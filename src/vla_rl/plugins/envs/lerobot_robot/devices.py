@@ -14,9 +14,11 @@ import logging
 import os
 import pkgutil
 import queue
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LEAVE_S = 10.0
 """Seconds after the end of the env in which a robot that hangs can still be disconnected."""
+PLUGINS = ("lerobot_robot_", "lerobot_teleoperator_", "lerobot_camera_")
+"""Prefixes of the modules of distributions that register devices with lerobot."""
 EVENTS = ("is_intervention", "terminate_episode", "success", "failure", "rerecord_episode")
 """Values of lerobot's `TeleopEvents`."""
 
@@ -66,19 +70,20 @@ class Devices:
             ) from exc
         for package in (robots, teleoperators, cameras):
             _import_parts(package)
-        importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
+        failed = _import_plugins()
         for module in imports:
             try:
                 importlib.import_module(module)
             except ImportError as exc:
                 raise DeviceError("setting", f"env.imports: {module} cannot be imported ({exc})") from exc
-        self.robot = _created(robots.RobotConfig, robots.make_robot_from_config, robot, "robot")
+        self.robot = _created(robots.RobotConfig, robots.make_robot_from_config, robot, "robot", failed)
         if teleoperator is not None:
             self.teleoperator = _created(
                 teleoperators.TeleoperatorConfig,
                 teleoperators.make_teleoperator_from_config,
                 teleoperator,
                 "teleoperator",
+                failed,
             )
         return {
             "observation": dict(self.robot.observation_features),
@@ -152,13 +157,18 @@ class Devices:
             logger.warning("%s could not be told to hold its position: %s", self.robot.name, exc)
 
 
-def _created(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault) -> Any:
-    """Create a device by its settings. Raises DeviceError for a type that lerobot does not know, or wrong settings."""
+def _created(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault, failed: Mapping[str, str]) -> Any:
+    """Create a device by its settings. Raises DeviceError for a type that lerobot does not know, or wrong settings.
+
+    Args:
+        failed: plugins that could not be imported, and so might know the type -> the reason.
+    """
     kind = settings["type"]
     known = base.get_known_choices()
     if kind not in known:
+        lines = "".join(f"\n  the plugin {module} cannot be imported: {reason}" for module, reason in failed.items())
         raise DeviceError(
-            "setting", f"env.{fault}.type: lerobot knows no {kind!r}; it knows: {', '.join(sorted(known))}"
+            "setting", f"env.{fault}.type: lerobot knows no {kind!r}; it knows: {', '.join(sorted(known))}{lines}"
         )
     try:
         draccus: Any = importlib.import_module("draccus")
@@ -178,6 +188,24 @@ def _import_parts(package: Any) -> None:
                 importlib.import_module(f"{package.__name__}.{part.name}")
             except Exception as exc:
                 logger.info("%s.%s cannot be imported: %s", package.__name__, part.name, exc)
+
+
+def _import_plugins() -> dict[str, str]:
+    """Import the installed distributions that register devices. Return those that failed: module -> reason.
+
+    lerobot 0.6.1 imports a distribution by its name as it is written, so it misses names with dashes.
+    """
+    importlib.import_module("lerobot.utils.import_utils").register_third_party_plugins()
+    failed = {}
+    for dist in metadata.distributions():
+        module = re.sub(r"[-_.]+", "_", dist.metadata["Name"] or "").lower()
+        if module.startswith(PLUGINS) and module not in sys.modules:
+            try:
+                importlib.import_module(module)
+            except Exception as exc:
+                failed[module] = f"{type(exc).__name__}: {exc}"
+                logger.warning("the plugin %s cannot be imported: %s", module, failed[module])
+    return failed
 
 
 def _of(fault: Any, device: Any, name: str, *arguments: Any, **keywords: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
+from vla_rl.plugins.models.openvla.adapter_config import read_adapter_config
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
 from vla_rl.plugins.models.openvla.statistics import choose_range, choose_statistics, read_known
@@ -278,7 +279,8 @@ def check_head(folder: Path, file: Path | None, config: FamilyConfig) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Check the headers of the weight files. Those of an adapter's base are read when the model is built."""
-    adapter = not any((folder / name).is_file() for name in (WEIGHTS, INDEX)) and (folder / ADAPTER_CONFIG).is_file()
-    if not adapter:
+    """Check the headers of the weight files, or an adapter's settings. Its base is read when the model is built."""
+    if not any((folder / name).is_file() for name in (WEIGHTS, INDEX)) and (folder / ADAPTER_CONFIG).is_file():
+        read_adapter_config(folder)
+    else:
         find_weights(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,13 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vla_rl.core.errors import CheckpointError
+from vla_rl.plugins.models.openvla.adapter_config import AdapterSettings, read_adapter_config
 from vla_rl.plugins.models.openvla.heads import public_network
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, resolve
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction
 from vla_rl.toolkit.models import adapters
 from vla_rl.toolkit.models.adapters import LoRAConfig, peft_config, seeded, trained_layers
 from vla_rl.toolkit.models.checkpoints import (
-    MAX_SIZE,
     WeightFiles,
     check_names,
     read_file,
@@ -51,11 +50,12 @@ class Adapter:
     """LoRA adapter in peft's files."""
 
     folder: Path
-    base: str
-    rank: int
-    alpha: float
-    scale: float
+    settings: AdapterSettings
     state: Mapping[str, Tensor]
+
+    @property
+    def base(self) -> str:
+        return self.settings.base
 
     def base_folder(self) -> Path:
         try:
@@ -83,28 +83,32 @@ class Adapter:
         down, up = self.state.get(f"{stem}.lora_A.weight"), self.state.get(f"{stem}.lora_B.weight")
         if down is None or up is None:
             return tensor
-        return tensor.float() + self.scale * (up.float() @ down.float())
+        scale = self.settings.alpha / self.settings.rank
+        return tensor.float() + scale * (up.float() @ down.float())
 
     def check_merges(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError unless every tensor is half of a pair that fits a weight of the base."""
         wanted: dict[str, tuple[int, ...]] = {}
+        rank = self.settings.rank
         for key in self.state:
             name, _, half = key.removeprefix(PREFIX).rpartition(".lora_")
             shape = shapes.get(f"{name}.weight", (0, 0))
             if half in ("A.weight", "B.weight") and len(shape) == 2:
-                wanted[f"{PREFIX}{name}.lora_A.weight"] = (self.rank, shape[1])
-                wanted[f"{PREFIX}{name}.lora_B.weight"] = (shape[0], self.rank)
+                wanted[f"{PREFIX}{name}.lora_A.weight"] = (rank, shape[1])
+                wanted[f"{PREFIX}{name}.lora_B.weight"] = (shape[0], rank)
         check_names(wanted, shapes_of(self.state), self.folder / ADAPTER)
 
     @torch.no_grad()
     def copy_into(self, model: nn.Module, config: LoRAConfig) -> None:
         """Copy this adapter's weights into the model, to continue its training. Raise CheckpointError when the spec
         describes another one."""
-        if (self.rank, self.alpha) != (config.rank, config.effective_alpha):
+        rank, alpha = self.settings.rank, self.settings.alpha
+        if (rank, alpha) != (config.rank, config.effective_alpha):
+            exact = repr(alpha).removesuffix(".0")
             raise CheckpointError(
-                f"{self.folder} holds an adapter of rank {self.rank} and alpha {self.alpha:g}, the spec asks for rank "
-                f"{config.rank} and alpha {config.effective_alpha:g}; set model.lora: {{rank: {self.rank}, alpha: "
-                f"{self.alpha:g}}} to train it on, or leave model.lora out to merge it into its base"
+                f"{self.folder} holds an adapter of rank {rank} and alpha {exact}, the spec asks for rank "
+                f"{config.rank} and alpha {config.effective_alpha:g}; set model.lora: {{rank: {rank}, alpha: {exact}}} "
+                "to train it on, or leave model.lora out to merge it into its base"
             )
         adapters = {n.replace(".default.", "."): p for n, p in model.named_parameters() if ".lora_" in n}
         check_names(shapes_of(adapters), shapes_of(self.state), self.folder / ADAPTER)
@@ -127,23 +131,12 @@ def fingerprint(weights: WeightFiles) -> str:
 
 def read_adapter(folder: Path) -> Adapter | None:
     """Return the adapter in a folder, if there is one. Raise CheckpointError for an incomplete or unsupported one."""
-    file, weights = folder / ADAPTER_CONFIG, folder / ADAPTER
-    if not file.is_file():
+    weights = folder / ADAPTER
+    if not (folder / ADAPTER_CONFIG).is_file():
         return None
     if not weights.is_file():
         raise CheckpointError(f"{folder} is not a complete adapter: it has no {ADAPTER}")
-    record = read_keys(file)
-    raw = record.data
-    kind = record.text("peft_type")
-    base = record.text("base_model_name_or_path") if record.given("base_model_name_or_path") else ""
-    rank, alpha = record.integer("r", 1, MAX_SIZE), record.number("lora_alpha", high=MAX_SIZE)
-    used = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if raw.get(key)]
-    if kind != "LORA" or raw.get("bias", "none") != "none" or used:
-        raise CheckpointError(f"{file}: only plain LoRA adapters without biases are read, this is {kind} {used or ''}")
-    if not base:
-        raise CheckpointError(f"{file} names no base; set base_model_name_or_path to the checkpoint it belongs to")
-    scale = alpha / (math.sqrt(rank) if record.boolean("use_rslora", False) else rank)
-    return Adapter(folder=folder, base=base, rank=rank, alpha=alpha, scale=scale, state=read_file(weights, load_file))
+    return Adapter(folder=folder, settings=read_adapter_config(folder), state=read_file(weights, load_file))
 
 
 def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
