@@ -107,7 +107,7 @@ def test_compile_keys_that_contradict_each_other(learns):
 def test_graphs_that_the_placement_moves():
     cluster = Cluster(cpus=8, gpus=1, memory=64 << 30, gpu_memory=80 << 30)
     overrides = ["runtime.backend=ray", "rollout.compile=graphs"]
-    place = "placement={type: collocated, offload: {policy: true}}"
+    place = "placement={type: collocated, offload: {learner: true}}"
     with pytest.raises(SpecError, match=r"rollout.compile: graphs needs weights that stay where they are"):
         check_spec(spec_of(GRPO, *overrides, place), training=True, cluster=cluster)
     check_spec(spec_of(GRPO, *overrides), training=True, cluster=cluster)
