@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from typer.testing import CliRunner
 
 import vla_rl
 from vla_rl.cli.main import app
-from vla_rl.core.paths import check_file, check_folder, path_error, write_whole
+from vla_rl.core.paths import check_file, check_folder, path_error, read_text, write_whole
 
 SPEC: dict[str, Any] = {
     "name": "paths",
@@ -223,3 +225,39 @@ def test_a_plugin_that_raises_what_is_no_exception(folder, where):
         json.dumps({**SPEC, "plugins": [*SPEC["plugins"], "odd.py"], "hooks": [{"type": "odd"}]})
     )
     assert f"GeneratorExit: {where}" in said_by("check", "spec.yaml")
+
+
+# ------------------------------------------------------------------------------------------------- what is read
+
+
+def test_a_pipe_into_which_nobody_writes_is_no_table(monkeypatch):
+    os.mkfifo("pipe.yaml")
+    Path("spec.yaml").write_text(json.dumps(SPEC))
+    assert "pipe.yaml: cannot be read: it is a pipe, and nobody writes to it" in said_by("check", "pipe.yaml")
+    assert "it is a pipe, and nobody writes to it" in said_by("plan", "spec.yaml", "--gpu", "pipe.yaml")
+    monkeypatch.setenv("VLA_RL_CHECKPOINTS", "pipe.yaml")
+    assert "table of known checkpoints pipe.yaml cannot be read" in said_by("models")
+
+
+@pytest.mark.parametrize("text", ["", "short", "x" * 300_000])
+def test_a_pipe_with_a_writer_is_read_to_its_end(text):
+    """As in `--gpu <(generate)`, where the shell opens the pipe."""
+    reading, writing = os.pipe()
+
+    def write():
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write("begin " + text)
+
+    Thread(target=write).start()
+    try:
+        assert read_text(Path(f"/dev/fd/{reading}")) == "begin " + text
+    finally:
+        os.close(reading)
+
+
+def test_a_gpu_file_that_is_no_text():
+    Path("spec.yaml").write_text(json.dumps(SPEC))
+    Path("gpu.yaml").write_bytes(b"tflops: \xff\xfe")
+    assert "--gpu gpu.yaml is no text in UTF-8 (invalid start byte at byte 8)" in said_by(
+        "plan", "spec.yaml", "--gpu", "gpu.yaml"
+    )

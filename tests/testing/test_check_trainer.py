@@ -124,6 +124,12 @@ class Idle(PolicyGradient):
         return UpdateMetrics(sums={"loss/total": 0.0})
 
 
+@found_by("got a numpy.ndarray at ['state']['mean']")
+class ArrayInState(WithHead):
+    def state(self):
+        return {**super().state(), "mean": torch.zeros(2).numpy()}
+
+
 @found_by("data that stay as they are")
 class InPlace(PolicyGradient):
     def update(self, data):

@@ -170,11 +170,14 @@ def check(
     if show:
         typer.echo(dump(loaded.to_dict()), nl=False)
     from vla_rl.cli.inputs import other_machine
+    from vla_rl.core.spec.spec import trains_on_transitions
     from vla_rl.runtime.checks.run import check_spec
     from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
 
-    clones, cluster = loaded.imitation is not None, other_machine(devices, cpus, memory, gpu_memory)
-    check_spec(loaded, training=not clones, imitation=clones, cluster=cluster)
+    section, cluster = loaded.imitation, other_machine(devices, cpus, memory, gpu_memory)
+    trains = section is None or trains_on_transitions(loaded)  # on demonstrations of `imitation.data`, too
+    clones = section is not None and not (trains and section.steps is None)
+    check_spec(loaded, training=trains, imitation=clones, cluster=cluster)
     gpus = "" if clones else check_gpu_memory(loaded, cluster)
     if not show:
         typer.echo(

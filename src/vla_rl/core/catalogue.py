@@ -222,7 +222,9 @@ def install_command(dist: str, extra: str | None) -> str:
     if extra and _normal(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
         arguments = None
     if arguments is None:
-        needed = missing_requirements(dist, extra) or list(map(_text, _requirements(dist, extra or "", tuple(sys.path))))
+        needed = missing_requirements(dist, extra) or list(
+            map(_text, _requirements(dist, extra or "", tuple(sys.path)))
+        )
         arguments = " ".join(map(shlex.quote, needed))
     return f"pip install {arguments}"
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from vla_rl.core.errors import UserError
 
@@ -57,12 +60,28 @@ def resolved(path: Path) -> Path:
 
 
 def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
-    """Return a file's text. Raises OSError also where it is longer, or has no end as devices do; UnicodeDecodeError."""
-    with path.open(encoding="utf-8") as file:
+    """Return a file's text. Raises OSError also where it is longer, or has no end as devices do, or is a pipe without a
+    writer; UnicodeDecodeError."""
+    with open_text(path, longest) as file:
         text = file.read(longest + 1)
     if len(text) > longest:
         raise OSError(errno.EFBIG, f"it has more than {longest:,} characters", str(path))
     return text
+
+
+def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
+    """Open a file as text. Raises OSError for a pipe into which nobody writes, instead of waiting for ever. Of a pipe
+    that somebody writes to, `longest` characters and some more are read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, encoding="utf-8")
+    with os.fdopen(descriptor, "rb", buffering=0) as pipe:
+        begin = pipe.read(1)  # None: somebody will write
+        if begin == b"":
+            raise OSError(errno.EPIPE, "it is a pipe, and nobody writes to it", str(path))
+        os.set_blocking(descriptor, True)
+        content = (begin or b"") + io.BufferedReader(pipe).read(4 * longest + 4)
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
 
 
 def shown(path: object) -> str:

@@ -227,7 +227,12 @@ class WindowData:
 
 @frozen(kw_only=True)
 class UpdateMetrics:
-    """Metrics of one rank's update. The driver merges those of all ranks."""
+    """Metrics of one rank's update. The driver merges those of all ranks.
+
+    Metrics of all writers share one table, so the names that `Algorithm.loss` lists as the runtime's are refused here,
+    too, except those that trainers report for it: "loss/total", "loss/imitation", "policy/grad_norm" and
+    "policy/recompute_kl". A number that is not finite is warned of.
+    """
 
     sums: Mapping[str, float] = field(factory=dict)
     """Metrics that are added over ranks."""
@@ -282,8 +287,8 @@ class Trainer(ABC):
 
     @hookspec(firstresult=True)
     def state(self) -> Mapping[str, Any]:
-        """Return what `load` needs besides modules, optimisers and targets to resume exactly; tensors in host memory.
-        Optional."""
+        """Return what `load` needs besides modules, optimisers and targets to resume exactly: tensors in host memory,
+        numbers, texts, lists and dicts; checkpoints are read with torch's `weights_only`. Optional."""
         return {}
 
     @hookspec(firstresult=True)  # noqa: B027 - optional

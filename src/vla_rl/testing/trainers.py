@@ -54,7 +54,7 @@ from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
-from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state
+from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state, unreadable
 
 CHUNK = 2
 SAMPLES = 8
@@ -411,7 +411,19 @@ def _check_resume(f: Findings, make: MakeCase) -> None:
     through = make()
     for number in (1, 2):
         through.trainer.update(_data(through, number))
-    saved = copy.deepcopy(owned_state(through.trainer))
+    owned = owned_state(through.trainer)
+    found = unreadable(owned)
+    if not f.expect(
+        found is None,
+        "state",
+        "tensors, numbers, texts, lists and dicts of Python, which a checkpoint is read with (weights_only)",
+        "" if found is None else f"a {found[1]} at {found[0]}",
+        "convert it: torch.from_numpy(array), int(count)",
+    ):
+        return
+    file = through.folder.parent / "state.pt"
+    torch.save(owned, file)
+    saved = torch.load(file, weights_only=True)
     policy = copy.deepcopy(through.trained.model.module.state_dict())
     optimizer = copy.deepcopy(through.trained.optimizer.state_dict())
     resumed = make(files=through.folder)

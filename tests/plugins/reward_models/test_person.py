@@ -384,7 +384,7 @@ def test_a_stop_ends_every_call(person):
 
 def test_several_robots_and_unknown_cameras_are_refused():
     plugin = load("reward_model", "person")
-    with pytest.raises(UserError, match=r"one robot at a time, and this worker has 4; give env.num_envs: 1"):
+    with pytest.raises(UserError, match=r"one robot at a time, and there are 4 envs; give env.num_envs: 1"):
         plugin.build(plugin.config(), Context(env=env_info(), num_envs=4))
     with pytest.raises(UserError, match="rewards.camera: the simulator has no camera 'rear'"):
         plugin.build(plugin.config(camera="rear"), Context(env=env_info()))

@@ -6,8 +6,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 from vla_rl.core.spec.spec import load_spec
+from vla_rl.core.types import Plugin
 from vla_rl.runtime.checks.run import check_spec
 
 SPEC = """\
@@ -81,6 +83,67 @@ def test_what_has_an_effect_is_not_warned_of(caplog, overrides):
 def test_what_has_none_is_said(caplog, overrides, key, message):
     (said,) = warnings(caplog, *overrides)
     assert said.startswith(f"warning: override: {key}: ") and message in said
+
+
+OFF_POLICY = "algorithm={type: transitions}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (
+            ["trainer={type: off_policy, min_data: 8, demonstrations: 0.05, batch: 8}"],
+            "trainer.demonstrations", "0.05 of a batch of 8 is not one sample; give trainer.batch: 11",
+        ),
+        (
+            ["trainer={type: off_policy, min_data: 8, actor_interval: 97}"],
+            "trainer.actor_interval", "the policy is trained in every 97th update, and 4 steps (train.steps) make 96 at",
+        ),
+        (
+            ["trainer={type: off_policy, min_data: 8, actor_interval: 20, critic_updates: 81}"],
+            "trainer.actor_interval", "it stays as it is",
+        ),
+        (
+            ["trainer={type: off_policy, min_data: 8}", "train.max_skipped=3"],
+            "train.max_skipped", "has no effect: trainer 'off_policy' skips no step",
+        ),
+        (
+            ["trainer={type: off_policy, min_data: 8, discount: 1e-300}"],
+            "trainer.discount", "what comes next counts 0 times its value",
+        ),
+        (["algorithm={type: ppo, gamma: 1e-9}"], "algorithm.gamma", "what comes next counts 1e-09 times its value"),
+        (
+            ["env.num_envs=1", "rewards={type: person, threshold: 0.9}"],
+            "rewards.threshold", "has no effect: 'person' answers yes or no",
+        ),
+    ],
+)  # fmt: skip
+def test_keys_of_trainers_and_persons_without_effect_are_said(caplog, overrides, key, message):
+    data = "imitation={data: {type: recorded}}"
+    off_policy = "off_policy" in overrides[0]
+    further = [OFF_POLICY, data, "plugins=[vla_rl.testing.scripted, test_no_effect]"] if off_policy else []
+    (said,) = warnings(caplog, *further, *overrides)
+    assert said.startswith(f"warning: override: {key}: ") and message in said
+
+
+def test_effective_keys_of_off_policy_are_not_warned_of(caplog):
+    trainer = (
+        "trainer={type: off_policy, min_data: 8, demonstrations: 0.05, batch: 11, actor_interval: 96, discount: 0.1}"
+    )
+    further = ["imitation={data: {type: recorded}}", "plugins=[vla_rl.testing.scripted, test_no_effect]"]
+    assert warnings(caplog, OFF_POLICY, *further, trainer) == []
+
+
+@frozen
+class NoKeys:
+    """Settings of the data below."""
+
+
+def never_opened(config, context):
+    raise AssertionError("checks open nothing")
+
+
+vla_rl_plugins = {"data": {"recorded": Plugin(config=NoKeys, build=never_opened, summary="recordings of nothing")}}
 
 
 def test_a_clone_warns_of_its_own_schedule(caplog):

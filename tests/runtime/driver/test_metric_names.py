@@ -4,9 +4,11 @@ listed."""
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from scripted_runs import scripted_spec
@@ -14,7 +16,8 @@ from scripted_runs import scripted_spec
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages, Loss, Plugin
+from vla_rl.core.types import Advantages, Loss, Plugin, TrainingData
+from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.start import clone, run
 from vla_rl.toolkit.algorithms import result_checks
 
@@ -44,7 +47,39 @@ class Talkative(Algorithm):
         return attrs.evolve(loss, **{self.part: {**getattr(loss, self.part), self.named: total.detach()}})
 
 
-vla_rl_plugins = {"algorithm": {"talkative": Plugin(config=Config, build=Talkative, summary="names a metric")}}
+@attrs.frozen(kw_only=True)
+class TrainerConfig:
+    named: str | None = None
+    """Name of a further metric, which is NaN."""
+    array: bool = False
+    """Whether the state holds an array of NumPy after the first update."""
+
+
+class TalkativeTrainer(PolicyGradient):
+    def __init__(self, config, context):
+        super().__init__(context.training)
+        self.config = config
+        self.mean = None
+
+    def update(self, data):
+        metrics = super().update(data)
+        self.mean = np.zeros(2) if self.config.array else None
+        return attrs.evolve(
+            metrics, sums={**metrics.sums, **({self.config.named: math.nan} if self.config.named else {})}
+        )
+
+    def state(self):
+        return {"mean": self.mean}
+
+
+vla_rl_plugins = {
+    "algorithm": {"talkative": Plugin(config=Config, build=Talkative, summary="names a metric")},
+    "trainer": {
+        "talkative": Plugin(
+            config=TrainerConfig, build=TalkativeTrainer, summary="names a metric", trains_on=TrainingData.TRAJECTORIES
+        )
+    },
+}
 
 
 def spec(**algorithm):
@@ -66,6 +101,31 @@ def test_a_name_of_the_runtime_is_refused_at_the_first_update(tmp_path, named, p
     with pytest.raises(PluginError, match=rf"algorithm 'talkative' reports a metric {named!r}.*choose another name"):
         run(spec(named=named, part=part), tmp_path / "run", False)
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def trained_by(folder, **trainer):
+    changes = scripted_spec(train={"steps": 3, "checkpoint_every": 3}, trainer={"type": "talkative", **trainer})
+    run(parse_spec({**changes, "plugins": [*changes["plugins"], __name__]}), folder, False)
+
+
+@pytest.mark.parametrize("named", ["step", "eval/success_rate"])
+def test_a_name_of_the_runtime_is_refused_from_a_trainer(tmp_path, named):
+    with pytest.raises(PluginError, match=rf"trainer 'talkative' reports a metric {named!r}.*choose another name"):
+        trained_by(tmp_path / "run", named=named)
+
+
+def test_a_metric_of_a_trainer_that_is_no_number_is_warned_of_once(tmp_path, caplog):
+    trained_by(tmp_path / "run", named="mine/q")
+    assert caplog.text.count("step 1: trainer 'talkative' reports nan as the metric 'mine/q'") == 1
+    assert caplog.text.count("mine/q") == 1
+
+
+def test_a_state_that_no_checkpoint_can_hold_ends_the_run_after_its_first_update(tmp_path):
+    """The state is looked at in step 1, and the first checkpoint is that of step 3."""
+    with pytest.raises(PluginError, match=r"trainer 'talkative' returns a numpy.ndarray as state\(\)\['mean'\]"):
+        trained_by(tmp_path / "run", array=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert not any("loss/total" in line for line in lines)
 
 
 def test_every_name_that_the_runtime_writes_is_its_own(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from scripted_runs import read_metrics, scripted_spec, weights_in
 
-from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.errors import CheckpointError, SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.runtime.checks.no_effect import without_effect
@@ -63,6 +64,35 @@ def test_a_run_collects_trains_and_resumes_exactly(tmp_path):
     assert [line for line in parts if "off_policy/updates" in line] == steps
     one, other = weights_in(tmp_path / "whole"), weights_in(tmp_path / "parts")
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_where_its_replay_is_damaged(tmp_path, caplog):
+    whole = train(tmp_path / "whole")
+    train(tmp_path / "run")
+    file = tmp_path / "run" / "replay" / "frames" / "00000000.bin"
+    os.truncate(file, file.stat().st_size - 1)
+    mended = train(tmp_path / "run", resume=True)
+    assert re.search(
+        r"00000000.bin ends early: .*\n  kept as damaged_step_000004; going on from step_000002", caplog.text
+    )
+    assert mended == whole
+    one, other = weights_in(tmp_path / "whole"), weights_in(tmp_path / "run")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_without_a_sound_replay_does_not_advise_to_resume(tmp_path):
+    train(tmp_path / "run")
+    file = tmp_path / "run" / "replay" / "transitions" / "00000000.bin"
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(CheckpointError) as caught:
+        train(tmp_path / "run", resume=True)
+    message = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert message.count("00000000.bin does not hold record 0 as it was written") == 2
+    last = message.splitlines()[-1]
+    weights = tmp_path / "run" / "checkpoints" / "step_000004" / "model"
+    assert last.endswith(f"these weights are sound: model.checkpoint={weights}")
+    assert "--resume" not in message
+    train(tmp_path / "new", model={"checkpoint": str(weights)}, train={"steps": 1})
 
 
 @pytest.mark.parametrize("auto_reset", ["off", "immediate", "deferred"])

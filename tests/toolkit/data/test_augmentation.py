@@ -87,7 +87,7 @@ def test_chosen_cameras_are_changed() -> None:
     obs = Observation(images={"a": pictures(), "b": pictures()}, instructions=("x",) * 4)
     result = augment(obs, AugmentSpec(random_brightness=0.3, cameras=("b",)), 0, 1, 0)
     assert np.array_equal(result.images["a"], pictures()) and not np.array_equal(result.images["b"], pictures())
-    with pytest.raises(UserError, match=r"imitation.augment.cameras: there is no camera 'wirst'\n  there are: a, b"):
+    with pytest.raises(UserError, match=r"augment.cameras: there is no camera 'wirst'\n  there are: a, b"):
         augment(obs, AugmentSpec(random_brightness=0.3, cameras=("wirst",)), 0, 1, 0)
 
 

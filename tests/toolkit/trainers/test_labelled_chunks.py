@@ -72,7 +72,7 @@ def test_a_killed_process_goes_on_from_its_checkpoint(tmp_path):
     assert same(resumed.read(np.arange(6)), samples_of(6, 1))
     resumed.close()
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(UserError, match="is not there, or ends early"):
+    with pytest.raises(UserError, match="is not there: the checkpoint needs"):
         store_in(tmp_path / "run").load(state)
 
 

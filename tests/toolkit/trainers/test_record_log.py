@@ -1,4 +1,4 @@
-"""Append-only files of records: order, files of a bounded size, resume, full disks."""
+"""Append-only files of records: order, files of a bounded size, resume, full disks, damage, links."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import errno
 import os
 
 import numpy as np
+import psutil
 import pytest
 
-from vla_rl.core.errors import UserError
-from vla_rl.toolkit.trainers.record_log import RecordLog
+from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.toolkit.trainers.record_log import OPEN_FILES, RecordLog
 
 DTYPE = np.dtype([("number", np.int64), ("pixels", np.uint8, (3, 2))])
+BYTES = DTYPE.itemsize + 4
+"""Bytes of a record in a file, with its checksum."""
 PER_FILE = 4
 
 
@@ -23,7 +26,7 @@ def records(start, end):
 
 
 def log_of(folder):
-    return RecordLog(folder, DTYPE, file_bytes=PER_FILE * DTYPE.itemsize + 3)
+    return RecordLog(folder, DTYPE, file_bytes=PER_FILE * BYTES + 3)
 
 
 def test_records_come_back_in_any_order(tmp_path):
@@ -32,7 +35,7 @@ def test_records_come_back_in_any_order(tmp_path):
         log.append(records(start, end))
     indices = np.array([12, 0, 5, 5, 11, 3])
     assert np.array_equal(log.read(indices), records(0, 13)[indices])
-    assert [p.stat().st_size // DTYPE.itemsize for p in sorted((tmp_path / "log").iterdir())] == [4, 4, 4, 1]
+    assert [p.stat().st_size // BYTES for p in sorted((tmp_path / "log").iterdir())] == [4, 4, 4, 1]
 
 
 def test_files_of_old_records_are_deleted_whole(tmp_path):
@@ -41,7 +44,7 @@ def test_files_of_old_records_are_deleted_whole(tmp_path):
     log.drop_before(7)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001.bin", "00000002.bin", "00000003.bin"]
     assert np.array_equal(log.read(np.array([4, 12])), records(0, 13)[[4, 12]])
-    with pytest.raises(UserError, match="00000000.bin is not there"):
+    with pytest.raises(UserError, match=r"00000000.bin is not there; run again with --resume"):
         log.read(np.array([2]))
 
 
@@ -58,9 +61,14 @@ def test_a_log_goes_on_from_a_count(tmp_path):
 
 def test_missing_or_short_files_are_refused(tmp_path):
     log_of(tmp_path).append(records(0, 13))
-    os.truncate(tmp_path / "00000001.bin", 2 * DTYPE.itemsize)
-    with pytest.raises(UserError, match=r"00000001.bin is not there, or ends early: .* records 5 to 8"):
+    os.truncate(tmp_path / "00000001.bin", 2 * BYTES)
+    with pytest.raises(
+        CheckpointError, match=r"00000001.bin ends early: the checkpoint needs the replay buffer's records 5 to 8"
+    ):
         log_of(tmp_path).truncate(5, 9)
+    (tmp_path / "00000000.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"00000000.bin is not there: .* records 2 to 8"):
+        log_of(tmp_path).truncate(2, 9)
     log_of(tmp_path).truncate(8, 13)
     with pytest.raises(UserError, match="ends before record 7"):
         log_of(tmp_path).read(np.array([7]))
@@ -78,7 +86,7 @@ def test_nothing_is_added_on_a_full_disk(tmp_path, monkeypatch):
     log = log_of(tmp_path)
     log.append(records(0, 3))
     real = os.pwrite
-    left = [2 * DTYPE.itemsize]
+    left = [2 * BYTES]
 
     def pwrite(descriptor, data, offset):
         if not left[0]:
@@ -121,3 +129,83 @@ def test_all_written_files_are_synced_once(tmp_path, monkeypatch):
     log.sync()
     assert len(synced) == 4
     log.close()
+
+
+def test_few_files_are_open(tmp_path):
+    log = log_of(tmp_path)
+    count = 5 * OPEN_FILES * PER_FILE
+    log.append(records(0, count))
+    draws = np.random.default_rng(0)
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        indices = draws.integers(0, count, 50)
+        assert np.array_equal(log.read(indices), records(0, count)[indices])
+        log.sync()
+        assert psutil.Process().num_fds() <= before + OPEN_FILES
+    log.close()
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.parametrize("damage", ["zeros", "bit", "swapped"])
+def test_records_that_changed_are_refused(tmp_path, damage):
+    log = log_of(tmp_path)
+    log.append(records(0, 13))
+    file = tmp_path / "00000001.bin"
+    content = bytearray(file.read_bytes())
+    if damage == "zeros":
+        content[:] = bytes(len(content))
+    elif damage == "bit":
+        content[3 * BYTES + 9] ^= 4
+    else:
+        content[3 * BYTES :] = content[2 * BYTES : 3 * BYTES]
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"00000001.bin does not hold record 7 as it was written"):
+        log.read(np.array([0, 7]))
+    with pytest.raises(CheckpointError, match=r"00000001.bin does not hold record \d as it was written"):
+        log_of(tmp_path).truncate(2, 9)
+    assert (tmp_path / "00000002.bin").stat().st_size == 4 * BYTES, "a log that is refused stays as it is"
+    log_of(tmp_path).truncate(8, 9)  # what is damaged is not needed
+
+
+def test_other_files_in_the_folder_do_not_count(tmp_path):
+    strays = ["notes.bin", "00000001 (copy).bin", "1.bin", "-0000001.bin", "00000002.bin.part", "000000003.bin"]
+    for name in strays:
+        (tmp_path / name).write_text("stray")
+    (tmp_path / "00000009.bin").mkdir()
+    log = log_of(tmp_path)
+    log.append(records(0, 13))
+    log.drop_before(7)
+    again = log_of(tmp_path)
+    again.truncate(7, 12)
+    assert np.array_equal(again.read(np.arange(7, 12)), records(7, 12))
+    assert all((tmp_path / name).read_text() == "stray" for name in strays)
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_copy_by_links_does_not_change_the_original(tmp_path, link):
+    original, copied = tmp_path / "original" / "log", tmp_path / "copied" / "log"
+    log_of(original).append(records(0, 10))
+    copied.mkdir(parents=True)
+    for file in original.iterdir():
+        link(file, copied / file.name)
+    before = {file.name: file.read_bytes() for file in original.iterdir()}
+    copy = log_of(copied)
+    copy.truncate(2, 9)
+    copy.append(records(90, 99))
+    copy.drop_before(8)
+    assert {file.name: file.read_bytes() for file in original.iterdir()} == before
+    assert np.array_equal(
+        copy.read(np.array([8, 9, 17])), np.concatenate([records(8, 9), records(90, 91), records(98, 99)])
+    )
+    same = log_of(original)
+    same.truncate(0, 10)
+    same.append(records(50, 51))
+    assert np.array_equal(same.read(np.array([9, 10])), np.concatenate([records(9, 10), records(50, 51)]))
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"log is a link, and a copy of the run folder would write to the same files"):
+        log_of(tmp_path / "log").append(records(0, 1))
+    assert not list((tmp_path / "elsewhere").iterdir())

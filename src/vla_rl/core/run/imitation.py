@@ -24,7 +24,9 @@ class Cloning(Session):
 
     @staticmethod
     def total(spec: Spec) -> int:
-        return imitation_of(spec).steps
+        steps = imitation_of(spec).steps
+        assert steps is not None, "check_spec refuses a run without"
+        return steps
 
     @classmethod
     def open(cls, spec: Spec, state: State, start: StartRuntime, folder: Path, interrupts: Interrupts) -> Runtime:
@@ -52,15 +54,17 @@ class Cloning(Session):
     def _train(self, imitation: Imitation) -> None:
         """Train until the next metrics line, evaluation or checkpoint."""
         section = imitation_of(self.spec)
+        rate = section.lr
+        assert rate is not None, "check_spec refuses a run without"
         start = perf_counter()
         first = self.state.step + 1
         intervals = (section.report_every, section.eval_every, section.checkpoint_every)
-        last = min(section.steps, *(-(-first // every) * every for every in intervals if every))
+        last = min(self.run_info.steps, *(-(-first // every) * every for every in intervals if every))
 
         steps_per_epoch = imitation.steps_per_epoch
 
         def lr(step: int) -> float:
-            return section.lr * section.factor(step)
+            return rate * section.factor(step)
 
         def on_step(step: int) -> None:
             self.state.step = step - 1
@@ -84,6 +88,7 @@ class Cloning(Session):
 
 
 def imitation_of(spec: Spec) -> ImitationSpec:
+    """Return the section that `vla-rl sft` trains by. Raises UserError where there is none."""
     if spec.imitation is None:
         raise UserError(
             "the spec has no `imitation:` section, which `vla-rl sft` trains by; add one such as\n"

@@ -96,6 +96,8 @@ class Session(ABC):
                         "%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], run_store.path
                     )
                     resume = True
+                except CheckpointError:  # its message says what to do
+                    raise
                 except Exception as exc:
                     cls._note_resume(exc, run_store)
                     raise
@@ -116,7 +118,7 @@ class Session(ABC):
         runtime = cls.open(spec, state, start, run_store.path, interrupts)
         try:
             if trainer is not None:
-                runtime.load(trainer)
+                state = cls._load(runtime, run_store, state, trainer)
             if resume:
                 run_store.record(spec, state.step)
             run_info = Run(
@@ -133,6 +135,23 @@ class Session(ABC):
         finally:
             interrupts.closing = True
             runtime.close()
+
+    @classmethod
+    def _load(cls, runtime: Runtime, run_store: RunStore, state: State, trainer: Path) -> State:
+        """Let the runtime go on from the checkpoint with this trainer folder, or from the newest earlier one where what
+        it needs beside it is damaged. Return its state. Raise CheckpointError where no checkpoint is left."""
+        refused: dict[Path, CheckpointError] = {}
+        while True:
+            try:
+                runtime.load(trainer)
+            except CheckpointError as exc:
+                refused[trainer] = exc
+                restored = run_store.restore(refused)
+                assert restored is not None, "the checkpoint that was refused is there"
+                state, trainer = restored
+            else:
+                run_store.set_aside(refused, trainer)
+                return state
 
     @classmethod
     def _resumable(cls, run_store: RunStore) -> str:
@@ -216,7 +235,7 @@ class Session(ABC):
             if self._saved != (self.state.step, self.state.evaluated):
                 self.save()
             self.trace("end", final=True)
-        except (CheckpointError, OSError) as exc:
+        except (CheckpointError, WorkerDied, OSError) as exc:
             if self.interrupts.reason is None:
                 raise
             advice = self._resumable(self.run_store)  # a full disk, for one, on which a listener failed first

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import define, field
 
+from vla_rl.core.errors import CheckpointError
 from vla_rl.core.events import Evaluation, late_actions_of
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.spec.spec import Spec
@@ -94,12 +95,19 @@ class RunStore(Protocol):
     def record(self, spec: Spec, resumed: int | None = None) -> None:
         """Record the spec and the environment of the training; `resumed` is the step it resumes from."""
 
+    def restore(self, refused: Mapping[Path, CheckpointError]) -> tuple[State, Path] | None:
+        """Return what `begin` returns, of the newest checkpoint whose trainer folder is not among those that were
+        refused; None if there is none. Raise CheckpointError if all are damaged or refused."""
+
+    def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
+        """Set checkpoints aside whose trainer folders were refused, as the run goes on from that of another one."""
+
     def latest(self) -> Path | None:
         """Return the newest checkpoint, or None."""
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint with `write(model folder, trainer folder)`, and keep the `keep` newest. Return its
-        folder."""
+        folder. Raise CheckpointError if it cannot be written, WorkerDied if a worker died meanwhile."""
 
     def write_results(
         self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]

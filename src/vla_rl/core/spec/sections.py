@@ -423,9 +423,15 @@ class CoTrainingSpec(Component):
 
 @frozen(kw_only=True)
 class ImitationSpec(RateSchedule):
-    """Behaviour cloning with `vla-rl sft`. The optimiser's other settings are those of `train`."""
+    """Behaviour cloning with `vla-rl sft`, and recorded demonstrations for trainers of transitions. The optimiser's
+    other settings are those of `train`."""
 
-    expert: ExpertSpec | None = None
+    steps: int | None = field(default=None, validator=v.optional(between(0, UPDATES)))  # type: ignore[assignment]
+    """Optimiser steps of `vla-rl sft`, which needs them; with `data` for a trainer of transitions alone, leave it
+    out."""
+    lr: float | None = field(default=None, validator=v.optional(positive(1e-12, 10)))  # type: ignore[assignment]
+    """Learning rate of `vla-rl sft`, which needs it."""
+    expert: ExpertSpec | None = field(default=None)
     """Demonstrations by the simulator's scripted expert."""
     data: Component | None = field(default=None, metadata={"kind": "data"})
     """Recorded demonstrations instead, such as {type: lerobot, folder: ...}."""
@@ -459,6 +465,12 @@ class ImitationSpec(RateSchedule):
     def _one_source(self, attribute: Any, value: Component | None) -> None:
         if (value is None) == (self.expert is None):
             raise ValueError("give exactly one of `expert` (the simulator's own) and `data` (recorded demonstrations)")
+
+    @expert.validator
+    def _cloned(self, attribute: Any, value: ExpertSpec | None) -> None:
+        missing = [key for key in ("steps", "lr") if getattr(self, key) is None]
+        if value is not None and missing:
+            raise ValueError(f"is cloned by vla-rl sft, which needs {' and '.join(missing)} beside it")
 
     @co_training.validator
     def _co_training(self, attribute: Any, value: tuple[CoTrainingSpec, ...]) -> None:

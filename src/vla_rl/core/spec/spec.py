@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
-from vla_rl.core.paths import expanded
+from vla_rl.core.paths import expanded, open_text
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints, with_known_keys
 from vla_rl.core.spec.sections import (
     AsynchronySpec,
@@ -202,7 +202,7 @@ def load_spec(
     """
     path = Path(path)
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_text(path) as file:
             text = file.read(LONGEST_TEXT + 1)
     except FileNotFoundError:
         raise SpecError([f"{path}: no such file"]) from None

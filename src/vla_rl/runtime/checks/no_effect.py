@@ -4,21 +4,30 @@ some of them on purpose.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import FunctionType
+
+from attrs import fields_dict
 
 from vla_rl.core.catalogue import MODULE_PLUGINS, hook_modules
 from vla_rl.core.plan import Plan
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.sections import RateSchedule
+from vla_rl.core.spec.sections import Component, RateSchedule, RewardsSpec, TrainSpec
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
 from vla_rl.toolkit.algorithms.settings import CorrectionSettings, CriticSettings, GroupSettings
+from vla_rl.toolkit.people.settings import PanelSettings
+from vla_rl.toolkit.trainers.settings import DemonstrationSettings
+
+NO_DISCOUNT = 1e-6
+"""Factor below which nothing counts: a few steps of float32 at 1."""
 
 
 def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]:
     """Return what to warn of, each with the path of its key. The arguments are those of `check_spec`."""
     warnings = [*_modules_warnings(spec), *_runtime_warnings(spec), *_compile_warnings(spec)]
+    warnings += _person_warnings(spec)
     if training and spec.train.steps:
         warnings += [
             *_schedule_warnings("train", spec.train),
@@ -28,8 +37,12 @@ def without_effect(spec: Spec, *, training: bool, imitation: bool) -> list[Item]
         ]
         warnings += [*_replay_warnings(spec), *_algorithm_warnings(spec), *_imagination_warnings(spec)]
         warnings += _transition_warnings(spec)
-    if imitation and spec.imitation is not None:
+        warnings += _discount_warnings(("trainer", "discount"), spec.trainer, spec.rollout.chunk)
+        warnings += _discount_warnings(("algorithm", "gamma"), spec.algorithm, 1)
+    if imitation and spec.imitation is not None and spec.imitation.steps is not None:
         warnings += _schedule_warnings("imitation", spec.imitation)
+        path = ("imitation", "trainer", "discount")
+        warnings += _discount_warnings(path, spec.imitation.trainer, spec.rollout.chunk)
     return warnings
 
 
@@ -69,6 +82,25 @@ def _runtime_warnings(spec: Spec) -> Iterator[Item]:
     for key, default in defaults.items():
         if getattr(runtime, key) not in (default, 0):
             yield ("runtime", key), "has no effect with backend: local, where everything is in this process"
+
+
+def _person_warnings(spec: Spec) -> Iterator[Item]:
+    rewards = spec.rewards
+    default = fields_dict(RewardsSpec)["threshold"].default
+    if rewards is not None and isinstance(rewards.config, PanelSettings) and rewards.threshold != default:
+        text = f"has no effect: {rewards.type!r} answers yes or no, and gives no probability between; leave it out"
+        yield ("rewards", "threshold"), text
+
+
+def _discount_warnings(path: tuple[str, ...], part: Component, times: int) -> Iterator[Item]:
+    """Yield a discount after which nothing counts. `times`: how often it is applied until what comes next."""
+    discount = getattr(part.config, path[-1], 1.0)
+    if isinstance(discount, float) and discount**times < NO_DISCOUNT:
+        text = (
+            f"what comes next counts {discount**times:.2g} times its value, which is nothing: later rewards are not "
+            f"learnt from; 0.99 is usual"
+        )
+        yield path, text
 
 
 def _schedule_warnings(section: str, schedule: RateSchedule) -> Iterator[Item]:
@@ -160,10 +192,21 @@ def _transition_warnings(spec: Spec) -> Iterator[Item]:
     if not trains_on_transitions(spec):
         return
     train = spec.train
-    for key, value, default in (("epochs", train.epochs, 1), ("global_batch", train.global_batch, None)):
-        if value != default:
+    for key in ("epochs", "global_batch"):
+        if getattr(train, key) != fields_dict(TrainSpec)[key].default:
             text = f"has no effect: trainer {spec.trainer.type!r} draws its own batches (trainer.batch); leave it out"
             yield ("train", key), text
+    if train.max_skipped != fields_dict(TrainSpec)["max_skipped"].default:
+        text = f"has no effect: trainer {spec.trainer.type!r} skips no step, as no filter drops samples; leave it out"
+        yield ("train", "max_skipped"), text
+    config = spec.trainer.config
+    if isinstance(config, DemonstrationSettings) and config.demonstrations:
+        batch = getattr(config, "batch", 0)
+        if not round(config.demonstrations * batch):
+            least = math.floor(0.5 / config.demonstrations) + 1
+            share = f"{config.demonstrations:g} of a batch of {batch}"
+            text = f"has no effect: {share} is not one sample; give trainer.batch: {least}, or more"
+            yield ("trainer", "demonstrations"), text
     yield from _early_transition_warnings(spec)
 
 
@@ -176,6 +219,7 @@ def _early_transition_warnings(spec: Spec) -> Iterator[Item]:
     transitions = steps * shape.groups_per_step * shape.group_size * -(-limit // shape.chunk)
     min_data = getattr(config, "min_data", 0)
     critic_updates = getattr(config, "critic_updates", 0)
+    interval = getattr(config, "actor_interval", 1)
     if min_data > transitions:
         text = (
             f"nothing is trained before so many transitions, and {steps} steps (train.steps) collect {transitions} at "
@@ -188,6 +232,12 @@ def _early_transition_warnings(spec: Spec) -> Iterator[Item]:
             f"policy stays as it is; give fewer, or raise train.steps"
         )
         yield ("trainer", "critic_updates"), text
+    elif updates // interval <= critic_updates // interval:
+        text = (
+            f"the policy is trained in every {interval}th update, and {steps} steps (train.steps) make {updates} at "
+            f"most: it stays as it is; give fewer, or raise train.steps"
+        )
+        yield ("trainer", "actor_interval"), text
 
 
 def _imagination_warnings(spec: Spec) -> Iterator[Item]:

@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
+from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.catalogue import installed, keep_build, load, unmet_base
-from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError
+from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import offers
@@ -46,7 +47,7 @@ from vla_rl.toolkit.envs.settings import independent_envs
 from vla_rl.toolkit.hooks.files import belongs_to_run, same_file
 from vla_rl.toolkit.models.adapters import merge_mode
 from vla_rl.toolkit.trainers.dummy_samples import dummy_sample
-from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
+from vla_rl.toolkit.trainers.settings import CriticWarmupSettings, DemonstrationSettings
 
 logger = logging.getLogger(__name__)
 
@@ -62,10 +63,11 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
         imitation: the run reads the spec's `imitation:`.
         cluster: machine that is to run it; None: this one, or the one at `runtime.address`, which only a run can see.
     """
-    problems = list(missing(spec, imitation))
+    reads_data = imitation or (training and trains_on_transitions(spec))
+    problems = list(missing(spec, reads_data))
     lacking = {path for path, _ in problems}
     by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
-    for path, kind, part in _components(spec, imitation):
+    for path, kind, part in _components(spec, reads_data):
         if path not in lacking:
             problems += _plugin_problems(spec, path, kind, part, scaling={} if by_data and kind == "model" else None)
     if training or imitation:
@@ -73,6 +75,9 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     if training:
         problems += _training_problems(spec)
     problems += _trainer_problems(spec, training=training, imitation=imitation)
+    env_info = load("env", spec.env.type, spec.plugins).env_info
+    if env_info is not None and (training or imitation):
+        problems += _camera_problems(spec, env_info(spec.env.config), training, imitation)
     if ("algorithm",) not in lacking:
         problems += _algorithm_problems(spec)
     problems += [*_hook_problems(spec, lacking), *_recording_problems(spec, training)]
@@ -81,6 +86,8 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     plan = None
     if cluster is not None:
         plan, plan_problems = _planned(spec, training, cluster)
+        if plan is not None:
+            plan_problems += _compile_problems(spec, plan, learns=training or imitation)
         problems += plan_problems
     if problems:
         raise SpecError(located(problems, spec.source))
@@ -149,7 +156,7 @@ def check_reference(model: VLAModel, spec: Spec, info: EnvInfo) -> None:
 # ------------------------------------------------------------------------------------------------ internal
 
 
-def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
+def _components(spec: Spec, reads_data: bool) -> Iterator[tuple[tuple[str | int, ...], str, Component]]:
     """Yield (path, kind, component) of the components whose files and packages are on this machine."""
     yield ("algorithm",), "algorithm", spec.algorithm
     if spec.runtime.address is not None:
@@ -163,7 +170,7 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str | int, 
         yield ("world_model",), "world_model", spec.world_model
     if spec.rewards is not None:
         yield ("rewards",), "reward_model", spec.rewards
-    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+    if reads_data and spec.imitation is not None and spec.imitation.data is not None:
         yield from ((path, "data", part) for path, part in spec.imitation.data_sets())
 
 
@@ -173,7 +180,13 @@ def _plugin_problems(
     """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
     check = load(kind, part.type, spec.plugins).check
     rollout = spec.rollout
-    context = Context(seed=spec.seed, chunk=rollout.chunk, temperature=rollout.temperature, scaling=scaling)
+    context = Context(
+        seed=spec.seed,
+        chunk=rollout.chunk,
+        temperature=rollout.temperature,
+        scaling=scaling,
+        num_envs=spec.env.num_envs,
+    )
     try:
         if check is not None:
             check(part.config, context)
@@ -225,6 +238,9 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
     if imitation and spec.imitation is not None:
         recorded = (TrainingData.RECORDINGS,) if spec.imitation.data is not None else ()
         sections.append((("imitation", "trainer"), spec.imitation.trainer, (TrainingData.DEMONSTRATIONS, *recorded)))
+        for key in ("steps", "lr"):
+            if getattr(spec.imitation, key) is None:
+                yield ("imitation", key), "required by vla-rl sft"
         yield from _critic_steps_problems(spec.imitation)
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
@@ -240,7 +256,7 @@ def _critic_steps_problems(section: ImitationSpec) -> Iterator[Item]:
     """Refuse a run in which the policy never learns. Without any steps there is nothing to refuse: such a run
     evaluates."""
     config = section.trainer.config
-    if isinstance(config, CriticWarmupSettings) and config.critic_steps >= section.steps > 0:
+    if isinstance(config, CriticWarmupSettings) and section.steps and config.critic_steps >= section.steps:
         text = (
             f"all {section.steps} steps (imitation.steps) train the critics alone, and the policy stays as it is; give "
             f"fewer than {section.steps}, or raise imitation.steps"
@@ -262,9 +278,39 @@ def _transition_problems(spec: Spec) -> Iterator[Item]:
     if spec.asynchrony.replay.uses > 1:
         text = f"trainer {trainer!r} keeps transitions itself, as trainer.capacity says; leave asynchrony.replay out"
         yield ("asynchrony", "replay", "uses"), text
+    config = spec.trainer.config
+    if isinstance(config, DemonstrationSettings) and config.demonstrations and not _has_data(spec):
+        text = (
+            f"{config.demonstrations:g} is the share of demonstrations in a batch, and there are none; name a "
+            f"recording in imitation.data, or leave it out"
+        )
+        yield ("trainer", "demonstrations"), text
     if spec.imagination is not None:
         text = f"trainer {trainer!r} does not train on imagined trajectories; leave imagination out"
         yield ("imagination",), text
+
+
+def _has_data(spec: Spec) -> bool:
+    return spec.imitation is not None and spec.imitation.data is not None
+
+
+def check_cameras(spec: Spec, info: EnvInfo, *, training: bool, imitation: bool) -> None:
+    """Raise SpecError for random changes of cameras that the simulator does not have. The driver calls this, as it
+    knows the cameras of every simulator.
+    """
+    problems = list(_camera_problems(spec, info, training, imitation))
+    if problems:
+        raise SpecError(located(problems, spec.source))
+
+
+def _camera_problems(spec: Spec, info: EnvInfo, training: bool, imitation: bool) -> Iterator[Item]:
+    sections = {"trainer": spec.trainer.config} if training else {}
+    for name, section in (sections | ({"imitation": spec.imitation} if imitation else {})).items():
+        augment = getattr(section, "augment", None)
+        for i, camera in enumerate((augment.cameras or ()) if isinstance(augment, AugmentSpec) else ()):
+            if camera not in info.cameras:
+                text = f"the simulator has no camera {camera!r}{did_you_mean(camera, info.cameras)}; it has: "
+                yield (name, "augment", "cameras", i), text + (", ".join(info.cameras) or "none")
 
 
 def _expert_problems(spec: Spec) -> Iterator[Item]:
@@ -449,6 +495,22 @@ def _merge_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
     elif mode == "copy" and "policy" in plan.offload and not shared:
         text = "the second set of weights would stay on the device when the policy leaves it (placement.offload)"
         yield path, f"{text}; use in_place, or leave the policy out of placement.offload"
+
+
+def _compile_problems(spec: Spec, plan: Plan, learns: bool) -> list[Item]:
+    """Return why models cannot be compiled in the workers of this plan, each reason once."""
+    if has_own_policy(spec) or (spec.train.compile is None and spec.rollout.compile is None):
+        return []
+    from vla_rl.runtime.workers.compilation import compilation_problem, role_of_model
+
+    problems: dict[Item, None] = {}
+    moves = bool({"policy", "learner"} & set(plan.offload))
+    for slot in plan.slots:
+        roles = [role for role in slot.roles if role == "policy" or (learns and role == "learner")]
+        problem = compilation_problem(spec, slot.device, role_of_model(roles), moves) if roles else None
+        if problem is not None:
+            problems[problem] = None
+    return list(problems)
 
 
 def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:

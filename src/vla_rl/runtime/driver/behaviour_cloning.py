@@ -16,6 +16,7 @@ from vla_rl.core.types import Array, Statistic
 from vla_rl.runtime.comm.handles import Fleet, by_reference
 from vla_rl.runtime.comm.interfaces import EnvInterface, LearnerInterface
 from vla_rl.runtime.driver.sample_order import Epochs, Mixture, SampleOrder
+from vla_rl.runtime.driver.update import log_warnings
 from vla_rl.toolkit.algorithms.statistics import read_all
 
 OnProgress = Callable[[str, int, int], None]
@@ -75,6 +76,7 @@ class ImitationTrainer:
                 for rank, learner in enumerate(self._fleet.learners)
             ]
             results = self._fleet.get_all(pending)
+            log_warnings(end - 1, results)
             for name in results[0].sums:
                 totals[name] = totals.get(name, 0.0) + sum(result.sums[name] for result in results)
             for name in results[0].maxima:

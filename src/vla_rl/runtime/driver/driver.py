@@ -22,7 +22,7 @@ from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Advantages, Array, Rollout
 from vla_rl.runtime.checks.imagination import check_episodes
-from vla_rl.runtime.checks.run import check_plan, check_simulators
+from vla_rl.runtime.checks.run import check_cameras, check_plan, check_simulators
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.handles import Fleet, Handle
 from vla_rl.runtime.comm.interfaces import HostInterface, LearnerInterface, PolicyInterface
@@ -145,6 +145,7 @@ class Driver:
             folder=folder,
             gpu_memory=smallest_gpu_memory() if spec.runtime.address is None else None,
         )
+        check_cameras(spec, started.info, training=bool(self.fleet.learners) and not imitation, imitation=imitation)
         self.info = evolve(started.info, notes=(*started.info.notes, *_success_notes(spec)))
         self.scaling = started.scaling
         self.recorded_samples = started.recorded_samples

@@ -29,7 +29,7 @@ from vla_rl.runtime.driver.ordered_samples import OrderedSamples
 from vla_rl.runtime.driver.sample_router import SampleRouter
 from vla_rl.runtime.driver.scope_check import OTHER_SELECTION, check_parts, scope_error
 from vla_rl.runtime.driver.trace import Trace, traced
-from vla_rl.runtime.driver.update import UpdateStrategy, update_metrics
+from vla_rl.runtime.driver.update import UpdateStrategy, log_warnings, update_metrics
 
 
 class StreamingUpdate(UpdateStrategy):
@@ -121,6 +121,7 @@ class StreamingUpdate(UpdateStrategy):
         pending = [worker.call(HostInterface.update, prepared.rollout.step, nothing, {}, steps) for worker in workers]
         calls: list[Ref[Any]] = [*self.stream.calls, *pending]
         results = self.collector.wait_for(calls)[len(self.stream.calls) :]
+        log_warnings(prepared.rollout.step, results)
         return update_metrics(len(samples), epochs, results)
 
     def finish(self, trained: bool) -> None:

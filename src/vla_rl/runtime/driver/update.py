@@ -76,8 +76,7 @@ class StepUpdate(UpdateStrategy):
             worker = self.fleet.worker_of(learner)
             pending.append(worker.call(HostInterface.update, step, references, shard_fields, shard.steps))
         results = self.collector.wait_for(pending)
-        for text in dict.fromkeys(text for result in results for text in result.warnings):
-            logger.warning("warning: step %d: %s", step, text)
+        log_warnings(step, results)
         return update_metrics(len(samples.steps), len(shards[0].steps), results)
 
     def finish(self, trained: bool) -> None:
@@ -103,6 +102,12 @@ class StepUpdate(UpdateStrategy):
             global_batch=train.global_batch,
             micro_batch=train.micro_batch,
         )
+
+
+def log_warnings(step: int, results: Sequence[UpdateMetrics]) -> None:
+    """Log the warnings of all ranks, equal ones once."""
+    for text in dict.fromkeys(text for result in results for text in result.warnings):
+        logger.warning("warning: step %d: %s", step, text)
 
 
 def update_metrics(samples: int, optimizer_steps: int, results: Sequence[UpdateMetrics]) -> dict[str, float]:

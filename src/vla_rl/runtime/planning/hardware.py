@@ -116,6 +116,8 @@ def gpu_rates(name: str) -> GpuRates:
     if name.endswith((".yaml", ".yml")):
         try:
             rates: GpuRates = Structurer().read_class(parse(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
+        except UnicodeDecodeError as exc:
+            raise UserError(f"--gpu {name} is no text in UTF-8 ({exc.reason} at byte {exc.start})") from exc
         except OSError as exc:
             raise UserError(f"--gpu {name} cannot be read: {exc.strerror or exc}") from exc
         except Problems as exc:

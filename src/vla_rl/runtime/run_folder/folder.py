@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 
-from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.errors import CheckpointError, UserError, WorkerDied
 from vla_rl.core.paths import about, resolved
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, checkpoint_record
@@ -155,7 +156,8 @@ class RunFolder:
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
         """Write a checkpoint beside the others with its manifest, sync it, rename it and move `last`; only then delete
-        those beyond `keep`. Raises CheckpointError, and then the previous checkpoint is still the last one.
+        those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
+        checkpoint is still the last one.
         """
         target = self.checkpoints / f"step_{state.step:06d}"
         partial, replaced = (self.checkpoints / f".{target.name}.{end}" for end in ("partial", "replaced"))
@@ -174,6 +176,10 @@ class RunFolder:
             os.replace(partial, target)
             _sync(self.checkpoints)
             self._point_last_to(target)
+        except WorkerDied:  # the disk is not to blame, and the run may go on from an earlier checkpoint
+            with suppress(OSError):
+                self._repair_checkpoints()
+            raise
         except Exception as exc:
             free = shutil.disk_usage(self.path).free  # libraries do not always report a full disk as such
             full = free < LITTLE or (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT))
@@ -191,30 +197,46 @@ class RunFolder:
                 shutil.rmtree(old, ignore_errors=True)
         return target
 
-    def restore(self) -> tuple[State, Path] | None:
+    def restore(self, refused: Mapping[Path, CheckpointError] = MappingProxyType({})) -> tuple[State, Path] | None:
         """Return state and trainer folder of the newest sound checkpoint; None if there is no checkpoint at all. Newer
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
+
+        Args:
+            refused: trainer folders from which the runtime could not go on, and why. `set_aside` does that to their
+                checkpoints once there is another one.
         """
         self._repair_checkpoints()
         damaged: dict[Path, CheckpointError] = {}
         for checkpoint in self._saved():
+            trainer = checkpoint / "trainer"
+            if trainer in refused:
+                continue
             try:
                 state = read_state(checkpoint)
             except CheckpointError as exc:
                 damaged[checkpoint] = exc
                 continue
-            for other, why in damaged.items():
-                aside = self._mark_damaged(other)
-                logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
-            if damaged:
-                self._point_last_to(checkpoint)
-            return state, checkpoint / "trainer"
-        if damaged:
-            raise CheckpointError(
-                "\n".join(["no checkpoint to go on from:", *(f"  {why}" for why in damaged.values())])
-                + f"\n  put back sound copies, or start again with another --folder than {self.path}"
-            )
+            self._set_aside(damaged, checkpoint)
+            return state, trainer
+        if damaged or refused:
+            advice = f"put back sound copies of these files, or start again with another --folder than {self.path}"
+            sound = [trainer.parent / "model" for trainer in refused]
+            if sound:
+                advice += f"; these weights are sound: model.checkpoint={sound[0]}"
+            reasons = [*(f"{trainer.parent}: {why}" for trainer, why in refused.items()), *damaged.values()]
+            raise CheckpointError("\n  ".join(["no checkpoint to go on from:", *map(str, reasons), advice]))
         return None
+
+    def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
+        """Set checkpoints aside whose trainer folders were refused, as the run goes on from another one."""
+        self._set_aside({folder.parent: why for folder, why in refused.items()}, trainer.parent)
+
+    def _set_aside(self, damaged: Mapping[Path, CheckpointError], checkpoint: Path) -> None:
+        for other, why in damaged.items():
+            aside = self._mark_damaged(other)
+            logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
+        if damaged:
+            self._point_last_to(checkpoint)
 
     def _saved(self) -> list[Path]:
         """Return the checkpoints, newest first."""

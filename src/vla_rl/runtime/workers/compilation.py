@@ -10,7 +10,9 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import unwrapped
+from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec
+from vla_rl.core.spec.yaml import dotted
 from vla_rl.runtime.workers.models import Role
 from vla_rl.toolkit.models.adapters import merge_state
 from vla_rl.toolkit.models.compilation import CompiledBlocks
@@ -26,33 +28,44 @@ def role_of_model(roles: Collection[str]) -> Role:
     return "both" if "policy" in roles else "learn"
 
 
-def compilation_mode(spec: Spec, device: str, role: Role) -> Mode | None:
-    """Return how a worker's model is compiled; None: the spec leaves it open, and the model decides by its layers.
-
-    Raises UserError for settings that contradict each other or the device.
+def compilation_problem(spec: Spec, device: str, role: Role, moves: bool = False) -> Item | None:
+    """Return why a worker's model cannot be compiled as the spec asks, whatever the model is.
 
     Args:
         role: as in `Context`.
+        moves: the weights leave the device between phases (offload).
     """
     learning, acting = spec.train.compile, spec.rollout.compile
-    on_cuda = device.startswith("cuda")
-    sharded = role != "act" and spec.train.sharding == "full"
-    if acting == "graphs" and role != "learn" and not on_cuda:
-        raise UserError(
-            f"rollout.compile: graphs needs CUDA, and the policy is on {device!r}; set rollout.compile: blocks or off"
-        )
     if role == "both" and learning is not None and acting is not None and (learning == "off") != (acting == "off"):
-        raise UserError(
-            f"train.compile: {learning} and rollout.compile: {acting} contradict each other in a worker that learns "
-            f"and acts with one model; leave one of them out, or place the policy in workers of its own"
+        return ("train", "compile"), (
+            f"{learning} and rollout.compile: {acting} contradict each other in a worker that learns and acts with one "
+            f"model; leave one of them out, or place the policy in workers of its own"
         )
+    obstacle = ""
+    if role != "learn" and acting == "graphs":
+        stay = "graphs needs weights that stay where they are, and"
+        if not device.startswith("cuda"):
+            obstacle = f"graphs needs CUDA, and the policy is on {device!r}; set rollout.compile: blocks or off"
+        elif role == "both" and spec.train.sharding == "full":
+            obstacle = f"{stay} train.sharding: full gathers and frees them; set blocks, or train.sharding: replicated"
+        elif moves:
+            obstacle = f"{stay} the placement offloads them; set blocks, or a placement without offload"
+    return (("rollout", "compile"), obstacle) if obstacle else None
+
+
+def compilation_mode(spec: Spec, device: str, role: Role, moves: bool = False) -> Mode | None:
+    """Return how a worker's model is compiled; None: the spec leaves it open, and the model decides by its layers.
+    Arguments are those of `compilation_problem`.
+
+    Raises UserError for settings that contradict each other, the device or the placement.
+    """
+    problem = compilation_problem(spec, device, role, moves)
+    if problem is not None:
+        raise UserError(f"{dotted(problem[0])}: {problem[1]}")
+    learning, acting = spec.train.compile, spec.rollout.compile
     mode: Mode | None = {"learn": learning, "act": acting, "both": acting or learning}[role]
-    if sharded and mode == "graphs":
-        raise UserError(
-            "rollout.compile: graphs needs weights that stay where they are, and train.sharding: full gathers and "
-            "frees them; set rollout.compile: blocks, or train.sharding: replicated"
-        )
-    if mode is None and (sharded or not on_cuda):
+    sharded = role != "act" and spec.train.sharding == "full"
+    if mode is None and (sharded or not device.startswith("cuda")):
         return "off"
     return mode
 
@@ -65,11 +78,9 @@ def compile_model(
 
     Raises UserError where the model cannot be compiled as the spec asks.
 
-    Args:
-        role: as in `Context`.
-        moves: the weights leave the device between phases (offload).
+    Arguments are those of `compilation_problem`.
     """
-    mode = compilation_mode(spec, device, role)
+    mode = compilation_mode(spec, device, role, moves)
     component = unwrapped(model)
     if mode == "off" or (mode is None and not component.blocks):
         return None
@@ -79,11 +90,6 @@ def compile_model(
         if component.decide is None:
             raise UserError(
                 f"model {spec.model.type!r} has no part that a CUDA graph could capture; set rollout.compile: blocks"
-            )
-        if moves:
-            raise UserError(
-                "rollout.compile: graphs needs weights that stay where they are, and the placement offloads them; set "
-                "rollout.compile: blocks, or a placement without offload"
             )
         component.decide = CapturedFunction(
             component.decide, CudaGraphRecorder(torch.device(device)), state=merge_state(component.module)

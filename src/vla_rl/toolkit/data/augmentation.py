@@ -30,7 +30,7 @@ def augment(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: in
     for number, camera in enumerate(sorted(images) if spec.cameras is None else spec.cameras):
         if camera not in images:
             raise UserError(
-                f"imitation.augment.cameras: there is no camera {camera!r}{did_you_mean(camera, images)}\n"
+                f"augment.cameras: there is no camera {camera!r}{did_you_mean(camera, images)}\n"
                 f"  there are: {', '.join(images)}"
             )
         pictures = to_numpy(images[camera])

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.types import Array
 
 FILE_BYTES = 64 << 20
 """Size up to which a file grows, at least one record."""
+OPEN_FILES = 16
+"""Files that are kept open for reading."""
+VERIFIED_BYTES = 4 << 20
+"""Bytes that are read at a time where all records are verified."""
+NAME = re.compile(r"(\d{8,})\.bin")
 
 
 class RecordLog:
     """Records of a NumPy dtype, numbered from 0. A file holds equally many; names tell the number of the first one.
 
-    Written records never change. A process that is killed may leave records behind the `count` that a checkpoint knows,
-    which `truncate` drops. Reads do not map files into memory, so a damaged disk is an error and no signal.
+    Written records never change, and each has a checksum (CRC-32) of its content and its number. A process that is
+    killed may leave records behind the `count` that a checkpoint knows, which `truncate` drops. Reads do not map files
+    into memory, so a damaged disk is an error and no signal. A file that has other names (a copy of the run by
+    `cp -al`, or a link) is never shortened: `truncate` replaces it by a file of its own.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void], file_bytes: int = FILE_BYTES) -> None:
@@ -32,9 +42,10 @@ class RecordLog:
         self.count = 0
         """Number of the next record."""
         self.dtype = dtype
-        self._per_file = max(1, file_bytes // dtype.itemsize)
+        self._stored = np.dtype([("record", dtype), ("crc", np.uint32)])
+        self._per_file = max(1, file_bytes // self._stored.itemsize)
         self._descriptors: dict[int, int] = {}
-        """Number of a file -> its descriptor."""
+        """Number of a file -> its descriptor for reading, the last used one last."""
         self._unsynced: set[int] = set()
         """Files that were written to since the last `sync`."""
 
@@ -42,51 +53,67 @@ class RecordLog:
         """Add records of the dtype, [K]. Raises UserError where the disk is full; then none of them is added."""
         if self.count == 0:
             self.truncate(0, 0)  # files of a run that ended before its first checkpoint
-        data = np.ascontiguousarray(records, dtype=self.dtype)
+        stored = np.empty(len(records), self._stored)
+        self._bytes(stored)[:] = _bytes(np.ascontiguousarray(records, dtype=self.dtype))  # faster than by fields
+        stored["crc"] = self._checksums(stored, np.arange(self.count, self.count + len(records)))
         start = 0
-        while start < len(data):
+        while start < len(stored):
             number, at = divmod(self.count + start, self._per_file)
-            end = min(len(data), start + self._per_file - at)
-            self._write(number, at, data[start:end])
+            end = min(len(stored), start + self._per_file - at)
+            self._write(number, at, stored[start:end])
             start = end
-        self.count += len(data)
+        self.count += len(stored)
 
     def read(self, indices: Array) -> Array:
-        """Return the records with these numbers (int64 [B]), in this order. Raises UserError for one that is lost."""
-        records = np.empty(len(indices), self.dtype)
-        for row, index in enumerate(indices.tolist()):
-            number, at = divmod(index, self._per_file)
-            buffer = records[row : row + 1].view(np.uint8).data
-            if os.preadv(self._open(number), [buffer], at * self.dtype.itemsize) < self.dtype.itemsize:
-                raise UserError(f"{self._file(number)} ends before record {index}: the replay buffer was damaged")
-        return records
+        """Return the records with these numbers (int64 [B]), in this order. Raises UserError for one that is lost or
+        that does not have its checksum.
+        """
+        stored = np.empty(len(indices), self._stored)
+        for row in np.argsort(indices, kind="stable").tolist():  # so that each file is opened once
+            number, at = divmod(int(indices[row]), self._per_file)
+            buffer = stored[row : row + 1].view(np.uint8).data
+            if os.preadv(self._open(number), [buffer], at * self._stored.itemsize) < self._stored.itemsize:
+                raise self._damaged(number, f"ends before record {indices[row]}")
+        self._verify(stored, indices, UserError)
+        return stored["record"]
 
     def drop_before(self, index: int) -> None:
         """Delete the files that only hold records below this number."""
         for number in self._files():
             if (number + 1) * self._per_file <= index:
-                self._close(number)
-                self._file(number).unlink()
+                self._delete(number)
 
     def truncate(self, first: int, count: int) -> None:
-        """Go on from `count` records, of which those from `first` on are needed; drop later ones. Raises UserError
-        where needed ones are not there.
+        """Go on from `count` records, of which those from `first` on are needed; drop later ones. Reads all needed
+        records. Raises CheckpointError where one is not there, or does not have its checksum; then no file is changed.
         """
-        files = self._files()
-        for number in range(first // self._per_file, -(-count // self._per_file)):
-            size = (min(count, (number + 1) * self._per_file) - number * self._per_file) * self.dtype.itemsize
-            if files.get(number, -1) < size:
+        for folder in (self.folder, self.folder.parent):
+            if folder.is_symlink():
                 raise UserError(
-                    f"{self._file(number)} is not there, or ends early: the checkpoint needs the replay buffer's "
-                    f"records {first} to {count - 1}. Copy the whole run folder, or start a new run"
+                    f"{folder} is a link, and a copy of the run folder would write to the same files; put the whole "
+                    f"run folder on that disk (--folder), or replace the link by what it points to"
                 )
-        for number, size in files.items():
-            kept = min(max(count - number * self._per_file, 0), self._per_file) * self.dtype.itemsize
+        files = self._files()
+        size = self._stored.itemsize
+        for number in range(first // self._per_file, -(-count // self._per_file)):
+            begin = number * self._per_file
+            end = min(count, begin + self._per_file)
+            if files.get(number, -1) < (end - begin) * size:
+                state = "ends early" if number in files else "is not there"
+                text = f"the checkpoint needs the replay buffer's records {first} to {count - 1}"
+                raise CheckpointError(f"{self._file(number)} {state}: {text}")
+            step = max(1, VERIFIED_BYTES // size)
+            for start in range(max(begin, first), end, step):
+                indices = np.arange(start, min(start + step, end))
+                stored = np.empty(len(indices), self._stored)
+                os.preadv(self._open(number), [stored.view(np.uint8).data], (start - begin) * size)
+                self._verify(stored, indices, CheckpointError)
+        for number in files:
+            kept = min(max(count - number * self._per_file, 0), self._per_file) * size
             if kept == 0:
-                self._close(number)
-                self._file(number).unlink()
-            elif size > kept:
-                os.truncate(self._file(number), kept)
+                self._delete(number)
+            elif kept < self._per_file * size:  # the only one that is written to
+                self._shorten(number, kept)
         self.count = count
 
     def sync(self) -> None:
@@ -105,17 +132,45 @@ class RecordLog:
         for number in list(self._descriptors):
             self._close(number)
 
-    def _write(self, number: int, at: int, records: Array) -> None:
-        data = records.view(np.uint8).reshape(-1).data
-        offset = at * self.dtype.itemsize
+    # -------------------------------------------------------------------------------------------------- checksums
+
+    def _checksums(self, stored: Array, indices: Array) -> list[int]:
+        """Return the checksum of each stored record, [K], with its number: a record in another one's place is wrong."""
+        rows = self._bytes(stored)
+        return [zlib.crc32(row, index & 0xFFFFFFFF) for row, index in zip(rows, indices.tolist(), strict=True)]
+
+    def _bytes(self, stored: Array) -> Array:
+        """Return the bytes of stored records without their checksums, uint8 [K, size of the dtype], which share memory
+        with them."""
+        return _bytes(stored)[:, : self.dtype.itemsize]
+
+    def _verify(self, stored: Array, indices: Array, error: type[UserError]) -> None:
+        wrong = np.flatnonzero(stored["crc"] != np.array(self._checksums(stored, indices), np.uint32))
+        if len(wrong):
+            index = int(indices[wrong[0]])
+            text = f"does not hold record {index} as it was written (its checksum is wrong)"
+            raise self._damaged(index // self._per_file, text, error)
+
+    def _damaged(self, number: int, text: str, error: type[UserError] = UserError) -> UserError:
+        advice = "" if issubclass(error, CheckpointError) else "; run again with --resume: it looks for a sound state"
+        return error(f"the replay buffer was damaged: {self._file(number)} {text}{advice}")
+
+    # ------------------------------------------------------------------------------------------------------ files
+
+    def _write(self, number: int, at: int, stored: Array) -> None:
+        data = stored.view(np.uint8).reshape(-1).data
+        offset = at * self._stored.itemsize
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = self._open(number, create=True)
-            self._unsynced.add(number)
-            while data:
-                written = os.pwrite(descriptor, data, offset)
-                data = data[written:]
-                offset += written
+            descriptor = os.open(self._file(number), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                self._unsynced.add(number)
+                while data:
+                    written = os.pwrite(descriptor, data, offset)
+                    data = data[written:]
+                    offset += written
+            finally:
+                os.close(descriptor)
         except OSError as exc:
             raise self._not_written(number, exc) from exc
 
@@ -125,23 +180,52 @@ class RecordLog:
             f"lower trainer.capacity; the run resumes from its last checkpoint"
         )
 
-    def _open(self, number: int, create: bool = False) -> int:
-        if number not in self._descriptors:
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+    def _shorten(self, number: int, size: int) -> None:
+        """Cut a file to this size. One with other names is replaced by a copy, which is written to from then on."""
+        file = self._file(number)
+        if file.is_symlink() or file.stat().st_nlink > 1:
+            self._close(number)
+            own = file.with_suffix(".own")
+            own.unlink(missing_ok=True)
+            shutil.copyfile(file, own)
+            os.replace(own, file)
+        if file.stat().st_size > size:
+            os.truncate(file, size)
+
+    def _open(self, number: int) -> int:
+        """Return the descriptor of a file for reading, and close the one that was not used for longest."""
+        descriptor = self._descriptors.pop(number, None)
+        if descriptor is None:
+            while len(self._descriptors) >= OPEN_FILES:
+                self._close(next(iter(self._descriptors)))
             try:
-                self._descriptors[number] = os.open(self._file(number), flags, 0o666)
+                descriptor = os.open(self._file(number), os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError as exc:
-                raise UserError(f"{self._file(number)} is not there: the replay buffer was damaged") from exc
-        return self._descriptors[number]
+                raise self._damaged(number, "is not there") from exc
+        self._descriptors[number] = descriptor
+        return descriptor
 
     def _close(self, number: int) -> None:
         if number in self._descriptors:
             os.close(self._descriptors.pop(number))
-            self._unsynced.discard(number)
+
+    def _delete(self, number: int) -> None:
+        self._close(number)
+        self._unsynced.discard(number)
+        self._file(number).unlink()
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:08d}.bin"
 
     def _files(self) -> Mapping[int, int]:
-        """Return number -> bytes of the files that are there."""
-        return {int(path.stem): path.stat().st_size for path in sorted(self.folder.glob("*.bin"))}
+        """Return number -> bytes of the log's files that are there; others in the folder do not count."""
+        if not self.folder.is_dir():
+            return {}
+        named = {match[1]: p for p in self.folder.iterdir() if (match := NAME.fullmatch(p.name)) and p.is_file()}
+        files = {int(text): path for text, path in named.items() if path == self._file(int(text))}
+        return {number: files[number].stat().st_size for number in sorted(files)}
+
+
+def _bytes(records: Array) -> Array:
+    """Return the bytes of records, uint8 [K, size of a record], which share memory with them."""
+    return records.view(np.uint8).reshape(len(records), records.itemsize)

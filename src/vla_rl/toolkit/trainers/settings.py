@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attrs import field, frozen
+from attrs import validators as v
 
 from vla_rl.core.spec.sections import between
 
@@ -13,3 +14,12 @@ class CriticWarmupSettings:
 
     critic_steps: int = field(default=0, validator=between(0, 1_000_000_000))
     """First optimiser steps, which train the critics alone; fewer than `imitation.steps`."""
+
+
+@frozen(kw_only=True, slots=False)
+class DemonstrationSettings:
+    """Setting of trainers of transitions that learn from recorded demonstrations, too."""
+
+    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
+    """Share of each batch that comes from demonstrations (`imitation.data`), 0 to below 1; 0.5 in RLPD (symmetric
+    sampling)."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.trainers import Trainer
@@ -34,6 +37,31 @@ def load_owned_state(trainer: Trainer, saved: Mapping[str, Any], source: str) ->
         part.load_state_dict(saved[name])
     if "state" in saved:
         trainer.load(saved["state"])
+
+
+def unreadable(value: Any, path: str = "") -> tuple[str, str] | None:
+    """Return the keys and the class of the first part of a state that would not come back from a checkpoint, which is
+    read with `weights_only`; None where all parts do. `path`: keys that lead to `value`.
+    """
+    if type(value) is dict:
+        parts = [(f"{path}[{key!r}]", part) for key, part in value.items()]
+        return next(filter(None, (unreadable(key, path) for key in value)), None) or _first_unreadable(parts)
+    if type(value) in (list, tuple):
+        return _first_unreadable([(f"{path}[{i}]", part) for i, part in enumerate(value)])
+    if value is None or type(value) in (str, int, float, bool, torch.Tensor):
+        return None
+    try:
+        file = io.BytesIO()
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickle raises whatever an object's own methods do
+        return path, f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    return None
+
+
+def _first_unreadable(parts: list[tuple[str, Any]]) -> tuple[str, str] | None:
+    return next(filter(None, (unreadable(part, path) for path, part in parts)), None)
 
 
 def owned_parts(trainer: Trainer) -> dict[str, Any]:

@@ -88,15 +88,20 @@ class GymHilConfig:
     """Processes of the env instances."""
 
 
-def build(config: GymHilConfig, context: Context) -> Any:
-    """Build the env instances. Raise UserError for a device that several envs would share."""
-    from vla_rl.plugins.envs.gymnasium.hil_env import make_hil_envs
-
+def check(config: GymHilConfig, context: Context) -> None:
+    """Raise UserError for a device that several envs would share."""
     if config.person is not None and config.person.controller in DEVICES and context.num_envs > 1:
         raise UserError(
             f"person.controller: {config.person.controller} with {context.num_envs} envs, and a person holds one "
             "robot at a time; give env.num_envs: 1"
         )
+
+
+def build(config: GymHilConfig, context: Context) -> Any:
+    """Build the env instances. Raise UserError for a device that several envs would share."""
+    from vla_rl.plugins.envs.gymnasium.hil_env import make_hil_envs
+
+    check(config, context)
     return make_hil_envs(config, context)
 
 
@@ -118,6 +123,7 @@ plugin = Plugin(
     build=build,
     summary="a Franka lifts a cube in MuJoCo, and a person or a script may take over (gym-hil)",
     preflight=preflight,
+    check=check,
     lacks=lacks,
     action_dim=lambda config: 4,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import deep_iterable, ge, in_, le, min_len
+from attrs.validators import and_, deep_iterable, ge, in_, le, min_len
 
 DTYPES = ("float32", "bfloat16")
 GREEDY = ("mode", "median")
@@ -40,8 +40,8 @@ class NetworkConfig:
     """Rows of the hashed embedding table of words and word pairs, 2 or more."""
     instruction: int = field(default=32, validator=ge(1))
     """Size of an instruction's embedding, 1 or more."""
-    hidden: tuple[int, ...] = field(default=(256, 256), validator=[min_len(1), deep_iterable(ge(1))])
-    """Widths of the fully connected layers after cameras, state and instruction."""
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=[min_len(1), deep_iterable(and_(ge(1), le(16_384)))])
+    """Widths of the fully connected layers after cameras, state and instruction, 1 to 16,384."""
     bins: int = field(default=33, validator=[ge(2), le(1024)])
     """Bins per action dimension, 2 to 1024, evenly spaced from the lowest to the highest value; an odd number includes
     the middle."""
@@ -60,8 +60,8 @@ class FilmValueHeadConfig:
     """Keys of the critic, which is built when the algorithm needs one: an MLP on the features of cameras, state and
     instruction."""
 
-    hidden: tuple[int, ...] = field(default=(256, 128), validator=deep_iterable(ge(1)))
-    """Widths of the hidden layers (ReLU between)."""
+    hidden: tuple[int, ...] = field(default=(256, 128), validator=deep_iterable(and_(ge(1), le(16_384))))
+    """Widths of the hidden layers (ReLU between), 1 to 16,384."""
     detach: bool = True
     """Stop the critic's gradient from reaching the policy."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attrs import Attribute, field, frozen
-from attrs.validators import ge, gt, in_, optional
+from attrs.validators import and_, deep_iterable, ge, gt, in_, le, optional
 
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import one_source
@@ -80,8 +80,8 @@ class OpenVLAValueHeadConfig:
     """Size of a learnt embedding of the episode's step, added to the pooled states of `action_attention` (AcceRL's
     equation 16), 2 or more: the steps of the longest episode, plus one. Later steps use the last embedding. Null:
     none."""
-    hidden: tuple[int, ...] = (512, 128)
-    """Widths of the MLP's hidden layers (GELU between), as in RLinf."""
+    hidden: tuple[int, ...] = field(default=(512, 128), validator=deep_iterable(and_(ge(1), le(16_384))))
+    """Widths of the MLP's hidden layers (GELU between), as in RLinf; 1 to 16,384."""
     detach: bool | None = None
     """Stop the critic's gradient from reaching the policy's trunk. Null: true for `action_attention`, as in AcceRL,
     else false, as in RLinf for OpenVLA: the last hidden state is trained to predict the next token and says little

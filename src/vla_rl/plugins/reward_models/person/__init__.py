@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import frozen
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, Plugin
 from vla_rl.toolkit.people.settings import PanelSettings
 
@@ -23,6 +24,14 @@ class PersonConfig(PanelSettings):
     """Camera whose picture the page shows; null: the first one."""
 
 
+def check(config: PersonConfig, context: Context) -> None:
+    """Raise UserError for several envs."""
+    if context.num_envs > 1:
+        raise UserError(
+            f"a person watches one robot at a time, and there are {context.num_envs} envs; give env.num_envs: 1"
+        )
+
+
 def build(config: PersonConfig, context: Context) -> Any:
     from vla_rl.plugins.reward_models.person.impl import PersonRewards
 
@@ -30,5 +39,8 @@ def build(config: PersonConfig, context: Context) -> Any:
 
 
 plugin = Plugin(
-    config=PersonConfig, build=build, summary="a person tells success, resets the scene and stops the robot"
+    config=PersonConfig,
+    build=build,
+    summary="a person tells success, resets the scene and stops the robot",
+    check=check,
 )

@@ -10,6 +10,7 @@ from attrs import validators as v
 
 from vla_rl.core.spec.sections import between, positive
 from vla_rl.core.types import Context, Plugin, TrainingData
+from vla_rl.toolkit.trainers.settings import DemonstrationSettings
 
 MOST_UPDATES = 1000
 """Highest UTD ratio."""
@@ -39,8 +40,8 @@ class SACConfig:
     """Whether targets contain the entropy of the policy."""
     target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
     """Share by which target networks follow in each update."""
-    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(v.ge(1)))
-    """Widths of the critics' hidden layers."""
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(between(1, 16_384)))
+    """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True
     """Normalise the hidden layers of critics (RLPD)."""
     lr: float = field(default=3e-4, validator=positive(1e-12, 10))
@@ -86,14 +87,12 @@ class SACConfig:
 
 
 @frozen(kw_only=True)
-class OffPolicyConfig(SACConfig):
+class OffPolicyConfig(SACConfig, DemonstrationSettings):
     """Spec keys of the trainer `off_policy`."""
 
     algorithm: Literal["sac"] = "sac"
     """Soft actor-critic (Haarnoja et al. 2018); with an ensemble, `layer_norm` and demonstrations it is RLPD (Ball et
     al. 2023)."""
-    demonstrations: float = field(default=0.0, validator=v.and_(v.ge(0.0), v.lt(1.0)))
-    """Share of each batch that comes from demonstrations, 0 to below 1; 0.5 in RLPD (symmetric sampling)."""
     corrections: bool = field(default=False)
     """Whether chunks of whoever took over count as demonstrations too (HIL-SERL, Luo et al. 2024)."""
     takeovers: Literal["continue", "end"] = "continue"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from attrs import field, frozen
 from attrs import validators as v
 
-from vla_rl.core.spec.sections import positive
+from vla_rl.core.spec.sections import between, positive
 from vla_rl.core.types import Context, Plugin, TrainingData
 from vla_rl.toolkit.trainers.settings import CriticWarmupSettings
 
@@ -33,8 +33,8 @@ class OfflineConfig(CriticWarmupSettings):
     only."""
     target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
     """Share by which the target Q-networks follow in each optimiser step; iql only."""
-    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(v.ge(1)))
-    """Widths of the critics' hidden layers."""
+    hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(between(1, 16_384)))
+    """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True
     """Normalise the hidden layers of critics."""
     lr: float = field(default=3e-4, validator=positive(1e-12, 10))

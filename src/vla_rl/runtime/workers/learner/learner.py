@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -87,6 +88,9 @@ class Learner(LearnerInterface):
         """Listening socket of rank 0 for the other ranks, or for policies."""
         self._sender: WeightSender | None = None
         """End of the transfer to policies in other workers, on rank 0."""
+        self._updated = False
+        """A trainer made an update, or the run goes on from a checkpoint."""
+        self._look_at_states()
 
     def listen(self, host: str) -> str:
         """Open the listening socket of rank 0 at this address of the machine. Return the address for `join`."""
@@ -130,7 +134,7 @@ class Learner(LearnerInterface):
     ) -> UpdateMetrics:
         """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
         data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
-        metrics = self._with_changes(self._collected.update(data))
+        metrics = self._updated_by(self._collected, data)
         self.version += 1
         return metrics
 
@@ -142,7 +146,7 @@ class Learner(LearnerInterface):
             transitions=transitions_of(self.buffer, refs, fields),
             demonstrations=self._recording,
         )
-        metrics = self._with_changes(self._collected.update(data))
+        metrics = self._updated_by(self._collected, data)
         self.version += 1
         return metrics
 
@@ -171,8 +175,18 @@ class Learner(LearnerInterface):
             )
         )
 
-    def _with_changes(self, metrics: UpdateMetrics) -> UpdateMetrics:
+    def _updated_by(self, trainer: Trainer, data: Any) -> UpdateMetrics:
+        """Let a trainer make an update. Return its metrics."""
+        metrics = trainer.update(data)
+        if not self._updated:
+            self._look_at_states()
+            self._updated = True
         return evolve(metrics, statistics={**metrics.statistics, **self.trained.weights_changed()})
+
+    def _look_at_states(self) -> None:
+        """Raises PluginError for a trainer whose state no checkpoint can hold, hours before there is one."""
+        for trainer in self.trainers.all.values():
+            trainer.state()
 
     @property
     def _collected(self) -> Trainer:
@@ -189,7 +203,7 @@ class Learner(LearnerInterface):
 
     def behaviour_cloning_update(self, steps: Sequence[ImitationStep]) -> UpdateMetrics:
         data = DemonstrationsData(demonstrations=self._demonstrations, steps=steps)
-        return self._with_changes(self.trainers.demonstrations.update(data))
+        return self._updated_by(self.trainers.demonstrations, data)
 
     def forget_demonstrations(self) -> None:
         self._demonstrations = None
@@ -226,4 +240,5 @@ class Learner(LearnerInterface):
     def load(self, state_file: Path) -> int:
         with self.trained.released():
             self.version = load_state(self.trained, self.trainers.all, state_file)
+        self._updated = True
         return self.version

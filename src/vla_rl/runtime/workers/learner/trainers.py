@@ -16,6 +16,7 @@ from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import Trainer
 from vla_rl.core.types import Context
 from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.result_checks import guard
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 REPLAY = "replay"
@@ -78,7 +79,7 @@ def trainers_of(
                     f"trainer {component.type!r} cannot begin with a part of a training step; set "
                     f"asynchrony.streaming_update: false"
                 )
-            return wrap("trainer", trainer, component.type, wrappers)
+            return wrap("trainer", trainer, component.type, [guard(f"trainer {component.type!r}"), *wrappers])
 
         section = spec.imitation if imitation else None
         cloning = default_imitation_trainer() if section is None else section.trainer

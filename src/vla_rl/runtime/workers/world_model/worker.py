@@ -31,6 +31,7 @@ from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
 from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
 from vla_rl.runtime.workers.world_model.imagined_env import ImaginedEnv
 from vla_rl.toolkit.models.checkpoints import read_pickled
+from vla_rl.toolkit.trainers.result_checks import guard
 from vla_rl.toolkit.world_models.measures import THRESHOLDS, measure, thresholds_met
 
 TRAINER = "world_model"
@@ -94,7 +95,8 @@ class WorldModelWorker(WorldModelInterface):
         self.model = wrap("world_model", model, plugin.type, wrappers)
         fitting = Context(seed=spec.seed, device=device, training=self.model)
         trainer: Trainer = build("trainer", TRAINER, load("trainer", TRAINER).config(), fitting)
-        self.trainer = wrap("trainer", trainer, TRAINER, wrappers)
+        checks = guard(f"world model {plugin.type!r}", own_table=True)
+        self.trainer = wrap("trainer", trainer, TRAINER, [checks, *wrappers])
         self.training_envs: list[ImaginedEnv] = []
         """Envs for training in imagination; they start from new episodes after each fit."""
         self.counts = _Counts()
