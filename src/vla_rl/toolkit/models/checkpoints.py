@@ -4,6 +4,7 @@ and explain what is wrong with them. Cheap to import."""
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -345,6 +346,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing and (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(_adapter_alone(folder))
+    if missing and (sharded := [path.parent for path in sorted(folder.glob("*/*.distcp"))]):
+        raise CheckpointError(_distributed_alone(folder, sharded[0]))
     if missing and len(paths) == 1:
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: it has no {missing[0]}{_other_format(folder)}{unfinished(folder)}"
@@ -372,6 +375,16 @@ def _adapter_alone(folder: Path) -> str:
         f"P.from_pretrained(p, '{folder}').merge_and_unload().save_pretrained('{merged}')\"\n"
         f"  cp {folder}/policy_* {merged}/\n"
         f"then set model.checkpoint: {merged}"
+    )
+
+
+def _distributed_alone(folder: Path, sharded: Path) -> str:
+    """Return what to do with weights that FSDP saved as one file for each process (SHARDED_STATE_DICT)."""
+    command = shlex.join(["accelerate", "merge-weights", str(sharded), str(folder)])
+    return (
+        f"{folder} has its weights in {sharded.name} alone, as FSDP's processes saved them (*.distcp), which is not "
+        f"read; merge them into {WEIGHTS}, where accelerate is installed:\n"
+        f"  {command}"
     )
 
 

@@ -106,6 +106,7 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
     files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
     file_of_asset = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
     if not file_of_asset:
+        lerobot.refuse_old_statistics(folder)
         raise CheckpointError(
             f"{folder} has no statistics to scale actions and state with: neither {PREPROCESSOR} (lerobot) nor "
             f"assets/<asset id>/{OPENPI_STATISTICS} (openpi)"
