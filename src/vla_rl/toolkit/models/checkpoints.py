@@ -15,7 +15,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.paths import expanded
-from vla_rl.core.spec.structure import Problems, Structurer, keys_of
+from vla_rl.core.spec.structure import Problems, Structurer, at, keys_of
 from vla_rl.toolkit.json_files import Record, path_inside, read_record
 from vla_rl.toolkit.waiting import waiting
 
@@ -221,6 +221,14 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
             "the folder, or name it in model.tokenizer"
         )
     return file
+
+
+def check_tokenizer(folder: Path | None, named: str | None) -> None:
+    """Raise Problems unless there is a tokenizer.json where `find_tokenizer` looks. `folder`: None for a hub name,
+    whose files are not at hand."""
+    with at("checkpoint" if named is None else "tokenizer"):
+        if folder is not None or named is not None:
+            find_tokenizer(folder or Path(), named)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
