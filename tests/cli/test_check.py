@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,6 +129,18 @@ def damaged(folder: Path, file: str, damage: str) -> Path:
 def test_a_damaged_checkpoint(folder, file, damage, message):
     code, said = check(changed("builtin:tabletop", str(damaged(folder, file, damage))))
     assert code == 2 and said.startswith("spec.yaml:3: model.checkpoint: ") and message in said
+
+
+def test_commands_of_a_remedy_stand_alone(folder):
+    copy = damaged(folder, "tokenizer.json", "gone")
+    (copy / "tokenizer.model").touch()
+    code, said = check(changed("builtin:tabletop", str(copy)))
+    problem, *commands = said.splitlines()
+    assert code == 2 and problem.endswith("write tokenizer.json beside it:")
+    assert commands[0] == "    pip install sentencepiece protobuf"
+    program, flag, source = shlex.split(commands[1])
+    assert (program, flag) == ("python", "-c")
+    compile(source, "remedy", "exec")
 
 
 def test_a_checkpoint_of_pi0(folder):

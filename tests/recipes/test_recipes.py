@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from vla_rl.cli.inputs import cluster_of
 from vla_rl.cli.main import app
+from vla_rl.cli.protocol.protocols import load
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import Spec, load_spec, parse_spec
-from vla_rl.core.spec.yaml import parse
+from vla_rl.core.spec.yaml import parse, value_at
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.start import run
 
@@ -34,6 +35,22 @@ QUICK = ("rlinf_oft_libero_spatial_grpo", "pirl_pi05_libero_spatial_ppo")
 """Recipes that train a step in CI."""
 WITHOUT_NETWORK = ["algorithm.encoder=tiny", "algorithm.image_size=null"]
 """What SRPO's encoder is replaced by where the hub cannot be reached."""
+PROTOCOLS = {"rlinf": "rlinf", "pirl": "rlinf", "rlvla3": "rlinf", "simplevla": "simplevla", "srpo": "simplevla"}
+"""Beginning of a recipe's name -> the protocol of its authors, or of the code that theirs is built like."""
+TRAINS_OTHERWISE = {
+    ("rlinf_oft_libero_spatial_grpo", "rollout.max_steps"): 512,  # :76 of its YAML; the protocol has pi0.5's 240
+    ("rlinf_oft_libero_10_grpo", "rollout.max_steps"): 512,  # :77
+    ("rlinf_oft_libero_10_grpo", "eval.repeats"): 1,  # :82
+    ("pirl_pi05_libero_10_ppo", "rollout.max_steps"): 480,  # :73
+    ("pirl_pi05_libero_10_ppo", "rollout.chunk"): 10,  # model/pi0_5.yaml:9
+    ("rlvla3_gr00t_libero_10_async", "rollout.max_steps"): 480,  # Table 2
+    ("rlvla3_oft_libero_10_async", "rollout.max_steps"): 512,  # Table 2
+    ("rlvla3_oft_libero_10_async", "eval.repeats"): 1,
+    ("rlvla3_pi05_libero_10_async", "rollout.max_steps"): 480,  # Table 2
+    ("rlvla3_pi05_libero_10_async", "rollout.chunk"): 10,  # Table 2
+    ("rlvla3_pi05_libero_10_async", "model.denoise_steps"): 4,  # Table 2
+}
+"""(recipe, key) -> the value of its training, where its authors evaluate otherwise."""
 KEPT = ("type", "denoise_steps", "noise", "value_head", "recompute", "state_in_prompt", "center_crop")
 
 
@@ -77,8 +94,19 @@ def test_its_head_says_what_a_reader_has_to_know(file: Path) -> None:
     assert load_spec(file).name == file.stem.replace("_", "-")
 
 
+@pytest.fixture
+def tokenizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder has the tokenizers that the recipes' heads tell to fetch."""
+    for name in ("paligemma", "eagle"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").touch()
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_it_is_accepted_for_eight_gpus_and_for_one(file: Path) -> None:
+def test_it_is_accepted_for_eight_gpus_and_for_one_without_a_warning(
+    file: Path, tokenizers: None, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = load_spec(file)
     package = {"libero": "libero", "maniskill": "mani_skill"}.get(spec.env.type)
     if package is not None and find_spec(package) is None:
@@ -87,6 +115,48 @@ def test_it_is_accepted_for_eight_gpus_and_for_one(file: Path) -> None:
     for devices, changes in ((8, []), (1, one_gpu(file))):
         changed = load_spec(file, [*changes, *encoder])
         assert not refusal(changed, devices)
+    assert not [record.getMessage() for record in caplog.records if "warning" in record.getMessage()]
+
+
+@pytest.mark.parametrize("file", [f for f in RECIPES if parse(f.read_text()).data["model"].get("tokenizer")], ids=str)
+def test_a_tokenizer_that_is_not_there_yet_is_refused_as_the_run_would_be(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head names where it comes from, its licence and the key."""
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec(file)
+    if find_spec("libero") is None:
+        pytest.skip("needs libero")
+    assert f"model.tokenizer: no tokenizer at {spec.model.config.tokenizer};" in refusal(spec, 8)
+    (needs,) = re.findall(r"^Needs: .*?(?=^The authors)", head_of(file), flags=re.MULTILINE | re.DOTALL)
+    assert "model.tokenizer" in needs and f"{spec.model.config.tokenizer}" in needs
+    if spec.model.config.tokenizer == "paligemma":
+        assert "Gemma's licence" in needs
+        assert "\n  hf download google/paligemma-3b-pt-224 tokenizer.json --local-dir paligemma\n" in needs
+
+
+@pytest.mark.parametrize("file", [f for f in RECIPES if "libero" in f.stem and "accerl" not in f.stem], ids=lambda f: f.stem)
+def test_it_measures_as_its_authors_do(file: Path) -> None:
+    """Keys that the authors' protocol sets have its values, but for those of the training alone."""
+    plain = load_spec(file).to_dict()
+    protocol = load(PROTOCOLS[file.stem.partition("_")[0]])
+    known = {key: value.value for key, value in protocol.keys_for(plain).items()}
+    ours = {key: value_at(plain, key.split(".")) for key in known}
+    if ours["env.cameras"].items() <= known["env.cameras"].items():  # further ones are drawn there, and not seen
+        del ours["env.cameras"]
+    if known["eval.episodes_per_task"] == 50 and ours["eval.episodes_per_task"] is None:  # all there are
+        del ours["eval.episodes_per_task"]
+    differences = {key: value for key, value in ours.items() if value != known[key]}
+    assert differences == {key: value for (name, key), value in TRAINS_OTHERWISE.items() if name == file.stem}
+
+
+def test_what_no_key_can_repeat_is_named() -> None:
+    for file in RECIPES:
+        head = " ".join(head_of(file).split())
+        if file.stem.startswith("rlinf_oft_libero"):
+            assert "`reset_gripper_open: False`" in head
+        if "maniskill" in file.stem:
+            assert "sampling at temperature 0.6" in head
 
 
 def refusal(spec: Spec, devices: int) -> str:
@@ -177,7 +247,7 @@ def test_clip_ranges_of_mean_and_sum_of_log_probs_agree() -> None:
     assert 1 + config.clip_high == pytest.approx(1.2**terms, abs=1e-4)
 
 
-def test_the_command_finds_them_by_name_and_refuses_what_does_not_fit() -> None:
+def test_the_command_finds_them_by_name_and_refuses_what_does_not_fit(tokenizers: None) -> None:
     name = "pirl_pi05_libero_spatial_ppo"
     if find_spec("libero") is None:
         pytest.skip("needs libero")

@@ -12,7 +12,8 @@ from vla_rl.core.spec.yaml import dump
 
 
 def entries() -> list[dict[str, Any]]:
-    """Return one entry for each known checkpoint: name, types, keys, env_keys, tell and facts, with their sources."""
+    """Return one entry for each known checkpoint: name, types, keys, env_keys, tell, required and facts,
+    with their sources."""
     return [_plain(row) for row in known_checkpoints().rows.values()]
 
 
@@ -63,6 +64,8 @@ def _described(row: KnownCheckpoint) -> str:
     for heading, values in sections.items():
         if values:
             lines += [heading, *(line for key, known in values.items() for line in _lines(key, known)), ""]
+    if row.required:
+        lines += ["what it lacks, and you give", *(f"  {key}: {text}" for key, text in row.required.items()), ""]
     if row.tell:
         lines += ["what no source gives, and you tell", *(f"  {key}: {text}" for key, text in row.tell.items()), ""]
     spec = {"model": {"type": row.types[0], "checkpoint": row.name}}
@@ -92,6 +95,7 @@ def _plain(row: KnownCheckpoint) -> dict[str, Any]:
         "keys": values(row.keys),
         "env_keys": {env: values(keys) for env, keys in row.env_keys.items()},
         "tell": dict(row.tell),
+        "required": dict(row.required),
         "facts": values(row.facts),
         "table": row.location,
     }

@@ -407,7 +407,8 @@ def list_plugins() -> list[dict[str, Any]]:
 
 
 def known_checkpoints() -> list[dict[str, Any]]:
-    """`vla-rl models`: name, types, keys, env_keys, tell and facts of each known checkpoint, with their sources."""
+    """`vla-rl models`: name, types, keys, env_keys, tell, required and facts of each known checkpoint, with their
+    sources."""
     from vla_rl.cli.models import entries
 
     return entries()

@@ -68,7 +68,7 @@ def test_keys_are_those_of_the_plugins_and_of_the_sections(row):
             model = {key.removeprefix("model."): value for key, value in keys.items() if key.startswith("model.")}
             Structurer().read_class({"checkpoint": row.name, **model}, plugin.config)
             assert {key for key in keys if not key.startswith("model.")} <= {"rollout.chunk"}
-        for key in row.tell:
+        for key in (*row.tell, *row.required):
             assert key.removeprefix("model.") in keys_of(plugin.config)
     assert set(row.env_keys) <= set(catalogue.installed("env"))
 

@@ -102,19 +102,19 @@ def test_tasks_benchmarks_and_cameras_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("tasks: [push-v2]", r"tasks: no Meta-World task 'push-v2'; did you mean 'push-v3'\?; tasks: assembly-v3, "),
+        ("tasks: [push-v2]", r"tasks: no Meta-World task 'push-v2'; did you mean 'push-v3'\?\n    tasks: assembly-v3, "),
         ("tasks: [push-v3, push-v3]", "a task is named twice: push-v3, push-v3"),
         ("tasks: []", "give tasks, such as .push-v3., or a benchmark: MT10, MT25, MT50"),
         ("fast_render: true", "give tasks, such as .push-v3., or a benchmark: MT10, MT25, MT50"),
         (
             "benchmark: MT11",
-            r"no Meta-World benchmark 'MT11'; did you mean 'MT10'\?; benchmarks: MT1, MT10, MT25, MT50",
+            r"no Meta-World benchmark 'MT11'; did you mean 'MT10'\?\n    benchmarks: MT1, MT10, MT25, MT50",
         ),
         ("benchmark: MT10, tasks: [push-v3]", "benchmark MT10 names the tasks itself; give either of the two"),
         ("benchmark: MT1", "MT1 is one task of your choice: give it as tasks: .push-v3."),
         (
             "tasks: [push-v3], cameras: {corner5: 84}",
-            r"no metaworld camera 'corner5'; did you mean 'corner'\?; cameras: corner, ",
+            r"no metaworld camera 'corner5'; did you mean 'corner'\?\n    cameras: corner, ",
         ),
         ("tasks: [push-v3], cameras: {corner2: 0}", "camera 'corner2' has 0 pixels; give 8 to 1024"),
         ("tasks: [push-v3], cameras: {}", "name at least one camera, such as {corner2: 224}"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import load_spec
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.run import check_spec
@@ -51,14 +52,41 @@ def test_a_known_checkpoint_is_announced_once(caplog):
 
 
 def test_limits_of_a_checkpoint_are_said():
-    spec = spec_of("Haozhan72/Openvla-oft-SFT-libero10-traj1")
-    assert any("RLinf runs the same folder without it" in line for line in checkpoint_lines(spec))
+    spec = spec_of("RLinf/RLinf-OpenVLAOFT-ManiSkill-Base-Main")
+    assert any("its task comes with RLinf, not with ManiSkill" in line for line in checkpoint_lines(spec))
+
+
+def test_what_its_sources_do_differently_is_to_be_told():
+    name = "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"
+    (text,) = texts(spec_of(name))
+    assert text.startswith(f"no source settles model.append_stop_token of {name}; set it: true (the default) as SimpleV")
+    assert texts(spec_of(name, keys=", append_stop_token: false")) == []
+
+
+@pytest.mark.parametrize("name", ["RLinf/RLinf-Pi05-LIBERO-SFT", "lerobot/pi0_libero_finetuned"])
+def test_a_checkpoint_without_its_tokenizer_is_refused_as_a_run_would_be(name, tmp_path, caplog):
+    """On the hub; in a folder the plugin looks for the file itself."""
+    kind = "pi05" if "Pi05" in name else "pi0"
+    with pytest.raises(SpecError, match=f"{name} comes without what model.tokenizer names: PaliGemma's") as error:
+        check_spec(spec_of(name, type=kind), training=True)
+    commands = [line.strip() for line in str(error.value).splitlines()]
+    assert "hf download google/paligemma-3b-pt-224 tokenizer.json --local-dir paligemma" in commands
+    assert any("Gemma's licence" in line for line in commands)
+
+    missing = tmp_path / "paligemma"
+    spec = spec_of(name, type=kind, keys=f", tokenizer: {missing}")
+    with pytest.raises(SpecError, match=rf"model\.tokenizer: no tokenizer at {missing}"):
+        check_spec(spec, training=True)
+    missing.mkdir()
+    (missing / "tokenizer.json").touch()
+    check_spec(spec, training=True)
+    assert not [record for record in caplog.records if "tokenizer" in record.getMessage()]
 
 
 def test_what_no_source_gives_is_to_be_told():
     name = "moojink/openvla-7b-oft-finetuned-libero-spatial-object-goal-10"
     (text,) = texts(spec_of(name))
-    assert text.startswith(f"no source gives model.unnorm_key of {name}; tell it: the suite that is run")
+    assert text.startswith(f"no source settles model.unnorm_key of {name}; set it: the suite that is run")
     assert texts(spec_of(name, keys=", unnorm_key: libero_goal_no_noops")) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,25 @@ def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(content))
         with pytest.raises(CheckpointError, match=message):
             find_weights(tmp_path)
+
+
+def test_the_command_for_weights_of_fsdps_processes_merges_them(tmp_path: Path) -> None:
+    """It is run as it stands in the message."""
+    commands = pytest.importorskip("accelerate.commands.accelerate_cli")
+    torch = pytest.importorskip("torch")
+    from torch.distributed.checkpoint import FileSystemWriter, save
+
+    folder = tmp_path / "my run"
+    sharded = folder / "pytorch_model_fsdp_0"
+    save({"model": {"a": torch.arange(6.0)}}, storage_writer=FileSystemWriter(sharded), no_dist=True)
+    with pytest.raises(CheckpointError, match=r"in pytorch_model_fsdp_0 alone, as FSDP's .*, where accelerate is") as error:
+        find_weights(folder)
+    (command,) = [line.strip() for line in str(error.value).splitlines()[1:]]
+    program, *arguments = shlex.split(command)
+    assert program == "accelerate"
+    code = f"import {commands.__name__} as cli; cli.main()"
+    subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=120, check=True)
+    assert find_weights(folder).shapes == {"a": (6,)}
 
 
 class Program:

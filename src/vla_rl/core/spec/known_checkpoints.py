@@ -14,6 +14,7 @@ the file. The environment variable `VLA_RL_CHECKPOINTS` names further files, who
         keys: {model.head: {value: l1, source: "oft:FILE:LINE"}}     # always
         env_keys: {libero: {model.cameras: {...}}}      # with `env.type: libero`
         tell: {model.unnorm_key: one of norm_stats, such as bridge_orig}   # what no source gives
+        required: {model.tokenizer: where to get tokenizer.json}     # what the folder lacks; a run without it is refused
         unsupported: {value: why, source: "oft:FILE:LINE"}           # of a checkpoint that its plugin cannot run
         facts: {trained_on: {...}, licence: {...}}      # names of FACTS
 
@@ -96,6 +97,8 @@ class KnownCheckpoint:
     """Plugin of a simulator -> keys that also hold in it."""
     tell: Mapping[str, str] = field(factory=dict)
     """Keys that no source gives -> what to write there."""
+    required: Mapping[str, str] = field(factory=dict)
+    """Keys without which a run is refused, since the repository lacks what they name -> how to get it."""
     facts: Mapping[str, KnownValue] = field(factory=dict)
     unsupported: KnownValue | None = None
     """Why its model plugin cannot run it; None: it can, as far as is known."""
@@ -290,6 +293,7 @@ class _Row:
     keys: dict[str, KnownValue] = field(factory=dict)
     env_keys: dict[str, dict[str, KnownValue]] = field(factory=dict)
     tell: dict[str, str] = field(factory=dict)
+    required: dict[str, str] = field(factory=dict)
     facts: dict[str, KnownValue] = field(factory=dict)
     unsupported: KnownValue | None = None
 
@@ -355,6 +359,7 @@ def _complete(
             for env in {**(like.env_keys if like else {}), **row.env_keys}
         },
         tell={**(like.tell if like else {}), **row.tell},
+        required={**(like.required if like else {}), **row.required},
         facts={
             **{fact: known for fact, known in (like.facts if like else {}).items() if fact not in OWN_FACTS},
             **{fact: sourced((*path, "facts", fact), v) for fact, v in row.facts.items()},

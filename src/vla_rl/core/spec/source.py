@@ -30,7 +30,7 @@ class Source:
 
     def place(self, path: Path, message: str) -> tuple[int, str]:
         """Return (line, `file:line: path: message`) of a problem."""
-        text = f"{dotted(path)}: {message}" if path else message
+        text = placed_text(path, message)
         prefixes = [path[:length] for length in range(len(path), -1, -1)]
         if self.overridden.intersection(prefixes):
             return LAST, f"override: {text}"
@@ -38,10 +38,16 @@ class Source:
         return (0, f"{self.name}: {text}") if line is None else (line, f"{self.name}:{line}: {text}")
 
 
+def placed_text(path: Path, message: str) -> str:
+    """Return `path: message`. Further lines of the message, such as commands to paste, are indented below it."""
+    text = message.replace("\n", "\n  ")
+    return f"{dotted(path)}: {text}" if path else text
+
+
 def located(items: Iterable[Item], source: Source | None) -> list[str]:
     """Format problems for the user, in the order of their lines."""
     if source is None:
-        return [f"{dotted(path)}: {text}" if path else text for path, text in items]
+        return [placed_text(*item) for item in items]
     return [text for _, text in sorted((source.place(*item) for item in items), key=lambda placed: placed[0])]
 
 

@@ -37,7 +37,7 @@ from vla_rl.core.spec.sections import (
     between,
     default_trainer,
 )
-from vla_rl.core.spec.source import LAST, Item, Source, change
+from vla_rl.core.spec.source import LAST, Item, Source, change, placed_text
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
 from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
@@ -96,7 +96,7 @@ def read_env(type: str, overrides: Sequence[str], modules: Sequence[str] = ()) -
     try:
         env = _Reader(modules).component(data["env"], "env", EnvSpec)
     except Problems as exc:
-        errors += [f"{dotted(path)}: {text}" if path else text for path, text in exc.items]
+        errors += [placed_text(*item) for item in exc.items]
     if errors or env is None:
         raise SpecError(errors)
     return env
@@ -330,7 +330,7 @@ class _Reader(Structurer):
         try:
             plugin = plugins.load(kind, name, self._modules)
         except PluginError as exc:
-            raise problem(str(exc).replace("\n  ", "; "), "type") from exc
+            raise problem(str(exc), "type") from exc
         clashes = sorted(set(core) & keys_of(plugin.config).keys())
         if clashes:
             raise problem(f"plugin {name!r} has a setting named {clashes[0]!r}, which is core's; rename it", "type")

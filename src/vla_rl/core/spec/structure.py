@@ -106,9 +106,7 @@ class Structurer:
             return data if as_type in (Any, object, None) else self._converter.structure(data, as_type)
         except Problems:
             raise
-        except UserError as exc:
-            raise problem(str(exc).replace("\n  ", "; ")) from exc
-        except (ValueError, TypeError) as exc:
+        except (UserError, ValueError, TypeError) as exc:
             raise problem(_text(exc)) from exc
         except cattrs.errors.StructureHandlerNotFoundError as exc:
             raise problem(f"a spec cannot hold values of type {as_type}") from exc
@@ -289,5 +287,4 @@ def _value(instance: Any, attribute: attrs.Attribute[Any], given: Any) -> Any:
 
 def _text(exc: BaseException) -> str:
     """Return a validator's message; attrs appends its objects to `args`."""
-    text = exc.args[0] if exc.args and isinstance(exc.args[0], str) else str(exc) or type(exc).__name__
-    return text.replace("\n  ", "; ").replace("\n", "; ")
+    return exc.args[0] if exc.args and isinstance(exc.args[0], str) else str(exc) or type(exc).__name__

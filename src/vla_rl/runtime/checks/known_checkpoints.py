@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from vla_rl.core.paths import expanded
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint
@@ -26,6 +27,16 @@ def checkpoint_lines(spec: Spec) -> Iterator[str]:
         yield f"checkpoint {row.name}: {row.facts['limits'].value}"
 
 
+def checkpoint_problems(spec: Spec) -> Iterator[Item]:
+    """Yield what a known checkpoint of the hub lacks and the spec does not name. In a folder the plugin itself looks."""
+    row = known_checkpoint(spec)
+    if row is None or expanded(spec.model.config.checkpoint).is_dir():
+        return
+    for key, text in row.required.items():
+        if not _is_given(spec, key):
+            yield PATH, f"{row.name} comes without what {key} names: {text}"
+
+
 def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
     """Yield what a spec should tell of a checkpoint that is not known, or of which something is not."""
     name = getattr(spec.model.config, "checkpoint", None)
@@ -35,7 +46,7 @@ def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
     if row is not None:
         for key, text in row.tell.items():
             if not _is_given(spec, key):
-                yield PATH, f"no source gives {key} of {row.name}; tell it: {text}"
+                yield PATH, f"no source settles {key} of {row.name}; set it: {text}"
         yield from _suite_warnings(spec, row)
         return
     if Path(name).exists():

@@ -37,7 +37,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
-from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
+from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_problems, checkpoint_warnings
 from vla_rl.runtime.checks.no_effect import transfer_warnings, without_effect
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.weight_strategy import TransferNotPossible, planned_strategy
@@ -66,6 +66,7 @@ def check_spec(spec: Spec, *, training: bool, imitation: bool = False, cluster: 
     reads_data = imitation or (training and trains_on_transitions(spec))
     problems = list(missing(spec, reads_data))
     lacking = {path for path, _ in problems}
+    problems += checkpoint_problems(spec)
     by_data = takes_data_statistics(spec) and not training  # cloned, or evaluated after cloning
     for path, kind, part in _components(spec, reads_data):
         if path not in lacking:

@@ -4,6 +4,7 @@ and explain what is wrong with them. Cheap to import."""
 from __future__ import annotations
 
 import re
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.paths import expanded
-from vla_rl.core.spec.structure import Problems, Structurer, keys_of
+from vla_rl.core.spec.structure import Problems, Structurer, at, keys_of
 from vla_rl.toolkit.json_files import Record, path_inside, read_record
 from vla_rl.toolkit.waiting import waiting
 
@@ -222,6 +223,14 @@ def find_tokenizer(folder: Path, named: str | None) -> Path:
     return file
 
 
+def check_tokenizer(folder: Path | None, named: str | None) -> None:
+    """Raise Problems unless there is a tokenizer.json where `find_tokenizer` looks. `folder`: None for a hub name,
+    whose files are not at hand."""
+    with at("checkpoint" if named is None else "tokenizer"):
+        if folder is not None or named is not None:
+            find_tokenizer(folder or Path(), named)
+
+
 def read_tokenizer(path: Path) -> Tokenizer:
     """Raises CheckpointError for a file that is missing or holds none."""
     from tokenizers import Tokenizer
@@ -345,6 +354,8 @@ def _weight_paths(folder: Path) -> list[Path]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing and (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(_adapter_alone(folder))
+    if missing and (sharded := [path.parent for path in sorted(folder.glob("*/*.distcp"))]):
+        raise CheckpointError(_distributed_alone(folder, sharded[0]))
     if missing and len(paths) == 1:
         raise CheckpointError(
             f"{folder} is not a complete checkpoint: it has no {missing[0]}{_other_format(folder)}{unfinished(folder)}"
@@ -372,6 +383,16 @@ def _adapter_alone(folder: Path) -> str:
         f"P.from_pretrained(p, '{folder}').merge_and_unload().save_pretrained('{merged}')\"\n"
         f"  cp {folder}/policy_* {merged}/\n"
         f"then set model.checkpoint: {merged}"
+    )
+
+
+def _distributed_alone(folder: Path, sharded: Path) -> str:
+    """Return what to do with weights that FSDP saved as one file for each process (SHARDED_STATE_DICT)."""
+    command = shlex.join(["accelerate", "merge-weights", str(sharded), str(folder)])
+    return (
+        f"{folder} has its weights in {sharded.name} alone, as FSDP's processes saved them (*.distcp), which is not "
+        f"read; merge them into {WEIGHTS}, where accelerate is installed:\n"
+        f"  {command}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from vla_rl.core.errors import CheckpointError, UserError, did_you_mean
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.toolkit.models.checkpoints import find_tokenizer, find_weights, folder_of, resolve
+from vla_rl.toolkit.models.checkpoints import check_tokenizer, find_weights, folder_of, resolve
 
 logger = logging.getLogger(__name__)
 NEAR = 0.01
@@ -164,9 +164,7 @@ def check_folder(config: Any, context: Context, read: Callable[[Path], int]) -> 
         return
     with at("checkpoint"):
         folder = folder_of(config.checkpoint)
-        if folder is None:
-            return
-        check_horizon(folder, read(folder), context.chunk)
-        find_weights(folder)
-    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
-        find_tokenizer(folder, config.tokenizer)
+        if folder is not None:
+            check_horizon(folder, read(folder), context.chunk)
+            find_weights(folder)
+    check_tokenizer(folder, config.tokenizer)

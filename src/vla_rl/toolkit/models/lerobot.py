@@ -7,6 +7,8 @@ A folder has config.json, policy_preprocessor.json and the safetensors file that
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.toolkit.json_files import Record, path_inside
-from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, read_file, read_keys
+from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_SIZE, WEIGHTS, find_weights, read_file, read_keys
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 NORMALIZER = "normalizer_processor"
@@ -23,6 +25,10 @@ RELATIVE = ("relative_actions_processor", "delta_actions_processor")
 LEROBOT = "model."
 """Prefix of every tensor's name in lerobot's files."""
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
+OLD_STATISTICS = re.compile(r"normalize_(inputs|targets|outputs)\.")
+"""Names of the tensors in which lerobot kept statistics before 0.4."""
+MIGRATE = ("python", "-m", "lerobot.processor.migrate_policy_normalization")
+"""lerobot's script that turns such a folder into one with pre- and post-processing (0.4 to 0.6)."""
 MODES = {
     "MEAN_STD": ("mean", "std"),
     "MIN_MAX": ("min", "max"),
@@ -150,8 +156,27 @@ def read_horizon(raw: Record) -> int:
 
 
 def read_steps(folder: Path) -> list[Record]:
-    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a file that is damaged."""
+    """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a file that is missing or
+    damaged."""
+    refuse_old_statistics(folder)
     return read_keys(folder / PREPROCESSOR).list_of_records("steps", [])
+
+
+def refuse_old_statistics(folder: Path) -> None:
+    """Raise CheckpointError for a folder of lerobot before 0.4 (October 2025), which kept statistics among the weights;
+    the message has the command that migrates it."""
+    if (folder / PREPROCESSOR).is_file() or not (folder / WEIGHTS).is_file():
+        return
+    old = [name for name in find_weights(folder).shapes if OLD_STATISTICS.search(name)]
+    if not old:
+        return
+    migrated = f"{folder}-migrated"
+    raise CheckpointError(
+        f"{folder} keeps its statistics among the weights ({old[0]}), as lerobot did before 0.4, and has no "
+        f"{PREPROCESSOR}; migrate it, where lerobot is installed:\n"
+        f"  {shlex.join([*MIGRATE, '--pretrained-path', str(folder), '--output-dir', migrated])}\n"
+        f"then set model.checkpoint: {migrated}"
+    )
 
 
 def _config(folder: Path, raw: Mapping[str, Any]) -> Record:

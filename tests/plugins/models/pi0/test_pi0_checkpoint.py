@@ -259,6 +259,13 @@ def test_statistics_that_are_missing(tmp_path: Path, saved: Path) -> None:
     partial = openpi_folder(tmp_path / "partial", weights, stats={"actions": OPENPI_STATS["actions"]})
     refused("no mean and std of 'state'; it has: actions", checkpoint=str(partial))
 
+    old = load_file(bare / "model.safetensors") | {"unnormalize_outputs.buffer_action.mean": torch.zeros(3)}
+    save_file(old, bare / "model.safetensors")
+    refused(
+        rf"(?s)keeps its statistics among the weights .*\n  python -m .*migrate_policy_normalization .*{bare} ",
+        checkpoint=str(bare),
+    )
+
     lerobot = copy(saved, tmp_path / "lerobot")
     tensors = load_file(lerobot / NORMALIZER)
     save_file({"action.min": tensors["action.min"]}, lerobot / NORMALIZER)

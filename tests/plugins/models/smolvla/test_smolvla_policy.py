@@ -192,7 +192,14 @@ def test_what_does_not_fit(saved: Path, tmp_path: Path) -> None:
     refused(r"does not fit.*missing \(1\): state_proj.bias", checkpoint=str(folder))
     (folder / "model.safetensors").write_bytes(b"cut")
     refused("cannot read .*model.safetensors", checkpoint=str(folder))
+    save_file(state, folder / "model.safetensors")
     (folder / "policy_preprocessor.json").unlink()
     refused("has no policy_preprocessor.json", checkpoint=str(folder))
+    save_file(state | {"normalize_inputs.buffer_observation_state.mean": torch.zeros(6)}, folder / "model.safetensors")
+    refused(
+        r"(?s)keeps its statistics among the weights \(normalize_inputs\.buffer_observation_state\.mean\), .*:\n"
+        rf"  python -m lerobot\.processor\.migrate_policy_normalization --pretrained-path {folder} --output-dir {folder}-m",
+        checkpoint=str(folder),
+    )
     (folder / "tokenizer.json").unlink()
     refused("dtype float16 is for GPUs", dtype="float16")

@@ -22,7 +22,7 @@ from vla_rl.toolkit.models.checkpoints import (
     MAX_CHUNK,
     MAX_DIM,
     WEIGHTS,
-    find_tokenizer,
+    check_tokenizer,
     find_weights,
     folder_of,
     read_keys,
@@ -106,6 +106,7 @@ def read_statistics(folder: Path, raw: Record, asset_id: str | None, model: str)
     files = {path.parent.relative_to(folder): path for path in sorted(folder.rglob(OPENPI_STATISTICS))}
     file_of_asset = {path.as_posix().removeprefix("assets/"): file for path, file in files.items()}
     if not file_of_asset:
+        lerobot.refuse_old_statistics(folder)
         raise CheckpointError(
             f"{folder} has no statistics to scale actions and state with: neither {PREPROCESSOR} (lerobot) nor "
             f"assets/<asset id>/{OPENPI_STATISTICS} (openpi)"
@@ -186,8 +187,10 @@ def check(config: PiConfig, context: Context) -> None:
     model = name_of(config)
     with at("checkpoint"):
         folder = folder_of(config.checkpoint)
-        if folder is None:
-            return
+    if folder is None:
+        check_tokenizer(None, config.tokenizer)
+        return
+    with at("checkpoint"):
         raw = read_config(folder, model)
         check_horizon(folder, horizon(raw), context.chunk)
         check_model_of(folder, model, find_weights(folder).shapes)
@@ -196,8 +199,7 @@ def check(config: PiConfig, context: Context) -> None:
             read_statistics(folder, raw, config.asset_id, model)
         else:
             lerobot.check_actions(folder, raw.data)
-    with at("checkpoint" if config.tokenizer is None else "tokenizer"):
-        find_tokenizer(folder, config.tokenizer)
+    check_tokenizer(folder, config.tokenizer)
     with at("delta_actions"):
         if read_delta_actions(folder, config.delta_actions) and context.scaling is not None:
             raise CheckpointError(
