@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, Observation
 from vla_rl.plugins.data.rlds import RLDSConfig, find_files
-from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, read_bytes, read_examples
+from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
+from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
@@ -47,17 +49,22 @@ class RLDSData(Demonstrations):
         self._uses_state = context.env is not None and context.env.state_dim > 0
         self._cameras: dict[str, str] = {}
         self._episodes: list[RLDSEpisode] = []
-        for file in files:
-            for example in read_examples(file):
-                if not self._episodes:
-                    self._check_first_episode(example.features, context)
-                self._episodes.append(self._episode(file, example))
-                if len(self._episodes) == config.episodes:
-                    break
-            if len(self._episodes) == config.episodes:
+        self._numbers_of_episodes: list[int] = []
+        chosen, count = EpisodeFilter(config.episodes), 0
+        for number, record in enumerate(chain.from_iterable(map(find_records, files))):
+            if chosen.is_past(number, number):
                 break
-        if not self._episodes:
+            count += 1
+            if not chosen.takes(number, number):
+                continue
+            example = read_example(record)
+            if not self._episodes:
+                self._check_first_episode(example.features, context)
+            self._numbers_of_episodes.append(number)
+            self._episodes.append(self._episode(record.file, example))
+        if not count:
             raise UserError(f"{self._where}: its files are empty")
+        chosen.check(self._where, range(count))
         lengths = [len(episode.actions) for episode in self._episodes]
         self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1)
         self._check_numbers(lengths)
@@ -160,7 +167,7 @@ class RLDSData(Demonstrations):
         return features[full]
 
     def _check_numbers(self, lengths: list[int]) -> None:
-        episodes = np.repeat(np.arange(len(lengths)), lengths)
+        episodes = np.repeat(self._numbers_of_episodes, lengths)
         steps = np.concatenate([np.arange(length) for length in lengths])
         named = {"actions": [episode.actions for episode in self._episodes]}
         if self._uses_state:
