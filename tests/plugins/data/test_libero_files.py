@@ -85,7 +85,7 @@ def replaced(name: str, rows: Any) -> Any:
         (replaced("demo_0/actions", np.zeros((9, 7))), "lists of different lengths: {'actions': 9, 'states': 6"),
         (
             replaced("demo_0/actions", np.full((6, 7), np.nan)),
-            r"actions of episode /data/demo_0, step 0 is not finite: \[nan.*\n?.*\(1 in all\)",
+            r"actions of episode 0, step 0 is not finite: \[nan.*\(1 in all\).*`episodes: {exclude: \[0\]}`",
         ),
     ],
 )

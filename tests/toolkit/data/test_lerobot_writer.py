@@ -126,6 +126,20 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
     assert np.ravel(shown["std"]) == pytest.approx(pixels.std((0, 1, 2)))
 
 
+def test_images_weigh_by_rows(tmp_path: Path) -> None:
+    """16 black and 480 white rows, of which 16 images each are read, are 480 / 496 white; also after going on."""
+    colours = {0: 16, 255: 480}
+    episodes = [
+        episode(i, length, images={"front": [png(np.full((8, 6, 3), colour, np.uint8))] * length})
+        for i, (colour, length) in enumerate(colours.items())
+    ]
+    for folder, parts in ((tmp_path / "once", [episodes]), (tmp_path / "twice", [episodes[:1], episodes[1:]])):
+        for part in parts:
+            write(folder, part)
+        shown = json.loads((folder / "meta" / "stats.json").read_text())["observation.images.front"]
+        assert np.ravel(shown["mean"]) == pytest.approx([480 / 496] * 3) and shown["count"] == [496]
+
+
 def test_numbering_goes_on_and_nothing_is_there_twice(tmp_path: Path) -> None:
     assert write(tmp_path, [episode(0), episode(1)]) == [True, True]
     assert write(tmp_path, [episode(1), episode(2), episode(2)]) == [False, True, False]

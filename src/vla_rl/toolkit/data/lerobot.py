@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from attrs import evolve
 from PIL import Image
 
 from vla_rl.core import paths
@@ -32,7 +33,7 @@ FILES_IN_CHUNK = 1000
 LISTED = 100
 """Episodes per file of `meta/episodes`, which is rewritten for each of them."""
 SHOWN = 16
-"""Images per episode and camera from which statistics are computed."""
+"""Images per episode and camera from which statistics are computed. They stand for all rows of the episode."""
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 LOCK = ".lock"
@@ -174,7 +175,9 @@ class LeRobotWriter:
         chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
         for camera, images in recording.images.items():
             frames = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
-            statistics[f"observation.images.{camera}"] = FeatureStatistics.of_images(frames)
+            statistics[f"observation.images.{camera}"] = evolve(
+                FeatureStatistics.of_images(frames), count=len(recording)
+            )
         return statistics
 
     def _list(self, recording: Recording, statistics: Mapping[str, FeatureStatistics]) -> None:
@@ -349,7 +352,8 @@ def _statistics_in(line: Mapping[str, Any]) -> dict[str, FeatureStatistics]:
         if column.startswith("stats/"):
             _, name, key = column.split("/")
             parts.setdefault(name, {})[key] = value
-    return {name: FeatureStatistics.from_dict(numbers) for name, numbers in parts.items()}
+    # Earlier versions wrote the number of sampled images as their count.
+    return {name: evolve(FeatureStatistics.from_dict(numbers), count=line["length"]) for name, numbers in parts.items()}
 
 
 def _write_table(file: Path, table: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, to_numpy
+from vla_rl.toolkit.data.episodes import exclude_remedy
 
 
 class StepWindows:
@@ -113,14 +114,15 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
 
 
 def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:
-    """Raise UserError for the first row of `values` [rows, D] that is not finite. `episodes` and `steps` give the
-    origin of each row."""
+    """Raise UserError for the first row of `values` [rows, D] that is not finite. `episodes` and `steps` (int64 [rows])
+    give the origin of each row."""
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(broken):
         row = broken[0]
         raise UserError(
             f"{source}: {what} of episode {episodes[row]}, step {steps[row]} is not finite: {values[row].tolist()}; "
-            f"repair or leave out such episodes ({len(np.unique(episodes[broken]))} in all)"
+            f"repair such episodes ({len(np.unique(episodes[broken]))} in all), or leave them out: "
+            f"{exclude_remedy(episodes[broken].tolist())}"
         )
 
 

@@ -46,8 +46,8 @@ class GymnasiumConfig:
     actions: tuple[str, ...] = field(default=(), validator=no_duplicates)
     """Paths of the entries of a dict action space, in the order of the policy's numbers. For such spaces only."""
     success: str = field(validator=words)
-    """Criterion of success: the path of an entry of the environment's info, or `terminated` for an environment that
-    terminates only when solved."""
+    """Criterion of success: the path of an entry of the environment's info, in every step or in that of the end alone,
+    or `terminated` for an environment that terminates only when solved."""
     interventions: InterventionSettings | None = None
     """Info entries that tell when somebody takes over from the policy, of environments or wrappers with a takeover
     device; `{}` for those of gym-hil; null: nobody can take over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -10,12 +11,12 @@ import gymnasium
 import numpy as np
 from attrs import evolve, frozen
 
-from vla_rl.core.errors import UserError
+from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import ActionSource, Array, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
-from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
+from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry, known_paths
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
 from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
@@ -26,6 +27,9 @@ from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
 """First seed of the train split; seeds of the eval split lie below."""
+TRIED = 200
+"""Most actions of a trial: with an end among them it shows whether success is reported there."""
+logger = logging.getLogger(__name__)
 
 
 def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | None = None) -> SubprocEnvs:
@@ -64,17 +68,18 @@ def make_envs(config: GymnasiumConfig, context: Context, make_env: MakeEnv | Non
 
 
 def try_out(config: GymnasiumConfig) -> None:
-    """Execute one action in a separate process. Raise UserError for what is wrong with the environment on this
-    machine."""
+    """Execute actions up to the end of an episode in a separate process, at most `TRIED`, and one in real time. Raise
+    UserError for what is wrong with the environment on this machine."""
     try:
         env = make_envs(evolve(config, processes=evolve(config.processes, apart=True)), Context())
         try:
             one = np.zeros(1, np.int64)
             env.reset(one, one, one)
             middle = (np.array(env.info.action_low) + np.array(env.info.action_high)) / 2
-            env.chunk_step(middle.reshape(1, 1, -1), np.array([True]), True)
+            count = TRIED if config.control_hz is None and config.success != "terminated" else 1
+            env.chunk_step(np.tile(middle, (1, count, 1)), np.array([True]), True)
             for fault in env.faults().values():
-                raise UserError(f"{config.id} breaks at its first step:\n{fault[-1]}")
+                raise UserError(f"{config.id} breaks in its first steps:\n{fault[-1]}")
         finally:
             env.close()
     except Exception:
@@ -101,6 +106,7 @@ class GymnasiumEnv(SingleEnv):
         self._config = config
         self._env: Environment | None = None
         self._end: Outcome | None = None
+        self._warned = False
         self._real_time = RealTime(config.control_hz)
 
     def reset(self, state_id: int, seed: int) -> None:
@@ -130,7 +136,9 @@ class GymnasiumEnv(SingleEnv):
         with self._generators.in_use():
             observation, reward, terminated, truncated, info = self._env.step(self._actions.action(action))
             self._observation = observation
-        success = bool(terminated) if self._config.success == "terminated" else self._reported(info)
+        success = bool(terminated)
+        if self._config.success != "terminated":
+            success = self._read_success(info, bool(terminated), bool(truncated))
         source, executed = self._takeover(info)
         outcome = Outcome(float(reward), success, bool(terminated), bool(truncated), source, executed, late)
         if outcome.terminated or outcome.truncated:
@@ -166,10 +174,23 @@ class GymnasiumEnv(SingleEnv):
             raise UserError(f"interventions: the info of {self._config.id} has {exc}") from None
         return ActionSource[settings.source.upper()], executed
 
-    def _reported(self, info: dict[str, Any]) -> bool:
+    def _read_success(self, info: dict[str, Any], terminated: bool, truncated: bool) -> bool:
+        """Return whether the info of a step reports success. Environments may report it at ends only, and a step limit
+        ends an episode without their knowledge. Raise UserError for an end that reports nothing."""
         try:
             return bool(entry(info, self._config.success))
         except NoEntry as exc:
-            raise UserError(
-                f"success: the info of {self._config.id} has {exc}; or count its ends: success: terminated"
-            ) from None
+            if not (terminated or truncated):
+                return False
+            if terminated or did_you_mean(self._config.success, known_paths(info)):
+                raise UserError(
+                    f"success: at the end of an episode, the info of {self._config.id} has {exc}; or count its ends: "
+                    "success: terminated"
+                ) from None
+            if not self._warned:
+                logger.warning(
+                    "success: at its step limit, the info of %s has %s; such an episode counts as a failure",
+                    *(self._config.id, exc),
+                )
+                self._warned = True
+            return False
