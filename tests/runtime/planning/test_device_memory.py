@@ -23,6 +23,7 @@ from vla_rl.runtime.planning.device_memory import (
     device_memory,
 )
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.trainers.master_weights import MasterWeights
 
 GIB = 2**30
 ALL = ("sim", "policy", "learner")
@@ -72,7 +73,11 @@ slow = (pytest.mark.slow, pytest.mark.exhaustive)
     ],
 )
 def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
-    """Weights, gradients, optimiser and a pass, to a tenth; the figures are those of docs/how-to/plan-a-run.md."""
+    """Weights, gradients, optimiser and a pass, to a tenth; the figures are those of docs/how-to/plan-a-run.md.
+
+    bfloat16 weights had no masters then, and gradients and moments of their own type: 10 bytes fewer each, of which a
+    master has 4.
+    """
     oft = model["type"] == "openvla_oft"
     spec = spec_of(model, micro_batch, chunk=8 if oft else 10)
     memory = measure_model(spec, info_of() if oft else info_of(2, state_dim=8))
@@ -80,7 +85,8 @@ def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
     (device,) = device_memory(plan, assign(plan, 64, one_process=False), memory, spec)
     predicted = device.workers[0].bytes_in(LEARN) - CONTEXT
     roots = memory.trained_weights  # AdamW was PyTorch's `foreach` then, which takes the roots of all moments at once
-    predicted = max(predicted, memory.weights + memory.gradients + memory.optimizer_state + roots)
+    stepped = memory.weights + memory.gradients + memory.optimizer_state + memory.masters + roots
+    predicted = max(predicted, stepped) - 10 / 4 * memory.masters
     assert predicted / GIB == pytest.approx(measured, rel=0.1)
     assert predicted / GIB == pytest.approx(measured, rel=0.03), "what the page says is nearer than a tenth"
 
@@ -133,6 +139,8 @@ def test_a_gpu_allocates_what_is_predicted(model):
     place = Context(env=info, chunk=8, values="chunk", device="cuda")
     before = torch.cuda.memory_allocated()
     policy = openvla_oft.build(spec.model.config, place)
+    trained = {name: p for name, p in policy.module.named_parameters() if p.requires_grad}
+    masters = MasterWeights(trained).masters
     obs = synthetic.observation(info, rows)
     chunk = policy.sample_chunk(obs, Noise(0, "memory", range(rows), [0] * rows, [0] * rows), False)
     for _ in range(2):
@@ -141,7 +149,8 @@ def test_a_gpu_allocates_what_is_predicted(model):
         (scores.log_probs.sum() + scores.entropy.sum() + scores.values.sum()).backward()
         del scores
     measured = torch.cuda.max_memory_allocated() - before
-    assert memory.weights + memory.gradients + memory.learning == pytest.approx(measured, rel=0.1)
+    assert memory.masters == sum(master.nbytes for master in masters.values())
+    assert memory.weights + memory.masters + memory.gradients + memory.learning == pytest.approx(measured, rel=0.1)
 
 
 # ------------------------------------------------------------------------------------------------- placements
@@ -195,6 +204,32 @@ def test_replicas_reduce_gradients_in_one_buffer_and_shards_hold_a_part():
     )
     assert needs(plan) == [37] * 4 + [15]
     assert needs(plan, sharded=True) == [(8 + 2 + 2 + 4) / 4 + 21 + 1 + 2 * 0.5] * 4 + [15]
+
+
+def test_masters_stay_with_the_optimizer_and_shards_have_none():
+    """2 GiB of bfloat16 weights: 4 of masters, 4 of gradients and 8 of moments."""
+    narrow = evolve(KNOWN, masters=4 * GIB, gradients=4 * GIB, optimizer_state=8 * GIB)
+    plan = slots(*[{"roles": ("learner",), "index": i} for i in range(4)], {"roles": ("sim", "policy"), "index": 4})
+    sizes = {}
+    for sharding in ("replicated", "full"):
+        spec = spec_of({"type": "openvla_oft", "preset": "tiny"}, sharding=sharding)
+        device = device_memory(plan, assign(plan, 64, one_process=False), narrow, spec)[0]
+        parts = {part.name: part.size / GIB for part in device.workers[0].phases[LEARN]}
+        names = ("frozen weights", "trained weights", "float32 masters", "gradients", "optimiser state")
+        sizes[sharding] = [parts[name] for name in names]
+    assert sizes == {"replicated": [8, 2, 4, 4, 8], "full": [2, 1, 0, 1, 2]}, "shards of weights are float32"
+
+
+@pytest.mark.parametrize(("dtype", "lora"), [("float32", None), ("bfloat16", None), ("bfloat16", {"rank": 4})])
+def test_each_trained_weight_has_its_float32_state(dtype, lora):
+    """16 bytes each, and 18 for a bfloat16 weight with a master. Adapters and critics are float32 in any case."""
+    spec = spec_of({"type": "openvla_oft", "preset": "tiny", "dtype": dtype, "lora": lora})
+    memory = measure_model(spec, info_of(pixels=64))
+    trained, narrow = memory.gradients / 4, memory.masters / 4
+    state = memory.trained_weights + memory.masters + memory.gradients + memory.optimizer_state
+    assert state == 16 * trained + 2 * narrow
+    assert (narrow > trained / 2) == (dtype == "bfloat16" and lora is None)
+    assert (narrow == 0) == (dtype == "float32" or lora is not None)
 
 
 def test_reducing_gradients_may_need_more_than_a_pass():

@@ -348,8 +348,8 @@ class TrainSpec(RateSchedule):
     state, gathered one block at a time (full: FSDP2; the same with one learner). A policy in a learner's worker acts
     with gathered weights, which then stay whole on its device between updates."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Precision of the network's computation, acting and learning alike (bf16: mixed precision by autocast). Weights,
-    gradients and optimiser keep their own."""
+    """Precision of the network's computation, acting and learning alike (bf16: mixed precision by autocast). What is
+    trained, its gradients and its optimiser are float32 either way."""
     compile: Literal["off", "blocks"] | None = None
     """Compilation of the model where it learns: not at all (off), or its repeated layers (blocks), once for each kind
     of them, and what lies between them. Null: blocks on CUDA, if the model names its layers and `sharding` is
