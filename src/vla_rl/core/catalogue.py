@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import platform
 import re
 import sys
 import traceback
@@ -208,13 +209,32 @@ def keep_build(unmet: Sequence[str]) -> str:
 
 def install_command(dist: str, extra: str | None) -> str:
     """Return the command that installs what a plugin of this distribution needs. If vla-rl's own requirements are
-    unmet, the command names only the plugin's packages: pip would otherwise also replace what is installed."""
+    unmet, the command names only the plugin's packages: pip would otherwise also replace what is installed. If the
+    packages have no build for this Python, return which one has them."""
+    if extra and _normal(dist) == OWN_DIST and (others := other_pythons(extra)):
+        return f"Python {' or '.join(others)} in place of {_python()}, for which these packages have no build"
     if extra and _normal(dist) == OWN_DIST and unmet_base() and (needed := missing_requirements(dist, extra)):
         return f"pip install {' '.join(f'{text!r}' for text in needed)}"
     return f"pip install '{dist}[{extra}]'" if extra else f"pip install '{dist}'"
 
 
+def other_pythons(extra: str) -> list[str]:
+    """Return the versions of Python that an extra of vla-rl needs, such as 3.11, if this one is none of them, else an
+    empty list. They are those for which the extra `all` contains it."""
+    for requirement in _all_requirements(OWN_DIST, tuple(sys.path)):
+        marker = requirement.marker
+        if extra in requirement.extras and marker is not None and "python_version" in str(marker):
+            versions = [f"3.{minor}" for minor in range(11, 21)]
+            fitting = [v for v in versions if marker.evaluate({"extra": "all", "python_version": v})]
+            return [] if _python() in fitting else fitting
+    return []
+
+
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
 
 
 def _kind(kind: str) -> Kind:
