@@ -130,7 +130,7 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.test: $(VENV)/.run
 	@echo 'installing simulators and what tests need into $(VENV): minutes, in silence'
-	$(INSTALL) -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,docs,dev]'
+	$(INSTALL) -c constraints.txt -e '.[all,docs,dev]'
 	$(INSTALL) -c constraints.txt --no-deps gym-hil  # what its devices need clashes with ours
 	@touch $@
 
