@@ -220,10 +220,12 @@ def install_command(dist: str, extra: str | None) -> str:
 
 def other_pythons(extra: str) -> list[str]:
     """Return the versions of Python that an extra of vla-rl needs, such as 3.11, if this one is none of them, else an
-    empty list. They are those for which the extra `all` contains it."""
-    for requirement in _all_requirements(OWN_DIST, tuple(sys.path)):
+    empty list. They are those for which the extra `all` has its packages."""
+    path = tuple(sys.path)
+    names = {requirement.name for requirement in _requirements(OWN_DIST, extra, path)}
+    for requirement in _all_requirements(OWN_DIST, path):
         marker = requirement.marker
-        if extra in requirement.extras and marker is not None and "python_version" in str(marker):
+        if requirement.name in names and marker is not None and {"python_version", "extra"} <= set(str(marker).split()):
             versions = [f"3.{minor}" for minor in range(11, 21)]
             fitting = [v for v in versions if marker.evaluate({"extra": "all", "python_version": v})]
             return [] if _python() in fitting else fitting
