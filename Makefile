@@ -20,6 +20,7 @@ PYTHON313 ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/
 INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
+BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 .PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
@@ -27,7 +28,8 @@ quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
 	$(BIN)/vla-rl run examples/tabletop_grpo.yaml --folder runs/quickstart-$(STAMP) $(ARGS)
 
-test: check docs renderers
+test: check renderers
+	$(BUILD_DOCS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
 exhaustive: $(VENV)/.test
@@ -102,7 +104,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BUILD_DOCS)
 
 base-checkpoint: $(VENV)/.run
 	$(BIN)/python tools/base_checkpoint.py
@@ -121,12 +123,14 @@ $(BIN)/python:
 # Stamps: an install is repeated only after pyproject.toml or constraints.txt changed. torch comes first, so that its
 # build (CPU, or a CUDA version) is settled before anything depends on it.
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing $(TORCH) and what a run needs into $(VENV): minutes, in silence (4.0 GB to download if torch is for CUDA)'
 	$(INSTALL) $(TORCH)
 	$(INSTALL) -c constraints.txt -e '.[openvla,serve]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	$(INSTALL) -c constraints.txt -e '.[openvla,libero,maniskill,metaworld,data,dev]'
+	@echo 'installing simulators and what tests need into $(VENV): minutes, in silence'
+	$(INSTALL) -c constraints.txt -e '.[all,docs,dev]'
 	$(INSTALL) -c constraints.txt --no-deps gym-hil  # what its devices need clashes with ours
 	@touch $@
 

@@ -5,9 +5,57 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
+from vla_rl.cli import doctor
+from vla_rl.core import catalogue
+
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def extras() -> dict[str, list[str]]:
+    """Name of an extra -> its requirements."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found: dict[str, list[str]] = project["optional-dependencies"]
+    return found
+
+
+def test_transformers_is_bounded_below_the_version_that_drops_names(extras) -> None:
+    """Layers take `past_key_values` until 5.40; `toolkit/models/decoder.py` passes the name that they have."""
+    bounds = [r.specifier for lines in extras.values() for r in map(Requirement, lines) if r.name == "transformers"]
+    assert len(bounds) >= 5
+    for bound in bounds:
+        assert bound.contains("5.24.0") and bound.contains("5.39.9") and not bound.contains("5.40.0")
+
+
+def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mani-skill has no build for it, and whoever asks for it is told for which Python it has."""
+    marked = [line for line in extras["all"] if ";" in line]
+    assert [line.partition(";")[0] for line in marked] == extras["maniskill"]
+    for version, wanted in (("3.11", True), ("3.12", True), ("3.13", False)):
+        markers = [Requirement(line).marker for line in marked]
+        assert [m.evaluate({"python_version": version}) for m in markers if m] == [wanted] * len(marked)
+
+    def requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
+        """As an installation of this tree has them."""
+        split = [(*line.partition(";")[::2], extra) for extra, lines in extras.items() for line in lines]
+        return tuple(
+            Requirement(f"{line}; {f'({marker.strip()}) and ' if marker else ''}extra == '{extra}'")
+            for line, marker, extra in split
+        )
+
+    monkeypatch.setattr(catalogue, "_all_requirements", requirements)
+    monkeypatch.setattr(catalogue, "_version", lambda name, path: None)
+    catalogue._requirements.cache_clear()
+    try:
+        for version, remedy in (("3.12", "pip install "), ("3.13", "Python 3.11 or 3.12 in place of 3.13, for which ")):
+            monkeypatch.setattr(catalogue, "_python", lambda version=version: version)
+            fixes = {finding.what: finding.fix for finding in doctor._extras()}
+            assert fixes["maniskill"].startswith(remedy) and fixes["libero"].startswith("pip install ")
+    finally:
+        catalogue._requirements.cache_clear()
 
 
 def test_the_lowest_versions_are_the_lower_bounds():

@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import sys
@@ -217,7 +218,10 @@ def keep_build(unmet: Sequence[str]) -> str:
 def install_command(dist: str, extra: str | None) -> str:
     """Return the command that installs what a plugin of this distribution needs, from where the distribution came. The
     command names the plugin's packages alone where pip would not find the distribution, and if vla-rl's own
-    requirements are unmet: pip would otherwise also replace what is installed."""
+    requirements are unmet: pip would otherwise also replace what is installed. If the packages have no build for this
+    Python, return which one has them."""
+    if extra and _normal(dist) == OWN_DIST and (others := other_pythons(extra)):
+        return f"Python {' or '.join(others)} in place of {_python()}, for which these packages have no build"
     arguments = pip_arguments(dist, extra)
     if extra and _normal(dist) == OWN_DIST and unmet_base() and missing_requirements(dist, extra):
         arguments = None
@@ -229,7 +233,25 @@ def install_command(dist: str, extra: str | None) -> str:
     return f"pip install {arguments}"
 
 
+def other_pythons(extra: str) -> list[str]:
+    """Return the versions of Python that an extra of vla-rl needs, such as 3.11, if this one is none of them, else an
+    empty list. They are those for which the extra `all` has its packages."""
+    path = tuple(sys.path)
+    names = {requirement.name for requirement in _requirements(OWN_DIST, extra, path)}
+    for requirement in _all_requirements(OWN_DIST, path):
+        marker = requirement.marker
+        if requirement.name in names and marker is not None and {"python_version", "extra"} <= set(str(marker).split()):
+            versions = [f"3.{minor}" for minor in range(11, 21)]
+            fitting = [v for v in versions if marker.evaluate({"extra": "all", "python_version": v})]
+            return [] if _python() in fitting else fitting
+    return []
+
+
 # ------------------------------------------------------------------------------------------------ internal
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])
 
 
 def _kind(kind: str) -> Kind:
