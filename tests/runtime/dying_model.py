@@ -1,4 +1,4 @@
-"""A model whose process is killed in the midst of a weight transfer, once, for `test_weight_transfers.py`."""
+"""A model whose process is killed once, in the midst of a weight transfer or while it is saved."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vla_rl.testing.linear import LinearModel
 
 @frozen(kw_only=True)
 class DyingConfig:
-    end: Literal["sender", "receiver"] = "sender"
-    """End of the transfer that dies."""
+    end: Literal["sender", "receiver", "saver"] = "sender"
+    """End of the transfer that dies, or who saves."""
     version: int = 2
-    """Number of the transfer in which it dies."""
+    """Number of the transfer, or of the checkpoint, in which it dies."""
     killed: str = field()
     """File that says that it has died."""
 
@@ -29,6 +29,7 @@ class DyingModel(LinearModel):
         self.dying = config
         self.sent = -1  # the learner's first call is for the layout
         self.received = 0
+        self.saved = 0
 
     def weights(self):
         self.sent += 1
@@ -41,6 +42,11 @@ class DyingModel(LinearModel):
         for pair in pairs:
             super().load_weights([pair])
             self.die("receiver", self.received)
+
+    def save(self, folder):
+        super().save(folder)
+        self.saved += 1
+        self.die("saver", self.saved)
 
     def die(self, end: str, number: int) -> None:
         file = Path(self.dying.killed)

@@ -182,6 +182,10 @@ class Plugin:
 # ---------------------------------------------------------------------------------------------- simulators
 
 
+BOUND_TOLERANCE = 1e-4
+"""Amount by which actions may exceed a simulator's bounds, by rounding."""
+
+
 class ActionSource(IntEnum):
     """Who chose an executed action. A takeover (elsewhere: intervention) is a run of actions of another source than the
     policy."""
@@ -327,8 +331,8 @@ class ChunkResult:
     source: ArrayOrTensor | None = None
     """`ActionSource` of each action, int8 [N, C]; read where `executed`. Given with `EnvInfo.takeovers`, else None."""
     executed_actions: ArrayOrTensor | None = None
-    """Actions that were executed, float32 [N, C, A] in the simulator's units; read where `source` is not the policy.
-    Given with `EnvInfo.takeovers`, else None."""
+    """Actions that were executed, float32 [N, C, A] in the simulator's units and within its bounds; read where `source`
+    is not the policy. Given with `EnvInfo.takeovers`, else None."""
     late: ArrayOrTensor | None = None
     """The action began later than it was due, because the policy or the simulator took too long; bool [N, C], False
     where not executed. Given with `EnvInfo.control_hz`, else None."""

@@ -75,6 +75,25 @@ def test_a_run_in_which_the_person_does_everything_says_so(tmp_path):
     assert all(line["env/intervention_rate"] > 0 for line in lines)
 
 
+def test_executed_actions_outside_of_the_bounds_are_counted_and_warned_of_once(tmp_path, caplog):
+    run(helped_spec(env={"push": 1e6}), tmp_path / "wild", False)
+    run(helped_spec(env={"push": 1.0}), tmp_path / "tame", False)
+    wild, tame = (
+        [line for line in read_metrics(tmp_path / name) if "rollout/episodes" in line] for name in ("wild", "tame")
+    )
+    steps = [line["env/intervention_rate"] * line["env/episode_length"] * line["rollout/episodes"] for line in wild]
+    assert [line["env/outside_bounds"] for line in wild] == pytest.approx(steps) and min(steps) > 0
+    assert not any("env/outside_bounds" in line for line in tame)
+    said = [
+        record.getMessage() for record in caplog.records if "outside of the simulator's bounds" in record.getMessage()
+    ]
+    (text,) = said
+    assert text.startswith(
+        f"warning: step 1: {steps[0]:.0f} of {steps[0]:.0f} actions of whoever took over were outside"
+    )
+    assert "1e+06 in dimension 0, beside [-1, 1]" in text
+
+
 def test_metrics_results_and_evaluations_count_interventions(tmp_path):
     """Half of the evaluation states are even, and 2 of their 6 steps are the person's."""
     spec = helped_spec(train={"steps": 1})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import dying_model
 import psutil
 import pytest
 
@@ -30,6 +32,31 @@ def test_a_simulator_that_raises_is_named(train, backend):
 def test_a_simulator_that_breaks_its_contract_is_named(train, backend, fault, message):
     with pytest.raises(EnvError, match=rf"env 'scripted'.*{message}"):
         train(env={"fault": fault}, runtime={"backend": backend})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("one_ray")
+@pytest.mark.parametrize("restarts", [3, 0])
+def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplog, restarts):
+    """Its death in the second checkpoint is a worker's death, and no fault of the disk."""
+    changes = {
+        "runtime": {"backend": "ray", "restarts": restarts},
+        "train": {"steps": 3, "checkpoint_every": 1},
+        "eval": {"before": False},
+        "plugins": ["vla_rl.testing.scripted", str(Path(dying_model.__file__))],
+        "model": {"type": "dying", "end": "saver", "killed": str(tmp_path / "killed")},
+    }
+    if not restarts:
+        with pytest.raises(WorkerDied, match=r"worker \d \(.*learner") as caught:
+            train(**changes)
+        assert any("the last checkpoint is step_000001; go on from it with" in note for note in caught.value.__notes__)
+        assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["last", "step_000001"]
+        return
+    _, metrics = train(**changes)
+    assert (tmp_path / "killed").exists()
+    assert "going on from the last checkpoint" in caplog.text
+    _, undisturbed = train("whole", **changes)
+    assert metrics == undisturbed
 
 
 @pytest.mark.ray

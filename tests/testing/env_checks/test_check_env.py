@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Observation, ResetState
+from vla_rl.core.types import ActionSource, Observation, ResetState
 from vla_rl.testing import CheckFailed, ScriptedEnv, check_env
 from vla_rl.testing.env_checks.surroundings import descendants
 from vla_rl.testing.scripted import ScriptedConfig, vla_rl_plugins
@@ -207,3 +207,28 @@ def test_a_signature_that_does_not_fit_is_found() -> None:
             return super().reset(env_ids, state_id, seed)
 
     assert "unknown argument 'state_id'; did you mean 'state_ids'?" in findings(env(Env))
+
+
+class Helped(ScriptedEnv):
+    """A person acts where the policy's first number is above 0.5, with this share of the largest action."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(3, chunk=4, stamp=False)
+        self.info = attrs.evolve(self.info, takeovers=True)
+        self.share = share
+
+    def chunk_step(self, actions, active, stop_at_end):
+        helped = np.array(actions, np.float32)
+        by_person = helped[..., 0] > 0.5
+        helped[by_person] = self.share * np.array(self.info.action_high, np.float32)
+        result = super().chunk_step(helped, active, stop_at_end)
+        width = result.rewards.shape[1]
+        source = np.where(by_person, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)[:, :width]
+        return attrs.evolve(result, source=source, executed_actions=helped[:, :width])
+
+
+def test_actions_of_a_person_beyond_the_bounds_are_found() -> None:
+    check_env(Helped(1.0), chunk=4, whole_range=False)
+    assert "executed_actions: expected actions within the bounds of EnvInfo, as the policy's are, got one that is" in (
+        findings(Helped(1e6), whole_range=False)
+    )

@@ -162,7 +162,7 @@ class Driver:
             on_collected=router.transfers.prefetch if router.transfers.prefetches else None,
         )
         self.requests = EpisodeRequests(spec, started.train_states, self.algorithm.needs)
-        self.rollouts = Rollouts(self.collector, self.requests, spec, self.fault_log, self.trace)
+        self.rollouts = Rollouts(self.collector, self.requests, spec, self.info, self.fault_log, self.trace)
         self.imagination: Imagination = NoImagination()
         if imagines:
             check_episodes(spec, self.algorithm, self.info)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from vla_rl.core.events import robot_metrics
-from vla_rl.core.types import Episode, Rollout
+from vla_rl.core.types import BOUND_TOLERANCE, ActionSource, EnvInfo, Episode, Rollout
 from vla_rl.runtime.messages.reports import RolloutReport
 
 
@@ -36,6 +36,29 @@ def work_metrics(work: RolloutReport) -> dict[str, float]:
         "time/env": max(work.env_seconds.values(), default=0.0),
         "time/policy": max(work.policy_seconds.values(), default=0.0),
     }
+
+
+def outside_bounds(rollout: Rollout, info: EnvInfo) -> tuple[dict[str, float], str]:
+    """Return the number of valid actions of others than the policy that are outside of the simulator's bounds, as a
+    metric if there are any, and a text about the worst of them.
+    """
+    if rollout.executed_actions is None or rollout.source is None:
+        return {}, ""
+    others = rollout.valid & (rollout.source != ActionSource.POLICY)
+    actions = rollout.executed_actions[others]
+    low, high = torch.tensor(info.action_low), torch.tensor(info.action_high)
+    beyond = torch.maximum(low - actions, actions - high)
+    outside = (beyond > BOUND_TOLERANCE).any(-1)
+    if not outside.any():
+        return {}, ""
+    row, dim = divmod(int(beyond.argmax()), len(low))
+    count = int(outside.sum())
+    text = (
+        f"{count} of {len(actions)} actions of whoever took over were outside of the simulator's bounds: "
+        f"{actions[row, dim]:g} in dimension {dim}, beside [{low[dim]:g}, {high[dim]:g}]. Trainers learn from them as "
+        f"they are; look at the scale of the takeover device, or of what the simulator reports as executed"
+    )
+    return {"env/outside_bounds": float(count)}, text
 
 
 def lag_metrics(rollout: Rollout, version: int) -> dict[str, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Rollout
+from vla_rl.core.types import EnvInfo, Rollout
 from vla_rl.runtime.driver import rollout_metrics
 from vla_rl.runtime.driver.assembler import RolloutBatch, assemble
 from vla_rl.runtime.driver.collector import Collector
@@ -17,16 +18,25 @@ from vla_rl.runtime.driver.faults import FaultLog
 from vla_rl.runtime.driver.recordings import with_recordings
 from vla_rl.runtime.driver.trace import Trace
 
+logger = logging.getLogger(__name__)
+
 
 class Rollouts:
     """Requests the episodes of tickets, and assembles their trajectories into the rollout of a step."""
 
     def __init__(
-        self, collector: Collector, requests: EpisodeRequests, spec: Spec, fault_log: FaultLog, trace: Trace
+        self,
+        collector: Collector,
+        requests: EpisodeRequests,
+        spec: Spec,
+        info: EnvInfo,
+        fault_log: FaultLog,
+        trace: Trace,
     ) -> None:
         self.collector = collector
         self.requests = requests
         self.spec = spec
+        self.info = info
         self.fault_log = fault_log
         self.trace = trace
         self.shape = RunShape.of(spec)
@@ -37,6 +47,8 @@ class Rollouts:
         self.faults = 0
         """Faults of envs in the running step."""
         self._batch: RolloutBatch | None = None
+        self._warned = False
+        """A warning of actions outside of the bounds has been logged."""
 
     @property
     def batch(self) -> RolloutBatch:
@@ -66,8 +78,13 @@ class Rollouts:
         self._batch = assemble(step, trajectories, self.shape.group_size)
         self.trace.ticket_chunk_steps = [len(trajectory.env_part.record["valid"]) for _, trajectory in trajectories]
         rollout = with_recordings(self._batch.rollout, collector.fleet, self.spec, tickets)
+        outside, text = rollout_metrics.outside_bounds(rollout, self.info)
+        if text and not self._warned:
+            logger.warning("warning: step %d: %s", step, text)
+            self._warned = True
         metrics = {
             **rollout_metrics.episode_metrics(rollout.episodes),
+            **outside,
             **rollout_metrics.work_metrics(collector.work),
             **(rollout_metrics.lag_metrics(rollout, version) if collector.runs_ahead else {}),
             **collector.metrics(len(tickets)),

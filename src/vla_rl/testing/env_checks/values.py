@@ -8,7 +8,16 @@ import numpy as np
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
+from vla_rl.core.types import (
+    BOUND_TOLERANCE,
+    ActionSource,
+    Array,
+    ChunkResult,
+    EnvInfo,
+    Observation,
+    ResetState,
+    to_numpy,
+)
 
 FLAGS = ("terminated", "truncated", "executed")
 
@@ -128,8 +137,17 @@ def _check_takeovers(f: Expects, info: EnvInfo, result: ChunkResult, shape: tupl
     known = bool(np.isin(source, list(ActionSource)).all())
     valid &= f.expect(known, f"{where}: source", "values of ActionSource", np.unique(source).tolist(), "use the enum")
     others = (source != ActionSource.POLICY) & to_numpy(result.executed)
-    finite = bool(np.isfinite(to_numpy(result.executed_actions)[others]).all())
-    return f.expect(finite, f"{where}: executed_actions", "finite numbers", "NaN or inf", "find the cause") and valid
+    executed = to_numpy(result.executed_actions)[others]
+    finite = bool(np.isfinite(executed).all())
+    valid &= f.expect(finite, f"{where}: executed_actions", "finite numbers", "NaN or inf", "find the cause")
+    beyond = np.maximum(np.array(info.action_low) - executed, executed - np.array(info.action_high)).max(initial=0.0)
+    return valid and f.expect(
+        bool(beyond <= BOUND_TOLERANCE),
+        f"{where}: executed_actions",
+        "actions within the bounds of EnvInfo, as the policy's are",
+        f"one that is {beyond:g} beyond",
+        "report the action that was executed, in the units of the policy's actions, or widen the bounds",
+    )
 
 
 def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, where: str) -> bool:

@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
-from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.core.types import BOUND_TOLERANCE, ActionSource, Array, ChunkResult, EnvInfo, Observation, to_numpy
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
-
-BOUND_TOLERANCE = 1e-4
 
 
 def checked_observation(env: str, info: EnvInfo, obs: Observation, n: int, method: str) -> Observation:
