@@ -1,6 +1,7 @@
 """Runs in an interpreter with lerobot (Python 3.12, `pip install 'lerobot[dataset,pi,smolvla]'`), not in ours:
 
     PYTHON tools/in_lerobot.py dataset FOLDER ROWS.npz               every row as lerobot's LeRobotDataset gives it
+    PYTHON tools/in_lerobot.py resume FOLDER ROWS.npz                the same after lerobot has appended two episodes
     PYTHON tools/in_lerobot.py policy FOLDER SEEN.npz ACTIONS.npz    what lerobot's policy does with our checkpoint
 
 `tests/tools/test_in_lerobot.py` compares both with ours, where VLA_RL_LEROBOT_PYTHON names such an interpreter.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+INDEX = re.compile(r"timestamp|(frame_|episode_|task_)?index")
+"""Features that lerobot numbers by itself."""
+
 
 def dataset(folder: Path, target: Path) -> None:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -34,6 +39,23 @@ def dataset(folder: Path, target: Path) -> None:
     stats = {f"stats/{name}": np.asarray(one["mean"]) for name, one in data.meta.stats.items()}
     counts = np.array([data.num_episodes, data.meta.total_frames, data.fps])
     np.savez(target, tasks=np.array([row["task"] for row in rows]), counts=counts, **arrays, **stats)
+
+
+def resume(folder: Path, target: Path) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    data = LeRobotDataset.resume("local/data", root=folder)
+    given = {name: about for name, about in data.meta.features.items() if not INDEX.fullmatch(name)}
+    for episode in range(2):
+        for row in range(3 + episode):
+            frame: dict[str, Any] = {"task": f"appended {episode}"}
+            for name, about in given.items():
+                kind = "uint8" if about["dtype"] == "image" else about["dtype"]
+                frame[name] = np.full(about["shape"], row % 2 if kind == "bool" else row, kind)
+            data.add_frame(frame)
+        data.save_episode()
+    data.finalize()
+    dataset(folder, target)
 
 
 def policy(folder: Path, seen: Path, target: Path) -> None:
@@ -165,4 +187,4 @@ def _smolvla(sizes: Any, policy: Any) -> Any:
 
 
 if __name__ == "__main__":
-    {"dataset": dataset, "policy": policy}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"dataset": dataset, "resume": resume, "policy": policy}[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ def read_episodes(folder: Path, camera: str | None = None) -> Iterator[RecordedE
     lists = sorted(folder.glob("meta/episodes/*/*.parquet"))
     if not lists:
         raise SystemExit(f"{folder} holds no recorded episodes; make some with `vla-rl eval RUN --record {folder}`")
-    for line in (line for file in lists for line in pq.read_table(str(file)).to_pylist()):
+    origins = [json.loads(line) for line in (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()]
+    lines = [line for file in lists for line in pq.read_table(str(file)).to_pylist()]
+    for line, origin in zip(lines, origins, strict=True):
         chunk, number = line["data/chunk_index"], line["data/file_index"]
         table = pq.read_table(str(folder / f"data/chunk-{chunk:03d}/file-{number:03d}.parquet"))
         cameras = [name for name in table.column_names if name.startswith("observation.images.")]
@@ -70,9 +73,7 @@ def read_episodes(folder: Path, camera: str | None = None) -> Iterator[RecordedE
         if column not in cameras:
             raise SystemExit(f"{folder} has no camera {camera!r}, but {', '.join(c.split('.')[-1] for c in cameras)}")
         images = [np.asarray(Image.open(io.BytesIO(cell["bytes"].as_py()))) for cell in table[column]]
-        yield RecordedEpisode(
-            instruction=line["tasks"][0], success=bool(line["vla_rl/success"]), frames=np.stack(images)
-        )
+        yield RecordedEpisode(instruction=line["tasks"][0], success=bool(origin["success"]), frames=np.stack(images))
 
 
 def draw(pair: tuple[RecordedEpisode, RecordedEpisode], every: int, panel: int) -> list[Image.Image]:

@@ -18,11 +18,13 @@ import pytest
 from PIL import Image
 
 from vla_rl.core.catalogue import load
+from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.types import Context, to_numpy
 from vla_rl.runtime.start import evaluate
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.data.lerobot import LeRobotWriter
 
 PYTHON = os.environ.get("VLA_RL_LEROBOT_PYTHON", "")
 pytestmark = [
@@ -40,8 +42,8 @@ def in_lerobot(*arguments: Any) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("rows", ["steps", "chunks"])
-def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
+def record(folder: Path, rows: str) -> list[dict[str, Any]]:
+    """Record eight episodes, and return their rows."""
     import pyarrow.parquet as pq
 
     spec = parse_spec(
@@ -57,12 +59,18 @@ def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
             "eval": {"episodes_per_task": 1},
         }
     )
-    evaluate(spec, record=component("hook", "lerobot", folder=str(tmp_path / "set"), rows=rows))
+    evaluate(spec, record=component("hook", "lerobot", folder=str(folder), rows=rows))
+    files = sorted((folder / "data").rglob("*.parquet"))
+    assert len(files) == 8
+    return [row for file in files for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.mark.parametrize("rows", ["steps", "chunks"])
+def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
+    table = record(tmp_path / "set", rows)
     in_lerobot("dataset", tmp_path / "set", tmp_path / "rows.npz")
     found = np.load(tmp_path / "rows.npz")
-    files = sorted((tmp_path / "set" / "data").rglob("*.parquet"))
-    table = [row for file in files for row in pq.read_table(file).to_pylist()]
-    assert found["counts"].tolist() == [8, len(table), 10] and len(files) == 8
+    assert found["counts"].tolist() == [8, len(table), 10]
     for name in ("action", "observation.state", "next.reward", "next.success", "episode_index", "index", "timestamp"):
         assert np.array_equal(found[name], np.array([row[name] for row in table], found[name].dtype)), name
     for camera in ("overhead", "wrist"):
@@ -71,7 +79,30 @@ def test_a_recorded_data_set_is_opened(tmp_path: Path, rows: str) -> None:
         assert np.array_equal(np.round(found[name] * 255).astype(np.uint8), images.transpose(0, 3, 1, 2))
         assert found[f"stats/{name}"].ravel() == pytest.approx((images / 255).mean((0, 1, 2)), abs=0.05)
     assert len(set(found["tasks"].tolist())) == 8
-    assert found["stats/action"] == pytest.approx(found["action"].mean(0), abs=1e-5)
+    actions = found["action"].reshape(-1, found["action"].shape[-1])
+    assert found["stats/action"] == pytest.approx(actions.mean(0), abs=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["steps", "chunks"])
+def test_lerobot_continues_a_recorded_data_set(tmp_path: Path, rows: str) -> None:
+    """`resume`, `add_frame`, `save_episode`, `finalize`; then it opens what both have written."""
+    table = record(tmp_path / "set", rows)
+    in_lerobot("resume", tmp_path / "set", tmp_path / "rows.npz")
+    found = np.load(tmp_path / "rows.npz")
+    count = len(table)
+    assert found["counts"].tolist() == [10, count + 7, 10]
+    assert found["action"][:count].tolist() == np.array([row["action"] for row in table], np.float32).tolist()
+    assert found["action"][count:].reshape(7, -1)[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert found["index"].tolist() == list(range(count + 7))
+    assert found["tasks"][count:].tolist() == ["appended 0"] * 3 + ["appended 1"] * 4
+    every = {name.removeprefix("stats/") for name in found.files if name.startswith("stats/")}
+    features = set(found.files) - {f"stats/{name}" for name in every} - {"tasks", "counts"}
+    assert every == features, "each feature has statistics, those that lerobot numbers by itself too"
+    for name in ("index", "frame_index", "episode_index", "task_index", "timestamp", "action"):
+        rows_of_one = found[name].reshape(-1, found[name].shape[-1] if found[name].ndim > 1 else 1)
+        assert found[f"stats/{name}"] == pytest.approx(rows_of_one.mean(0), abs=1e-4), name
+    with pytest.raises(UserError, match="another program has appended to this data set"):
+        LeRobotWriter(tmp_path / "set", fps=10, robot="tabletop")
 
 
 @pytest.mark.parametrize(

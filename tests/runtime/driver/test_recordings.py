@@ -35,9 +35,8 @@ def recorded_spec(*, hook=None, **changes):
 
 
 def rows_of(folder):
-    """Return each episode's columns and its line in the list of episodes."""
-    lists = sorted((folder / "meta" / "episodes").rglob("*.parquet"))
-    lines = [line for file in lists for line in pq.read_table(file).to_pylist()]
+    """Return each episode's columns, and what it is of."""
+    lines = [json.loads(line) for line in (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()]
     files = [folder / f"data/chunk-000/file-{i:03d}.parquet" for i in range(len(lines))]
     return [(pq.read_table(file).to_pydict(), line) for file, line in zip(files, lines, strict=True)]
 
@@ -45,7 +44,7 @@ def rows_of(folder):
 def same(first, second):
     """Whether two data sets hold equal episodes in one order."""
     pairs = list(zip(rows_of(first), rows_of(second), strict=True))
-    return all(a == b and x["vla_rl/success"] == y["vla_rl/success"] for (a, x), (b, y) in pairs)
+    return all(a == b and x["success"] == y["success"] for (a, x), (b, y) in pairs)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +64,15 @@ def test_recording_changes_no_number(runs):
 def test_every_episode_is_there(runs):
     """Two evaluations of eight states and two rollouts of eight tickets are recorded, as long as the metrics say."""
     found = rows_of(runs / "steps" / "lerobot")
-    names = [line["vla_rl/identity"].split(", ")[1] for _, line in found]
+    names = [line["identity"].split(", ")[1] for _, line in found]
     wanted = ("evaluation 0", "rollout 1", "rollout 2", "evaluation 2")
     assert names == [name for name in wanted for _ in range(8)]
     lines = {line["step"]: line for line in read_metrics(runs / "steps") if "rollout/env_steps" in line}
     for step in (1, 2):
-        rows = [len(table["action"]) for table, line in found if f"rollout {step}," in line["vla_rl/identity"]]
+        rows = [len(table["action"]) for table, line in found if f"rollout {step}," in line["identity"]]
         assert sum(rows) == lines[step]["rollout/env_steps"]
-    assert {line["vla_rl/task"] for _, line in found} >= {"pick_red", "put_blue"}
-    assert len({line["vla_rl/identity"] for _, line in found}) == 32
+    assert {line["task"] for _, line in found} >= {"pick_red", "put_blue"}
+    assert len({line["identity"] for _, line in found}) == 32
 
 
 def test_rows_of_steps_and_of_chunks_agree(runs):
@@ -137,7 +136,7 @@ def test_an_env_that_breaks_is_recorded_once(tmp_path, rows):
 
 
 def test_only_some_are_kept(runs, tmp_path):
-    every = [line["vla_rl/success"] for _, line in rows_of(runs / "steps" / "lerobot")][:8]
+    every = [line["success"] for _, line in rows_of(runs / "steps" / "lerobot")][:8]
     for only, most, wanted in (("failure", 2, 2), ("all", 3, 3), ("success", None, sum(every))):
         spec, folder = recorded_spec(), tmp_path / f"{only}"
         hook = component("hook", "lerobot", folder=str(folder), only=only, max_episodes=most)
@@ -145,7 +144,7 @@ def test_only_some_are_kept(runs, tmp_path):
         assert checked["success"]["n"] == 8
         found = rows_of(folder) if wanted else []
         assert len(found) == wanted
-        assert all(line["vla_rl/success"] == (only == "success") for _, line in found if only != "all")
+        assert all(line["success"] == (only == "success") for _, line in found if only != "all")
 
 
 def test_evaluations_append(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -185,6 +186,53 @@ def test_a_killed_writer_leaves_whole_episodes(tmp_path: Path, monkeypatch: pyte
     assert write(tmp_path, [episode(1), episode(2)]) == [listed == 1, True]
     assert read(tmp_path).num_samples() == 9
     assert info_of(tmp_path)["total_episodes"] == 3 and info_of(tmp_path)["total_tasks"] == 2
+
+
+def origins(folder: Path) -> list[tuple[int, str, str, bool | None]]:
+    lines = [json.loads(line) for line in (folder / "meta" / "vla_rl.jsonl").read_text().splitlines()]
+    return [(line["episode_index"], line["identity"], line["task"], line["success"]) for line in lines]
+
+
+def test_what_an_episode_is_of_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """lerobot cannot append to lists of episodes with other columns than its own."""
+    replace, names = os.replace, {"a\u2028b": "a", "c\nd": "b"}
+
+    def full_at_the_list(source: Any, target: Path) -> None:
+        if "episodes" in target.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    recordings = [episode(i, identity=identity, task=task) for i, (identity, task) in enumerate(names.items())]
+    with LeRobotWriter(tmp_path, fps=10, robot="arm") as writer:
+        writer.add(recordings[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", full_at_the_list)
+            with pytest.raises(OSError, match="No space"):
+                writer.add(episode(7))
+        writer.add(recordings[1])
+        writer.add(episode(3))
+    expected = [(0, "a\u2028b", "a", True), (1, "c\nd", "b", False), (2, "episode 3", "b", False)]
+    assert origins(tmp_path) == expected
+    file = tmp_path / "meta" / "vla_rl.jsonl"
+    with file.open("a") as lines:
+        lines.write('{"episode_index": 3, "identity": "of a killed writer"}\n{"epis')
+    assert write(tmp_path, [recordings[0], episode(4)]) == [False, True]
+    assert origins(tmp_path) == [*expected, (3, "episode 4", "a", True)]
+    columns = pq.read_schema(tmp_path / "meta/episodes/chunk-000/file-000.parquet").names
+    assert not [name for name in columns if name.startswith("vla_rl")]
+    statistics = {name.split("/")[1] for name in columns if name.startswith("stats/")}
+    assert statistics == info_of(tmp_path)["features"].keys()
+
+
+def test_data_to_which_another_program_has_appended_are_not_appended_to(tmp_path: Path) -> None:
+    write(tmp_path, [episode(0), episode(1)])
+    file = tmp_path / "meta" / "vla_rl.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(UserError, match=r"another program has appended to this data set \(2 episodes, .* lists 1\)"):
+        write(tmp_path, [episode(2)])
+    file.unlink()
+    with pytest.raises(UserError, match="this program did not write"):
+        write(tmp_path, [episode(2)])
 
 
 def test_other_episodes_are_refused(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ SHOWN = 16
 """Images per episode and camera from which statistics are computed. They stand for all rows of the episode."""
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+ORIGINS = "meta/vla_rl.jsonl"
+"""Identity, task and success of each episode, a line each. They are no columns of `meta/episodes`, since lerobot 0.6.1
+cannot open a data set to which it has appended episodes without those columns."""
 LOCK = ".lock"
 OWN = {"meta", "data", LOCK, "README.md"}
 INDICES = {
@@ -82,6 +85,8 @@ class LeRobotWriter:
         self.tasks: dict[str, int] = {}
         self.identities: set[str] = set()
         self._listed: list[dict[str, Any]] = []
+        self._origins_size = 0
+        """Bytes of `ORIGINS` that are of listed episodes."""
         self._statistics: dict[str, FeatureStatistics] = {}
         try:
             if (folder / "meta" / "info.json").is_file():
@@ -149,8 +154,6 @@ class LeRobotWriter:
         )
 
     def _table(self, recording: Recording) -> Any:
-        rows = np.arange(len(recording))
-        task = self.tasks.get(recording.instruction, len(self.tasks))
         columns: dict[str, Any] = {
             f"observation.images.{camera}": [
                 {"bytes": data, "path": f"frame-{row:06d}.png"} for row, data in enumerate(images)
@@ -158,20 +161,27 @@ class LeRobotWriter:
             for camera, images in recording.images.items()
         }
         columns |= {name: _column(array) for name, array in _numbers(recording).items()}
-        numbers = {
+        numbers = self._indices(recording)
+        return pa.table(columns | {name: pa.array(numbers[name], kind) for name, (_, kind) in INDICES.items()})
+
+    def _indices(self, recording: Recording) -> dict[str, Array]:
+        """Return the columns of `INDICES`, [n] each."""
+        rows = np.arange(len(recording))
+        task = self.tasks.get(recording.instruction, len(self.tasks))
+        return {
             "timestamp": rows / self.fps,
             "frame_index": rows,
             "episode_index": np.full(len(rows), self.episodes),
             "index": self.frames + rows,
             "task_index": np.full(len(rows), task),
         }
-        return pa.table(columns | {name: pa.array(numbers[name], kind) for name, (_, kind) in INDICES.items()})
 
     def _statistics_of(self, recording: Recording) -> dict[str, FeatureStatistics]:
-        statistics = {
-            name: FeatureStatistics.of(array.reshape(len(array), -1).astype(np.float64), array.shape[1:])
-            for name, array in _numbers(recording).items()
-        }
+        """Return the statistics of all features: over the rows, and as in lerobot over the actions of a chunk."""
+        statistics = {}
+        for name, array in (_numbers(recording) | self._indices(recording)).items():
+            numbers = array.reshape(-1, array.shape[-1] if array.ndim > 1 else 1).astype(np.float64)
+            statistics[name] = evolve(FeatureStatistics.of(numbers, numbers.shape[1:]), count=len(array))
         chosen = np.unique(np.linspace(0, len(recording) - 1, SHOWN).astype(int))
         for camera, images in recording.images.items():
             frames = np.stack([np.asarray(Image.open(io.BytesIO(images[row])).convert("RGB")) for row in chosen])
@@ -193,15 +203,18 @@ class LeRobotWriter:
             "dataset_to_index": self.frames + len(recording),
             **{f"data/{name}": number for name, number in data_file.items()},
             **{f"meta/episodes/{name}": number for name, number in file_of.items()},
-            "vla_rl/identity": recording.identity,
-            "vla_rl/task": recording.task,
-            "vla_rl/success": recording.success,
         }
+        origin = {"episode_index": index, "identity": recording.identity, "task": recording.task}
+        text = f"{json.dumps(origin | {'success': recording.success})}\n".encode()
+        with (self.folder / ORIGINS).open("ab") as lines:
+            lines.truncate(self._origins_size)  # an attempt to write this episode may have failed
+            lines.write(text)
         for name, one in statistics.items():
             line |= {f"stats/{name}/{key}": value for key, value in one.to_dict().items()}
         listed = [*self._listed, line] if index % LISTED else [line]
-        _write_table(self.folder / EPISODES.format(**file_of), _listing(listed))
+        _write_table(self.folder / EPISODES.format(**file_of), pa.Table.from_pylist(listed))
         self._listed = listed
+        self._origins_size += len(text)
 
     def _write_totals(self) -> None:
         numbers = {name: one.to_dict() for name, one in self._statistics.items()}
@@ -230,8 +243,9 @@ class LeRobotWriter:
             info = read_record(self.folder / "meta" / "info.json").data
             lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
             tasks = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
-            numbers = [(line["data/chunk_index"], line["data/file_index"], line["vla_rl/identity"]) for line in lines]
-            same_layout = [place[:2] for place in numbers] == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
+            identities = self._read_origins(len(lines))
+            places = [(line["data/chunk_index"], line["data/file_index"]) for line in lines]
+            same_layout = places == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
             same_layout = same_layout and info["codebase_version"] == VERSION and info["data_path"] == DATA
             self.features = info["features"]
             self.tasks = dict(zip(tasks["task"], tasks["task_index"], strict=True))
@@ -243,6 +257,11 @@ class LeRobotWriter:
                 f"{self.folder} holds a data set that this program did not write ({type(exc).__name__}: {exc}), and "
                 "only those can be appended to; choose another folder"
             ) from exc
+        if len(identities) < len(lines):
+            raise UserError(
+                f"{self.folder}: another program has appended to this data set ({len(lines)} episodes, of which "
+                f"{ORIGINS} lists {len(identities)}), so it is not appended to; choose another folder"
+            )
         if not same_layout:
             raise UserError(
                 f"{self.folder} holds a data set in another layout than this program writes, and only those can be "
@@ -256,13 +275,23 @@ class LeRobotWriter:
                 )
         self.episodes = len(lines)
         self.frames = frames
-        self.identities = {identity for *_, identity in numbers if identity}
+        self.identities = set(identities) - {""}
         self._listed = lines[len(lines) // LISTED * LISTED :]
         for numbers_of_one in statistics:
             for name, one in numbers_of_one.items():
                 self._statistics[name] = self._statistics[name] + one if name in self._statistics else one
         if self.episodes != listed:
             self._write_totals()  # the last writer was killed just before
+
+    def _read_origins(self, episodes: int) -> list[str]:
+        """Return the identities in `ORIGINS`, at most one an episode. What a killed writer left there of an episode
+        that is not listed is removed. Raises OSError, KeyError, ValueError."""
+        file = self.folder / ORIGINS
+        written = file.read_bytes().split(b"\n")
+        kept = written[: min(episodes, len(written) - 1)]  # what follows the last newline is no line, or a broken one
+        self._origins_size = sum(len(line) + 1 for line in kept)
+        os.truncate(file, self._origins_size)
+        return [json.loads(line)["identity"] for line in kept]
 
 
 def check_folder(folder: Path) -> None:
@@ -327,12 +356,6 @@ def _formatted(feature: Mapping[str, Any] | None) -> str:
 
 def _lists(folder: Path) -> list[Path]:
     return sorted((folder / "meta" / "episodes").glob("*/*.parquet"))
-
-
-def _listing(lines: list[dict[str, Any]]) -> Any:
-    table = pa.Table.from_pylist(lines)
-    place = table.schema.get_field_index("vla_rl/success")
-    return table.set_column(place, "vla_rl/success", table["vla_rl/success"].cast(pa.bool_()))
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> Any:
