@@ -28,6 +28,7 @@ from vla_rl.core.spec.spec import (
     asks_expert,
     has_own_policy,
     missing,
+    suites_of,
     takes_data_statistics,
     trains_on_transitions,
 )
@@ -173,7 +174,13 @@ def _plugin_problems(
     """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
     check = load(kind, part.type, spec.plugins).check
     rollout = spec.rollout
-    context = Context(seed=spec.seed, chunk=rollout.chunk, temperature=rollout.temperature, scaling=scaling)
+    context = Context(
+        seed=spec.seed,
+        chunk=rollout.chunk,
+        temperature=rollout.temperature,
+        suites=suites_of(spec),
+        scaling=scaling,
+    )
     try:
         if check is not None:
             check(part.config, context)
