@@ -73,6 +73,7 @@ def test_the_card_says_what_the_run_measured(trained, tmp_path):
     rows = dict(re.findall(r"^\| (\w[\w ]*) \| ([\d.]+) %", text, re.MULTILINE))
     expected = {"before training": results["success_before"], "all tasks": results["success"], **results["tasks"]}
     assert rows == {name: f"{100 * rate['rate']:.1f}" for name, rate in expected.items()}
+    assert "condition" not in text
     assert "vla-rl " in text and f"torch {results['versions']['torch']}" in text
 
 

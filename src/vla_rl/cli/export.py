@@ -15,6 +15,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import about, check_folder
 from vla_rl.runtime.run_folder.folder import checkpoint_in, read_state
 from vla_rl.toolkit.models.checkpoints import open_to_readers
+from vla_rl.toolkit.models.instructions import saved_suffix
 from vla_rl.toolkit.models.openpi_layout import write_openpi
 
 LAYOUTS = ("own", "openpi")
@@ -49,7 +50,7 @@ def main(
     step = read_state(checkpoint).step
     run = gather(checkpoint.parents[1])
     written = {
-        "README.md": card(run, step, (push or target.name).rpartition("/")[2]),
+        "README.md": card(run, step, (push or target.name).rpartition("/")[2], saved_suffix(checkpoint / "model")),
         "success.svg": curve(run),
         "vla_rl_spec.yaml": run.spec_text,
     }

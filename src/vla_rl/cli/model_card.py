@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -37,8 +38,13 @@ def curve(run: ReportData) -> str:
     return f"{head}><style>{FONT}{rules}{LABELS}</style>{WHITE}{rest}\n"
 
 
-def card(run: ReportData, step: int, title: str) -> str:
-    """The README. `step`: of the checkpoint."""
+def card(run: ReportData, step: int, title: str, suffix: str = "") -> str:
+    """Return the README.
+
+    Args:
+        step: training step of the checkpoint.
+        suffix: text that follows every instruction of the policy (`VLAModel.instruction_suffix`).
+    """
     kinds = {part: _plain(run.section(part).get("type", "?")) for part in ("model", "env", "algorithm")}
     eval_result = evaluation(run, step)
     versions = run.results.get("versions") or {}
@@ -49,6 +55,7 @@ def card(run: ReportData, step: int, title: str) -> str:
         step=step,
         steps=_plain(run.section("train").get("steps", "?")),
         success=f"Step {step} was not evaluated." if eval_result is None else _success(run, eval_result),
+        condition=_condition(suffix),
         command=_command(run),
         versions=_plain(", ".join(f"{package} {version}" for package, version in versions.items()))
         or "not written down",
@@ -103,6 +110,18 @@ def _success(run: ReportData, eval_result: Mapping[str, Any]) -> str:
     each = "one episode of each" if repeats == 1 else f"{repeats} episodes of each"
     protocol = f"States of the `eval` split, {each}; {acts}; {steps}."
     return "\n".join([*table, "", protocol])
+
+
+def _condition(suffix: str) -> str:
+    """Return the paragraph about the text without which the policy is another one; empty without such a text."""
+    if not suffix:
+        return ""
+    return (
+        "\nThe policy was trained to act with a condition: every instruction ends with this text (the quotes show where it "
+        f"begins and ends):\n\n```json\n{json.dumps(suffix, ensure_ascii=False)}\n```\n\n"
+        "vla-rl appends it by itself (`instruction.json`). Other code has to append it; without it the policy is another "
+        "one.\n"
+    )
 
 
 def _command(run: ReportData) -> str:

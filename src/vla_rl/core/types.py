@@ -105,6 +105,8 @@ class Context:
     """Simulators: run-wide number of the component's first env."""
     env: EnvInfo | None = None
     """Models and engines: the simulator they act in. Demonstrations: the simulator they are for."""
+    suites: tuple[str, ...] = ()
+    """Models: task suites of the simulator, where its settings name some; also in `Plugin.check`."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
     role: Literal["act", "learn", "both"] = "both"
@@ -158,6 +160,9 @@ class Plugin:
     action_dim: Callable[[Any], int | None] | None = None
     """Function of the config that returns the action dimension, or None if it is unknown without building. Env and
     model must agree."""
+    default_chunk: Callable[[Any], int | None] | None = None
+    """Models: function of the config that returns how many actions of a chunk the checkpoint's files say are executed,
+    the default of `rollout.chunk`; a spec with another number is warned. None: they do not say."""
     files: Callable[[Any], Iterable[str]] | None = None
     """Hooks: function of the config that returns the names of the files and folders the hook writes in the run folder.
     Neither another hook nor the run may write them."""

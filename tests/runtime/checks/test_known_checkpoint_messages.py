@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import load_spec
+from vla_rl.core.types import Context
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_warnings
 from vla_rl.runtime.checks.run import check_spec
+from vla_rl.testing import synthetic
 
 SPEC = """\
 name: toy
@@ -81,6 +85,48 @@ def test_a_checkpoint_without_its_tokenizer_is_refused_as_a_run_would_be(name, t
     (missing / "tokenizer.json").touch()
     check_spec(spec, training=True)
     assert not [record for record in caplog.records if "tokenizer" in record.getMessage()]
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_the_folders_number_of_executed_actions_is_the_default_of_the_chunk(kind, caplog):
+    """lerobot's `n_action_steps`: a policy that executes 50 actions instead of 1 is another policy."""
+    plugin = load("model", kind)
+    extra = {"state_in_prompt": "exact"} if kind == "pi05" else {}
+    policy = plugin.build(plugin.config(preset="tiny", **extra), Context(env=synthetic.env_info(action_dim=7), chunk=4))
+    policy.save("folder")
+    written = json.loads(Path("folder/config.json").read_text())
+    assert written["n_action_steps"] == 4
+    Path("folder/config.json").write_text(json.dumps(written | {"n_action_steps": 2}))
+
+    spec = spec_of("folder", type=kind, chunk="")
+    assert spec.rollout.chunk == 2
+    assert list(checkpoint_lines(spec)) == ["rollout.chunk is 2, as the checkpoint's config.json says (n_action_steps)"]
+    assert texts(spec) == []
+    other = spec_of("folder", type=kind, chunk=", chunk: 4")
+    assert other.rollout.chunk == 4 and list(checkpoint_lines(other)) == []
+    (text,) = texts(other)
+    assert text.startswith("4 actions of a chunk are executed, and 2 by the checkpoint's config.json (n_action_steps)")
+
+    del written["n_action_steps"]
+    Path("folder/config.json").write_text(json.dumps(written))
+    with pytest.raises(SpecError, match="rollout.chunk: required"):
+        spec_of("folder", type=kind, chunk="")
+
+
+def test_statistics_of_one_suite_are_refused_beside_a_simulator_of_several():
+    pytest.importorskip("libero")
+    plugin = load("model", "openvla_oft")
+    config = plugin.config(preset="fast", use_proprio=False, unnorm_key="libero_goal_no_noops")
+    plugin.build(config, Context(env=synthetic.env_info(action_dim=7), chunk=8)).save("folder")
+    file = Path("folder/dataset_statistics.json")
+    entry = json.loads(file.read_text())["libero_goal_no_noops"]
+    file.write_text(json.dumps({f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}))
+    keys = ", unnorm_key: libero_goal_no_noops, cameras: [agentview]"
+    both = ("env.suite=null", "env.suites={libero_spatial: null, libero_goal: null}")
+    for overrides, remedy in (((), "set unnorm_key: libero_spatial_no_noops"), (both, "run one suite at a time")):
+        with pytest.raises(SpecError, match=rf"model\.unnorm_key: statistics 'libero_goal_no_noops' .*; {remedy}"):
+            check_spec(spec_of("folder", *overrides, keys=keys), training=True)
+    check_spec(spec_of("folder", "env.suite=libero_goal", keys=keys), training=True)
 
 
 def test_what_no_source_gives_is_to_be_told():

@@ -388,6 +388,7 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
     modules, problems = _modules(data, folder)
     if not recorded:
         problems += with_known_keys(data)[1]
+        _add_chunk(data, modules)
     _add_transitions(data, modules)
     spec = None
     try:
@@ -401,6 +402,19 @@ def _parse(document: Document, name: str, overrides: Sequence[str], folder: Path
         raise SpecError([message for _, message in sorted(errors, key=lambda error: error[0])])
     object.__setattr__(spec, "source", source)
     return spec  # type: ignore[no-any-return]
+
+
+def _add_chunk(data: dict[Any, Any], modules: Sequence[str]) -> None:
+    """Add the `rollout.chunk` that the model's checkpoint says, where the spec has none."""
+    rollout = data.get("rollout")
+    if not isinstance(rollout, dict) or rollout.get("chunk") is not None:
+        return
+    with suppress(PluginError, Problems, LookupError):  # reported where the model is read
+        model = _Reader(modules).component(data["model"], "model", Component)
+        plugin = plugins.load("model", model.type, modules)
+        chunk = plugin.default_chunk and plugin.default_chunk(model.config)
+        if chunk is not None:
+            rollout["chunk"] = chunk
 
 
 def _add_transitions(data: dict[Any, Any], modules: Sequence[str]) -> None:
@@ -423,6 +437,13 @@ def takes_data_statistics(spec: Spec) -> bool:
 def trains_on_transitions(spec: Spec) -> bool:
     """Return whether the spec's trainer keeps transitions (off-policy), so that there is no policy gradient."""
     return plugins.load("trainer", spec.trainer.type, spec.plugins).trains_on is TrainingData.TRANSITIONS
+
+
+def suites_of(spec: Spec) -> tuple[str, ...]:
+    """Return the task suites that the simulator's settings name in `suite` or `suites`, of its own or of `plus`."""
+    config = spec.env.config
+    suites = getattr(getattr(config, "plus", None) or config, "suites", None) or [getattr(config, "suite", None)]
+    return tuple(suite for suite in suites if isinstance(suite, str))
 
 
 def asks_expert(spec: Spec) -> bool:

@@ -6,17 +6,21 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from vla_rl.core.catalogue import load
 from vla_rl.core.paths import expanded
 from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoints
 from vla_rl.core.spec.source import Item
-from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint
+from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint, suites_of
 from vla_rl.core.spec.structure import keys_of, to_plain
 
 PATH = ("model", "checkpoint")
 
 
 def checkpoint_lines(spec: Spec) -> Iterator[str]:
-    """Yield what a run says at its start about a known checkpoint."""
+    """Yield what a run says at its start about a checkpoint: a chunk that its files give, and what is known of it."""
+    chunk = spec.rollout.chunk
+    if chunk == _default_chunk(spec) and not _is_given(spec, "rollout.chunk"):
+        yield f"rollout.chunk is {chunk}, as the checkpoint's config.json says (n_action_steps)"
     row = known_checkpoint(spec)
     if row is None:
         return
@@ -37,8 +41,20 @@ def checkpoint_problems(spec: Spec) -> Iterator[Item]:
             yield PATH, f"{row.name} comes without what {key} names: {text}"
 
 
+def _chunk_warnings(spec: Spec) -> Iterator[Item]:
+    """Yield that other chunks are executed than the checkpoint's files say."""
+    said = _default_chunk(spec)
+    if said is not None and said != spec.rollout.chunk:
+        text = (
+            f"{spec.rollout.chunk} actions of a chunk are executed, and {said} by the checkpoint's config.json "
+            f"(n_action_steps), which success may depend on; leave the key out to act as it says"
+        )
+        yield ("rollout", "chunk"), text
+
+
 def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
     """Yield what a spec should tell of a checkpoint that is not known, or of which something is not."""
+    yield from _chunk_warnings(spec)
     name = getattr(spec.model.config, "checkpoint", None)
     if not isinstance(name, str) or name.startswith("builtin:") or has_own_policy(spec):
         return
@@ -67,8 +83,7 @@ def checkpoint_warnings(spec: Spec) -> Iterator[Item]:
 def _suite_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:
     """Yield the suites of the simulator that a known checkpoint was not trained on."""
     known = row.facts.get("suites")
-    chosen = getattr(spec.env.config, "suites", None) or [getattr(spec.env.config, "suite", None)]
-    others = [suite for suite in chosen if suite is not None and known is not None and suite not in known.value]
+    others = [suite for suite in suites_of(spec) if known is not None and suite not in known.value]
     if known is not None and others:
         trained = f"{row.name} was trained on {', '.join(known.value)} (says {known.source})"
         yield ("env",), f"{trained}, not on {', '.join(others)}; success there may be 0"
@@ -88,6 +103,12 @@ def _namesake_warnings(spec: Spec, row: KnownCheckpoint) -> Iterator[Item]:
     if different:
         text = f"a folder of this name is known as {row.name}, which goes with {', '.join(different)}"
         yield PATH, f"{text}; set them if it is that one"
+
+
+def _default_chunk(spec: Spec) -> int | None:
+    """Return how many actions of a chunk the checkpoint's files say are executed; None: they do not say."""
+    default = load("model", spec.model.type, spec.plugins).default_chunk
+    return None if default is None or has_own_policy(spec) else default(spec.model.config)
 
 
 def _is_given(spec: Spec, key: str) -> bool:

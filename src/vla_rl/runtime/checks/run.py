@@ -30,6 +30,7 @@ from vla_rl.core.spec.spec import (
     asks_expert,
     has_own_policy,
     missing,
+    suites_of,
     takes_data_statistics,
     trains_on_transitions,
 )
@@ -185,6 +186,7 @@ def _plugin_problems(
         seed=spec.seed,
         chunk=rollout.chunk,
         temperature=rollout.temperature,
+        suites=suites_of(spec),
         scaling=scaling,
         num_envs=spec.env.num_envs,
     )

@@ -10,7 +10,7 @@ from attrs import evolve
 from vla_rl.core.catalogue import build, load
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
-from vla_rl.core.spec.spec import Spec, has_own_policy
+from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
 from vla_rl.core.types import Context, EnvInfo
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
@@ -101,6 +101,7 @@ def _context(spec: Spec, info: EnvInfo, device: str, role: Role) -> Context:
         chunk=spec.rollout.chunk,
         env=info,
         temperature=spec.rollout.temperature,
+        suites=suites_of(spec),
         role=role,
     )
 

@@ -134,12 +134,12 @@ def check_horizon(folder: Path | str | None, horizon: int, chunk: int) -> None:
         )
 
 
-def known_action_dim(
-    checkpoint: str | None, read: Callable[[Path], int], wanted: Sequence[str], builtin: Path | None = None
+def known_number(
+    checkpoint: str | None, read: Callable[[Path], int | None], wanted: Sequence[str], builtin: Path | None = None
 ) -> int | None:
-    """Return the action dimension that `read` finds in the checkpoint's folder, for `Plugin.action_dim`. None for a
-    preset, which adapts; for an unreadable folder (building the model reports that in full); and for a hub name that is
-    not in the cache.
+    """Return the number that `read` finds in the checkpoint's folder, for `Plugin.action_dim` and
+    `Plugin.default_chunk`. None for a preset, which adapts; for an unreadable folder (building the model reports that
+    in full); and for a hub name that is not in the cache.
 
     Args:
         wanted, builtin: as in `checkpoints.resolve`.

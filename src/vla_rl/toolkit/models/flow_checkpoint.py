@@ -30,7 +30,7 @@ from vla_rl.toolkit.models.checkpoints import (
 )
 from vla_rl.toolkit.models.flow_network import FlowModule
 from vla_rl.toolkit.models.heads import NOISE_HEAD, STEERING_HEAD, VALUE_HEAD, save_head
-from vla_rl.toolkit.models.lerobot import IMAGES, LEROBOT, Statistics, read_horizon
+from vla_rl.toolkit.models.lerobot import EXECUTED, IMAGES, LEROBOT, Statistics, read_horizon
 
 ARCHITECTURE = "architecture.json"
 PERIODS = (1e-6, 1e6)
@@ -149,6 +149,7 @@ def save_folder(
     public_name: Callable[[str], str],
     public_sizes: bool,
     prefix: str = LEROBOT,
+    executed: int | None = None,
 ) -> None:
     """Write a folder in lerobot's layout, with adapters merged into the weights.
 
@@ -158,6 +159,7 @@ def save_folder(
         public_name: name of a parameter -> name in the files, without lerobot's prefix.
         public_sizes: config.json alone gives the network's sizes.
         prefix: prefix of every tensor's name.
+        executed: actions of a chunk that the policy executes, which lerobot's config.json says; None: in another layout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)
@@ -166,7 +168,7 @@ def save_folder(
     save_head(module.value_head, folder, VALUE_HEAD)
     save_head(module.noise_head, folder, NOISE_HEAD)
     save_head(module.steering, folder, STEERING_HEAD)
-    settings = checkpoint.raw or raw
+    settings = {**(checkpoint.raw or raw), **({} if executed is None else {EXECUTED: executed})}
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     for name, content in (checkpoint.processors or processors(settings)).items():
         (folder / name).parent.mkdir(exist_ok=True)

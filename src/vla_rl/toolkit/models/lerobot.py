@@ -24,6 +24,8 @@ NORMALIZER = "normalizer_processor"
 RELATIVE = ("relative_actions_processor", "delta_actions_processor")
 LEROBOT = "model."
 """Prefix of every tensor's name in lerobot's files."""
+EXECUTED = "n_action_steps"
+"""Key of config.json: actions of a chunk that are executed, the default of `rollout.chunk`."""
 ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 OLD_STATISTICS = re.compile(r"normalize_(inputs|targets|outputs)\.")
 """Names of the tensors in which lerobot kept statistics before 0.4."""
@@ -155,6 +157,12 @@ def read_horizon(raw: Record) -> int:
     return raw.integer("chunk_size", 1, MAX_CHUNK, default=50)
 
 
+def read_executed(raw: Record) -> int | None:
+    """Return how many actions of a chunk lerobot executes before the next one, by config.json; None: it does not say.
+    Raise CheckpointError."""
+    return raw.integer(EXECUTED, 1, MAX_CHUNK) if raw.given(EXECUTED) else None
+
+
 def read_steps(folder: Path) -> list[Record]:
     """Return the steps of lerobot's pre-processing, in order. Raise CheckpointError for a file that is missing or
     damaged."""
@@ -235,7 +243,6 @@ def model_config(
         "normalization_mapping": modes,
         **own,
         "chunk_size": horizon,
-        "n_action_steps": horizon,
     }
 
 

@@ -14,8 +14,11 @@ from openvla_cases import CHUNK, ENV, observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.core.spec.structure import Problems
+from vla_rl.core.types import Context
+from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, build
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
+from vla_rl.plugins.models.openvla.checks import check
 from vla_rl.toolkit.models.fitting import MismatchError
 
 
@@ -110,6 +113,33 @@ def test_statistics_key_with_and_without_suffix(saved: Path) -> None:
     edit(saved / "dataset_statistics.json", other=stats["table_no_noops"])
     with pytest.raises(CheckpointError, match="set unnorm_key to one of: table_no_noops, other"):
         policy(checkpoint=str(saved))
+
+
+@pytest.mark.parametrize(
+    ("suites", "message"),
+    [
+        (("libero_goal",), None),
+        ((), None),
+        (("libero_goal", "another"), None),
+        (("libero_spatial", "libero_goal"), "'libero_spatial', which has its own there; run one suite at a time"),
+        (("libero_spatial",), "'libero_spatial', which has its own there; set unnorm_key: libero_spatial_no_noops"),
+    ],
+)
+def test_one_suites_statistics_never_scale_another_that_has_its_own(
+    saved: Path, suites: tuple[str, ...], message: str | None
+) -> None:
+    """Where a spec is checked, and where the model is built, which is the first look at a folder of the hub."""
+    file = saved / "dataset_statistics.json"
+    (entry,) = json.loads(file.read_text()).values()
+    file.write_text(json.dumps({f"libero_{name}_no_noops": entry for name in ("spatial", "object", "goal", "10")}))
+    config = OpenVLAOFTConfig(checkpoint=str(saved), unnorm_key="libero_goal_no_noops")
+    for look in (check, build):
+        context = Context(env=ENV, chunk=CHUNK, suites=suites)
+        if message is None:
+            look(config, context)
+            continue
+        with pytest.raises((MismatchError, Problems), match=f"statistics 'libero_goal_no_noops' of .* {message}"):
+            look(config, context)
 
 
 def test_statistics_missing(saved: Path) -> None:

@@ -25,7 +25,7 @@ from vla_rl.toolkit.models.checkpoints import (
     read_json,
     resolve,
 )
-from vla_rl.toolkit.models.fitting import MismatchError, known_action_dim
+from vla_rl.toolkit.models.fitting import MismatchError, known_number
 from vla_rl.toolkit.models.lerobot import MODES, FeatureScale, Statistics, check_scale
 
 BUILTIN = Path(__file__).parent / "checkpoints"
@@ -145,5 +145,5 @@ def check(config: FilmResnetConfig, context: Context) -> None:
 
 def action_dim(config: FilmResnetConfig) -> int | None:
     """Return the number of action dimensions that the checkpoint was trained for, where it is known
-    (`known_action_dim`)."""
-    return known_action_dim(config.checkpoint, lambda folder: read_setup(folder).action_dim, WANTED, BUILTIN)
+    (`known_number`)."""
+    return known_number(config.checkpoint, lambda folder: read_setup(folder).action_dim, WANTED, BUILTIN)

@@ -10,7 +10,7 @@ from vla_rl.plugins.models.gr00t.folder import N1_5, WANTED, Generation, read_co
 from vla_rl.plugins.models.gr00t.processor import read_processor
 from vla_rl.plugins.models.gr00t.robots import Robot, read_metadata
 from vla_rl.toolkit.json_files import Record
-from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
+from vla_rl.toolkit.models.fitting import check_folder, known_number
 from vla_rl.toolkit.models.lerobot import FeatureScale, Statistics
 
 UNREAD = Statistics(action=FeatureScale(mode="IDENTITY", values=(), dim=0), state=None)
@@ -41,9 +41,9 @@ def check(config: GrootConfig, context: Context) -> None:
 
 
 def action_dim(config: GrootConfig) -> int | None:
-    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
 
     def read(folder: Path) -> int:
         return read_folder(folder, config)[2].statistics.action.dim
 
-    return known_action_dim(config.checkpoint, read, WANTED)
+    return known_number(config.checkpoint, read, WANTED)

@@ -14,7 +14,7 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.openvla.adapter_config import read_adapter_config
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.locate import ADAPTER_CONFIG, BUILTIN, SENTENCEPIECE
-from vla_rl.plugins.models.openvla.statistics import choose_range, choose_statistics, read_known
+from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range, choose_statistics, read_known
 from vla_rl.toolkit.json_files import LARGEST, Record
 from vla_rl.toolkit.models.checkpoints import (
     INDEX,
@@ -60,6 +60,7 @@ def check(config: FamilyConfig, context: Context) -> None:
     if context.scaling is None:
         with at("checkpoint" if config.unnorm_key is None else "unnorm_key"):
             key, entry = choose_statistics(folder, known, config.unnorm_key)
+            check_suites(folder, known, key, context.suites)
         with at("statistics_range"):
             choose_range(folder, key, entry, setup, config)
 

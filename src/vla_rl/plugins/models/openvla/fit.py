@@ -15,7 +15,7 @@ from vla_rl.plugins.models.openvla.checks import PLUGINS, check_decoding, check_
 from vla_rl.plugins.models.openvla.codec import ActionScale
 from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAARConfig, OpenVLAOFTConfig, no_rl
 from vla_rl.plugins.models.openvla.prompts import train_tokenizer
-from vla_rl.plugins.models.openvla.statistics import choose_range
+from vla_rl.plugins.models.openvla.statistics import check_suites, choose_range
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
@@ -108,6 +108,8 @@ def _fit(checkpoint: OpenVLACheckpoint, config: FamilyConfig, context: Context, 
     key, entry = (
         next(iter(checkpoint.config.norm_stats.items())) if measured else checkpoint.statistics(config.unnorm_key)
     )
+    if not measured:
+        check_suites(checkpoint.folder, checkpoint.known, key, context.suites)
     setup = {"statistics_range": "q01_q99"} if measured else checkpoint.setup
     span = choose_range(checkpoint.folder, key, entry, setup, config)
     action = _scale(checkpoint, key, entry, "action", span)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from vla_rl.plugins.models.openvla.config import RANGES, FamilyConfig, OpenVLAOF
 from vla_rl.plugins.models.openvla.locate import BUILTIN, WANTED
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import read_keys
-from vla_rl.toolkit.models.fitting import known_action_dim
+from vla_rl.toolkit.models.fitting import MismatchError, known_number
 
 STATISTICS = "dataset_statistics.json"
 
@@ -49,6 +49,25 @@ def choose_statistics(folder: Path, records: Record, unnorm_key: str | None) -> 
                     _check_part(entry.record(part))
             return key, dict(entry.data)
     raise CheckpointError(f"no statistics {unnorm_key!r} in {folder}; there are: {', '.join(known)}")
+
+
+def check_suites(folder: Path, known: Record, key: str, suites: Sequence[str]) -> None:
+    """Raise MismatchError where one set of statistics would scale the actions of a suite that has its own in the
+    folder: one policy takes one set.
+
+    Args:
+        key: the statistics that are used.
+        suites: task suites of the simulator.
+    """
+    for suite in suites:
+        own = [name for name in (suite, f"{suite}_no_noops") if name in known.data]
+        if not own or key in own:
+            continue
+        remedy = "run one suite at a time, each with its own unnorm_key"
+        raise MismatchError(
+            f"statistics {key!r} of {folder} would scale the actions of suite {suite!r}, which has its own there; "
+            f"{remedy if len(suites) > 1 else f'set unnorm_key: {own[0]}'}"
+        )
 
 
 def _check_part(part: Record) -> None:
@@ -98,11 +117,11 @@ def choose_range(
 
 
 def action_dim(config: FamilyConfig) -> int | None:
-    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
 
     def read(folder: Path) -> int:
         known = read_known(folder, read_keys(folder / "config.json"))
         _, entry = choose_statistics(folder, known, config.unnorm_key)
         return len(entry["action"]["q01" if "q01" in entry["action"] else "max"])
 
-    return known_action_dim(config.checkpoint, read, WANTED, BUILTIN)
+    return known_number(config.checkpoint, read, WANTED, BUILTIN)

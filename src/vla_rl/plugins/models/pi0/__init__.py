@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig
-from vla_rl.plugins.models.pi0.statistics import action_dim, check
+from vla_rl.plugins.models.pi0.statistics import action_dim, check, default_chunk
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.flow_config import NoiseConfig, ValueHeadConfig
 
@@ -41,6 +41,7 @@ plugin = Plugin(
     summary="pi0: PaliGemma + flow-matching action expert, sampled by Flow-SDE or Flow-Noise",
     extra="pi0",
     action_dim=action_dim,
+    default_chunk=default_chunk,
     check=check,
 )
 pi05 = Plugin(
@@ -49,5 +50,6 @@ pi05 = Plugin(
     summary="pi0.5: pi0 with the state in the prompt and norms that the time steers",
     extra="pi0",
     action_dim=action_dim,
+    default_chunk=default_chunk,
     check=check,
 )

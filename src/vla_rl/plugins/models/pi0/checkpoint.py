@@ -57,12 +57,14 @@ def save_checkpoint(
     cameras: tuple[str, ...],
     folder: Path,
     *,
+    chunk: int,
     delta: int,
     kind: str | None = None,
 ) -> None:
     """Write the folder in lerobot's layout, adapters merged into the weights.
 
     Args:
+        chunk: actions of a denoised chunk that the policy executes.
         delta: first numbers of an action that are relative to the state.
         kind: form of the state in pi0.5's prompt.
     """
@@ -82,6 +84,7 @@ def save_checkpoint(
         processors=partial(_processors, statistics=checkpoint.statistics, kind=kind),
         public_name=public_name,
         public_sizes=bool(names),
+        executed=chunk,
     )
     if delta:
         (folder / DELTA).write_text(json.dumps({"delta_actions": delta}) + "\n", encoding="utf-8")

@@ -39,7 +39,14 @@ class Pi0Policy(FlowPolicy):
             return self.module.see(pixels, ids, mask)
 
     def save(self, folder: Path) -> None:
-        save_checkpoint(self.module, self.checkpoint, self._cameras, Path(folder), delta=self.delta_actions)
+        save_checkpoint(
+            self.module,
+            self.checkpoint,
+            self._cameras,
+            Path(folder),
+            chunk=self._chunk,
+            delta=self.delta_actions,
+        )
 
 
 class Pi05Policy(FlowPolicy):
@@ -77,6 +84,7 @@ class Pi05Policy(FlowPolicy):
             self.checkpoint,
             self._cameras,
             Path(folder),
+            chunk=self._chunk,
             delta=self.delta_actions,
             kind=self.state_in_prompt,
         )

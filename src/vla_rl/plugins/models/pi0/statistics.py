@@ -27,7 +27,7 @@ from vla_rl.toolkit.models.checkpoints import (
     folder_of,
     read_keys,
 )
-from vla_rl.toolkit.models.fitting import check_horizon, known_action_dim
+from vla_rl.toolkit.models.fitting import check_horizon, known_number
 from vla_rl.toolkit.models.lerobot import PREPROCESSOR, FeatureScale, Statistics
 
 OPENPI_STATISTICS = "norm_stats.json"
@@ -226,10 +226,18 @@ def action_width(raw: Record) -> int:
 
 
 def action_dim(config: PiConfig) -> int | None:
-    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
     model = name_of(config)
 
     def read(folder: Path) -> int:
         return read_statistics(folder, read_config(folder, model), config.asset_id, model).action.dim
 
-    return known_action_dim(config.checkpoint, read, WANTED)
+    return known_number(config.checkpoint, read, WANTED)
+
+
+def default_chunk(config: PiConfig) -> int | None:
+    """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`): in lerobot's
+    layout."""
+    return known_number(
+        config.checkpoint, lambda folder: lerobot.read_executed(read_config(folder, name_of(config))), WANTED
+    )

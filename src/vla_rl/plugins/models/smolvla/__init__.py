@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.types import Context, Plugin
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.plugins.models.smolvla.folder import action_dim, check
+from vla_rl.plugins.models.smolvla.folder import action_dim, check, default_chunk
 from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.flow_config import NoiseConfig, PrefixHeadConfig
 
@@ -31,5 +31,6 @@ plugin = Plugin(
     summary="SmolVLA: half of SmolVLM2 + flow-matching action expert (450M), sampled by Flow-SDE or Flow-Noise",
     extra="smolvla",
     action_dim=action_dim,
+    default_chunk=default_chunk,
     check=check,
 )

@@ -11,8 +11,8 @@ from vla_rl.core.types import Context
 from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.json_files import Record
 from vla_rl.toolkit.models.checkpoints import MAX_LAYERS, check_even, check_multiples, read_keys
-from vla_rl.toolkit.models.fitting import check_folder, known_action_dim
-from vla_rl.toolkit.models.lerobot import check_actions, read_horizon, read_statistics
+from vla_rl.toolkit.models.fitting import check_folder, known_number
+from vla_rl.toolkit.models.lerobot import check_actions, read_executed, read_horizon, read_statistics
 
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
@@ -120,7 +120,12 @@ def check(config: SmolVLAConfig, context: Context) -> None:
 
 
 def action_dim(config: SmolVLAConfig) -> int | None:
-    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_action_dim`)."""
-    return known_action_dim(
+    """Return the number of action dimensions in the checkpoint's statistics, where it is known (`known_number`)."""
+    return known_number(
         config.checkpoint, lambda folder: read_statistics(folder, read_config(folder).data).action.dim, WANTED
     )
+
+
+def default_chunk(config: SmolVLAConfig) -> int | None:
+    """Return `n_action_steps` of the checkpoint's config.json, where it is known (`known_number`)."""
+    return known_number(config.checkpoint, lambda folder: read_executed(read_config(folder)), WANTED)

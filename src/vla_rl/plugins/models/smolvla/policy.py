@@ -78,6 +78,7 @@ class SmolVLAPolicy(FlowPolicy):
             ),
             public_name=same_name,
             public_sizes=bool(public),
+            executed=self._chunk,
         )
 
 
