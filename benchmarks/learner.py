@@ -40,6 +40,7 @@ from vla_rl.plugins.models.smolvla import SmolVLAConfig
 from vla_rl.plugins.models.smolvla import plugin as smolvla
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
+from vla_rl.toolkit.trainers.master_weights import MasterWeights
 from vla_rl.toolkit.trainers.optimizer import build_optimizer
 
 CHUNK, ACTION_DIM, TEMPERATURE = 8, 7, 1.6
@@ -68,9 +69,12 @@ class Learner:
         self.optimise(rows)
 
     def optimise(self, rows: int) -> None:
-        """Make the optimiser, and act on `rows` observations."""
-        trained = [p for p in self.policy.module.parameters() if p.requires_grad]
-        self.optimiser = build_optimizer(trained, [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
+        """Make a run's optimiser, with float32 masters of narrower weights, and act on `rows` observations."""
+        trained = {name: p for name, p in self.policy.module.named_parameters() if p.requires_grad}
+        masters = MasterWeights(trained)
+        stepped = trained | masters.masters
+        self.optimiser = build_optimizer(list(stepped.values()), [], TrainSpec(steps=1, lr=1e-6, micro_batch=rows))
+        masters.follow(self.optimiser)
         self.record(rows)
 
     def build(self, preset: str, place: Context, **config: Any) -> Any:
