@@ -273,7 +273,10 @@ def _profile(
         policy=Cost(seconds=high, num_envs=last, fixed=min(max(1 - slope * last / high, 0.0), 1.0)),
         learner=Cost(seconds=_update(spec, costs, gpu, pass_seconds, chunk_steps, ranks, guesses), num_envs=ranks),
         publish=weights / gpu.link_bytes_per_s,
-        offload={"policy": 2 * weights / PINNED, "learner": 2 * (weights + memory.masters + memory.optimizer_state) / PINNED},
+        offload={
+            "policy": 2 * weights / PINNED,
+            "learner": 2 * (weights + memory.masters + memory.optimizer_state) / PINNED,
+        },
         parameters=costs.parameters,
         trainable=memory.gradients / 4,
         masters=memory.masters / 4,

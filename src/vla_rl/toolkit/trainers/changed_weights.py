@@ -33,9 +33,7 @@ class ChangedWeights:
         """Sampled weights before the first optimiser step of the training step; {}: there was none."""
         self._stride = 1
 
-    def begin(
-        self, parameters: Mapping[str, torch.Tensor], names: Collection[str], strategy: ParallelStrategy
-    ) -> None:
+    def begin(self, parameters: Mapping[str, torch.Tensor], names: Collection[str], strategy: ParallelStrategy) -> None:
         """Keep the weights of these names that the next optimiser step may change, unless an earlier one of the same
         training step did.
         """
