@@ -180,7 +180,9 @@ class TrainedModel:
         return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
     def weights_changed(self) -> dict[str, Statistic]:
-        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if there was none."""
+        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if there was
+        none.
+        """
         return self._changed.end(self.parameters, self.strategy)
 
     def check_finite(self) -> None:

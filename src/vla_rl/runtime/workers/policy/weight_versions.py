@@ -85,8 +85,8 @@ class WeightVersions:
 
 def load_trained(engine: PolicyEngine, file: Path) -> None:
     """Load the weights of a learner's file, which is in a checkpoint's trainer folder, into an engine, rounded to the
-    types in which they act, with the model's `instruction_suffix`. Raises CheckpointError where they belong to another model, and for a suffix where the
-    engine has no model in this process to take it.
+    types in which they act, with the model's `instruction_suffix`. Raises CheckpointError where they belong to another
+    model, and for a suffix where the engine has no model in this process to take it.
     """
     saved = read_pickled(file, ("weights", "acting_types"), mmap=True)
     weights = saved["weights"]
