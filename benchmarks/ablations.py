@@ -102,6 +102,8 @@ def example(name: str, **keys: Any) -> Keys:
     return merged(unset, {key: part for key, part in shipped.items() if key not in ("name", "seed")}, often, keys)
 
 
+PRECISIONS: dict[str, Keys] = {"float32": {}, "bfloat16": {"model": {"dtype": "bfloat16"}}}
+"""For GPUs: a processor without instructions for bfloat16 takes ten times as long as in float32."""
 COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
     "value": (
         merged(PPO, {"rollout": PARTIAL}),
@@ -167,6 +169,13 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
             "SRPO, trained encoder": srpo(encoder="builtin:tabletop", camera="wrist"),
             "SRPO, random encoder": srpo(encoder="tiny"),
         },
+    ),
+    "precision": (example("tabletop_grpo", runtime={"backend": "local"}), PRECISIONS),
+    "precision-pi0": (
+        example(
+            "tabletop_pi0", model={"checkpoint": None}, runtime={"backend": "local"}, eval={"episodes_per_task": 100}
+        ),
+        PRECISIONS,
     ),
 }
 """Name -> what its variants share, and the variants."""

@@ -105,6 +105,19 @@ class TrainedTarget(WithHead):
         return {"head": self.head}
 
 
+@found_by("float32 weights in optimisers and targets, where small steps add up, got torch.bfloat16")
+class NarrowTarget(WithHead):
+    def __init__(self, training):
+        super().__init__(training)
+        self.target.bfloat16()
+
+    def update(self, data):
+        self.target.float()
+        metrics = super().update(data)
+        self.target.bfloat16()
+        return metrics
+
+
 @found_by("UpdateMetrics, got dict")
 class PlainMetrics(PolicyGradient):
     def update(self, data):

@@ -52,6 +52,7 @@ from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.toolkit.data.samples import InMemoryDataset
 from vla_rl.toolkit.models.squashed_gaussian import SquashedGaussian
 from vla_rl.toolkit.trainers.context import TrainingContext
+from vla_rl.toolkit.trainers.master_weights import is_narrow
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 from vla_rl.toolkit.trainers.trained_model import TrainedModel
 from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state, unreadable
@@ -310,6 +311,16 @@ def _check_parts(f: Findings, case: _Case) -> None:
         "networks that no optimiser trains",
         f"{len(trained & targets)} of their parameters in an optimiser",
         "copy the trained network (copy.deepcopy) for its target",
+    )
+    followers = [p for module in case.trainer.targets().values() for p in module.parameters()]
+    stepped = [p for part in optimizers.values() for group in part.param_groups for p in group["params"]]
+    narrow = {str(p.dtype) for p in (*stepped, *followers) if is_narrow(p.dtype)}
+    f.expect(
+        not narrow,
+        "optimizers",
+        "float32 weights in optimisers and targets, where small steps add up",
+        ", ".join(sorted(narrow)),
+        "call .float() on networks of your own and on their targets",
     )
 
 

@@ -95,6 +95,7 @@ class FullyShardedParallel(ParallelStrategy):
         self.mesh = init_device_mesh(torch.device(self._device).type, (self.world,))
         acting_types = {name: p.dtype for name, p in module.named_parameters()}
         self._whole: set[nn.Parameter] = set()
+        """Frozen weights that stay whole on every rank."""
         self.blocks: list[FSDPModule] = [self._shard_unit(block) for block in blocks]
         for block in blocks:
             for method in getattr(block, "called_methods", ()):
