@@ -156,6 +156,19 @@ def test_no_chart_is_cut_off_by_a_narrow_window(folder):
             assert all(0 <= float(x) <= float(width) and 0 <= float(y) <= float(height) for x, y in points)
 
 
+def test_a_phone_shows_times_of_roles_and_long_lines_of_the_spec_whole(folder):
+    """A role's shares stand below each other, each with its title; code goes on in the next line."""
+    made(folder)
+    text = (folder / "report.html").read_text()
+    (table,) = re.findall(r'<table class="roles">.*?</table>', text)
+    titles = re.findall(r"<th>([^<]+)</th>", table)[1:]
+    assert titles[0] == "busy" and titles[-1] == "bubbles"
+    assert re.findall(r'<td data-title="([^"]+)">', table) == titles * table.count('<td class="name">')
+    narrow = text.partition("@media (max-width: 640px)")[2].partition("@media")[0]
+    assert ".roles td[data-title]::before { content: attr(data-title);" in narrow
+    assert re.search(r"^pre \{[^}]*white-space: pre-wrap; overflow-wrap: anywhere;", text, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "css"),
     [(0.5, 0.6, "better"), (0.5, 0.5, ""), (0.5, 0.4, "worse"), (None, 0.3, "better"), (None, 0.0, "")],

@@ -127,11 +127,13 @@ def _time(run: ReportData) -> str:
     content = ""
     if roles:
         causes = list(next(iter(roles.values()))["waits_for"])
-        head = "".join(f"<th>{escape(c)}</th>" for c in ("busy", *(f"waits for {c}" for c in causes), "bubbles", ""))
+        titles = [escape(title) for title in ("busy", *(f"waits for {cause}" for cause in causes), "bubbles")]
+        head = "".join(f"<th>{title}</th>" for title in (*titles, ""))
         body = ""
         for role, usage in roles.items():
             shares = [usage["busy"], *(usage["waits_for"].get(c, 0.0) for c in causes), usage["bubbles"]]
-            cells = "".join(f"<td>{100 * s:.1f} %</td>" if s else "<td>–</td>" for s in shares)
+            texts = [f"{100 * share:.1f} %" if share else "–" for share in shares]
+            cells = "".join(f'<td data-title="{t}">{text}</td>' for t, text in zip(titles, texts, strict=True))
             title = f'{escape(role)} <span class="count">× {usage["workers"]}</span>'
             body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_bar(role, usage)}</td></tr>'
         note = (
@@ -140,8 +142,8 @@ def _time(run: ReportData) -> str:
         )
         legend = "".join(f'<span><i class="{escape(c)}"></i>{escape(c)}</span>' for c in causes)
         content += (
-            f'<div class="card"><div class="scroll"><table><tr><th>role</th>{head}</tr>{body}</table></div>'
-            f'<div class="legend"><span>full colour: works; pale: waits for</span>{legend}</div>'
+            f'<div class="card"><div class="scroll"><table class="roles"><tr><th>role</th>{head}</tr>{body}</table>'
+            f'</div><div class="legend"><span>full colour: works; pale: waits for</span>{legend}</div>'
             f'<p class="note">{note}</p></div>'
         )
     if pictures:
