@@ -241,7 +241,7 @@ def test_a_pipe_into_which_nobody_writes_is_no_table(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 300_000])
 def test_a_pipe_with_a_writer_is_read_to_its_end(text):
-    """As in `--gpu <(generate)`, where the shell opens the pipe."""
+    """The shell opens such a pipe for `--gpu <(generate)`."""
     reading, writing = os.pipe()
 
     def write():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -170,6 +171,15 @@ def check_folder(name: str, path: Path) -> None:
             for folder in reversed(new):
                 with suppress(OSError):
                     folder.rmdir()
+
+
+def own_copy(path: Path) -> None:
+    """Replace a file that has other names, as links and copies by `cp -al` make them, by a copy, so that writing to it
+    changes no other. Devices and pipes stay as they are."""
+    if path.is_file() and (path.is_symlink() or path.stat().st_nlink > 1):
+        partial = _partial(path)
+        shutil.copyfile(path, partial)
+        os.replace(partial, path)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -91,6 +91,10 @@ class TrainingData(Enum):
     """Windows of recorded episodes, for a world model: `WindowData`."""
 
 
+Role = Literal["act", "learn", "both"]
+"""What a worker does with its model."""
+
+
 @frozen(kw_only=True)
 class Context:
     """Run information that core passes to a component's builder."""
@@ -109,7 +113,7 @@ class Context:
     """Models: task suites of the simulator, where its settings name some; also in `Plugin.check`."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
-    role: Literal["act", "learn", "both"] = "both"
+    role: Role = "both"
     """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
     and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None

@@ -423,12 +423,12 @@ def _check_resume(f: Findings, make: MakeCase) -> None:
     for number in (1, 2):
         through.trainer.update(_data(through, number))
     owned = owned_state(through.trainer)
-    found = unreadable(owned)
+    unread = unreadable(owned)
     if not f.expect(
-        found is None,
+        unread is None,
         "state",
         "tensors, numbers, texts, lists and dicts of Python, which a checkpoint is read with (weights_only)",
-        "" if found is None else f"a {found[1]} at {found[0]}",
+        "" if unread is None else f"a {unread[1]} at {unread[0]}",
         "convert it: torch.from_numpy(array), int(count)",
     ):
         return

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,15 @@ def test_nan_becomes_null(tmp_path: Path) -> None:
     hook.on_run_start(run=a_run(tmp_path))
     hook.on_update_end(step=1, metrics={"a": float("nan"), "b": float("inf"), "c": 1.5})
     assert lines(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.5}]
+
+
+def test_a_copy_of_a_run_by_links_does_not_change_the_original(tmp_path: Path) -> None:
+    original, copied = tmp_path / "original", tmp_path / "copied"
+    original.mkdir(), copied.mkdir()
+    train(original, 0, 4)
+    before = (original / "metrics.jsonl").read_bytes()
+    os.link(original / "metrics.jsonl", copied / "metrics.jsonl")
+    train(copied, 4, 6)
+    assert (original / "metrics.jsonl").read_bytes() == before
+    assert (copied / "metrics.jsonl").read_bytes().startswith(before)
+    assert lines(copied)[-1]["step"] == 6

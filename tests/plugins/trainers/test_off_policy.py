@@ -510,7 +510,7 @@ def test_a_checkpoint_without_its_files_is_refused(tmp_path):
     trainer.update(data_of(1, 6))
     saved = owned_state(trainer)
     shutil.rmtree(tmp_path)
-    with pytest.raises(UserError, match="Copy the whole run folder"):
+    with pytest.raises(UserError, match="is not there: the checkpoint needs the replay buffer"):
         load_owned_state(trainer_in(tmp_path), saved, "the checkpoint")
 
 

@@ -38,7 +38,7 @@ def test_a_simulator_that_breaks_its_contract_is_named(train, backend, fault, me
 @pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("restarts", [3, 0])
 def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplog, restarts):
-    """Its death in the second checkpoint is a worker's death, and no fault of the disk."""
+    """A death in the second checkpoint is a worker's death, and no fault of the disk."""
     changes = {
         "runtime": {"backend": "ray", "restarts": restarts},
         "train": {"steps": 3, "checkpoint_every": 1},

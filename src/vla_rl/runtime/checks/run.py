@@ -36,6 +36,7 @@ from vla_rl.core.spec.spec import (
 )
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
+from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
 from vla_rl.runtime.checks.known_checkpoints import checkpoint_lines, checkpoint_problems, checkpoint_warnings
@@ -504,8 +505,6 @@ def _compile_problems(spec: Spec, plan: Plan, learns: bool) -> list[Item]:
     """Return why models cannot be compiled in the workers of this plan, each reason once."""
     if has_own_policy(spec) or (spec.train.compile is None and spec.rollout.compile is None):
         return []
-    from vla_rl.runtime.workers.compilation import compilation_problem, role_of_model
-
     problems: dict[Item, None] = {}
     moves = bool({"policy", "learner"} & set(plan.offload))
     for slot in plan.slots:

@@ -20,10 +20,10 @@ from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Algorithm, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Chunk, EnvInfo, Observation
+from vla_rl.core.types import Chunk, EnvInfo, Observation, Role
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.planning.device_memory import Line, ModelMemory
-from vla_rl.runtime.workers.models import Role, build_model
+from vla_rl.runtime.workers.models import build_model
 from vla_rl.toolkit.models.adapters import adapted_layers
 from vla_rl.toolkit.models.live_memory import LiveMemory
 from vla_rl.toolkit.models.meta_device import META, CudaSemantics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from attrs import evolve
 
@@ -11,16 +11,13 @@ from vla_rl.core.catalogue import build, load
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, VLAModel
 from vla_rl.core.manager import Named, wrap
 from vla_rl.core.spec.spec import Spec, has_own_policy, suites_of
-from vla_rl.core.types import Context, EnvInfo
+from vla_rl.core.types import Context, EnvInfo, Role
 from vla_rl.runtime.checks.run import check_critic, check_reference
 from vla_rl.runtime.placement.components import values_for
 from vla_rl.runtime.workers.precision import Autocast
 from vla_rl.toolkit.models.instructions import saved_suffix, with_suffix
 
 Scaling = Mapping[str, Any] | None
-
-
-Role = Literal["act", "learn", "both"]
 
 
 def build_model(

@@ -19,10 +19,11 @@ from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, has_own_policy
 from vla_rl.core.types import EnvInfo
+from vla_rl.runtime.checks.compilation import role_of_model
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, build_reward_model, open_data, values_for
-from vla_rl.runtime.workers.compilation import compile_model, role_of_model
+from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
 from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.learner.learner import Learner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from vla_rl.core.errors import CheckpointError, UserError
+from vla_rl.core.paths import own_copy
 from vla_rl.core.types import Array
 
 FILE_BYTES = 64 << 20
@@ -183,12 +183,8 @@ class RecordLog:
     def _shorten(self, number: int, size: int) -> None:
         """Cut a file to this size. One with other names is replaced by a copy, which is written to from then on."""
         file = self._file(number)
-        if file.is_symlink() or file.stat().st_nlink > 1:
-            self._close(number)
-            own = file.with_suffix(".own")
-            own.unlink(missing_ok=True)
-            shutil.copyfile(file, own)
-            os.replace(own, file)
+        self._close(number)  # of a copy there is another descriptor
+        own_copy(file)
         if file.stat().st_size > size:
             os.truncate(file, size)
 

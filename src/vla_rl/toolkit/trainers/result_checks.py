@@ -21,18 +21,18 @@ OF_TRAINERS = frozenset({"loss/total", "loss/imitation", "policy/grad_norm", "po
 """Names that are reserved from algorithms because trainers report them."""
 
 
-def guard(plugin: str, own_table: bool = False) -> tuple[str, ResultGuard]:
+def guard(plugin: str, own_table: bool = False) -> tuple[str, TrainerGuard]:
     """Return the checks of a trainer's results, in the form that `manager.wrap` takes wrappers.
 
     Args:
         plugin: kind and name of the plugin, for errors.
         own_table: the metrics get a prefix of their own, so that all names are free.
     """
-    return f"{plugin}: results", ResultGuard(plugin, own_table)
+    return f"{plugin}: results", TrainerGuard(plugin, own_table)
 
 
 @frozen
-class ResultGuard:
+class TrainerGuard:
     """A wrapper around a trainer. Raises PluginError for metrics that are no numbers or have a name of the runtime, and
     for a state that no checkpoint could be read with; warns once of each metric that is not finite."""
 
@@ -56,11 +56,11 @@ class ResultGuard:
     @hookimpl(wraps="trainer")
     def state(self) -> Generator[None, Mapping[str, Any], Mapping[str, Any]]:
         state = yield
-        found = unreadable(dict(state))
-        if found is not None:
+        unread = unreadable(dict(state))
+        if unread is not None:
             raise self._error(
-                f"returns a {found[1]} as state(){found[0]}, and no checkpoint could be read with it; return a tensor "
-                f"(torch.from_numpy), or numbers, texts, lists and dicts of Python"
+                f"returns a {unread[1]} as state(){unread[0]}, and no checkpoint could be read with it; return a "
+                f"tensor (torch.from_numpy), or numbers, texts, lists and dicts of Python"
             )
         return state
 

@@ -196,3 +196,17 @@ def test_buffers_that_do_not_fit_are_refused(tmp_path, monkeypatch, short):
     with pytest.raises(UserError, match=rf"12 episodes of up to 4 chunks take .* and the {short} of .* has 0.0 GB"):
         make(tmp_path)
     assert not list(tmp_path.glob("*.bin"))
+
+
+def test_a_copy_of_a_run_by_links_does_not_change_the_original(tmp_path):
+    original = make(tmp_path / "original", capacity=2, spare=1, count=3)
+    original.flush()
+    before = {file.name: file.read_bytes() for file in (tmp_path / "original").glob("*.bin")}
+    (tmp_path / "copied").mkdir()
+    for name in before:
+        os.link(tmp_path / "original" / name, tmp_path / "copied" / name)
+    copied = make(tmp_path / "copied", capacity=2, spare=1)
+    copied.add(episode(number) for number in range(50, 53))
+    copied.flush()
+    assert {file.name: file.read_bytes() for file in (tmp_path / "original").glob("*.bin")} == before
+    assert {file.name: file.read_bytes() for file in (tmp_path / "copied").glob("*.bin")} != before

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from vla_rl.core.events import Evaluation, Run, robot_metrics
+from vla_rl.core.paths import own_copy
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.jsonl import JsonlConfig
@@ -37,6 +38,7 @@ class JsonlWriter:
     def on_run_start(self, run: Run) -> None:
         self._path = Path(run.folder) / self._name
         self._first_step = run.first_step
+        own_copy(self._path)
         if run.first_step == 0:
             self._keep_copy()
         self._keep(lambda line: line["step"] <= run.first_step)

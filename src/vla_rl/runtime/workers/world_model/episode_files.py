@@ -15,6 +15,7 @@ import psutil
 from attrs import frozen
 
 from vla_rl.core.errors import UserError
+from vla_rl.core.paths import own_copy
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.messages.world_model import RecordedEpisode
 
@@ -121,6 +122,7 @@ class EpisodeFiles:
                 f"{file} holds {file.stat().st_size} bytes instead of {size}: it was recorded with other cameras, "
                 "chunks or capacities; use another folder"
             )
+        own_copy(file)
         with file.open("ab") as opened:
             opened.truncate(size)
         return np.memmap(file, dtype=kind, mode="r+", shape=(self.slots, *shape))
