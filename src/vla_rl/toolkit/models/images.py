@@ -10,21 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vla_rl.toolkit.models.networks import as_tensor
+from vla_rl.toolkit.models.resampling import resize
 
 if TYPE_CHECKING:
     from vla_rl.core.types import ArrayOrTensor
 
 
 def resize_with_pad(pixels: Tensor, size: int) -> Tensor:
-    """Scale images [B, 3, H, W] of 0..255 into a square, keeping the aspect, with black padding around them.
-
-    Bilinear with antialiasing, rounded to whole levels, as openpi does with Pillow.
-    """
+    """Scale images [B, 3, H, W] of whole levels 0..255 into a square, keeping the aspect, with black padding around
+    them: with Pillow's bilinear filter, as openpi does."""
     height, width = pixels.shape[2:]
     if (height, width) == (size, size):
         return pixels
     inner = _inner(height, width, size)
-    pixels = F.interpolate(pixels, inner, mode="bilinear", antialias=True).add(0.5).floor().clamp(0, 255)
+    pixels = resize(pixels, *inner, "bilinear")
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     return F.pad(pixels, (left, size - inner[1] - left, top, size - inner[0] - top))
 
