@@ -32,7 +32,7 @@ def checkpoint_lines(spec: Spec) -> Iterator[str]:
 
 
 def checkpoint_problems(spec: Spec) -> Iterator[Item]:
-    """Yield what a known checkpoint of the hub lacks and the spec does not name. In a folder the plugin itself looks."""
+    """Yield what a known checkpoint of the hub lacks and the spec does not name. A folder is the plugin's to check."""
     row = known_checkpoint(spec)
     if row is None or expanded(spec.model.config.checkpoint).is_dir():
         return
