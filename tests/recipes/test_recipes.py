@@ -135,7 +135,9 @@ def test_a_tokenizer_that_is_not_there_yet_is_refused_as_the_run_would_be(
         assert "\n  hf download google/paligemma-3b-pt-224 tokenizer.json --local-dir paligemma\n" in needs
 
 
-@pytest.mark.parametrize("file", [f for f in RECIPES if "libero" in f.stem and "accerl" not in f.stem], ids=lambda f: f.stem)
+@pytest.mark.parametrize(
+    "file", [f for f in RECIPES if "libero" in f.stem and "accerl" not in f.stem], ids=lambda f: f.stem
+)
 def test_it_measures_as_its_authors_do(file: Path) -> None:
     """Keys that the authors' protocol sets have its values, but for those of the training alone."""
     plain = load_spec(file).to_dict()

@@ -117,10 +117,10 @@ def _condition(suffix: str) -> str:
     if not suffix:
         return ""
     return (
-        "\nThe policy was trained to act with a condition: every instruction ends with this text (the quotes show where it "
-        f"begins and ends):\n\n```json\n{json.dumps(suffix, ensure_ascii=False)}\n```\n\n"
-        "vla-rl appends it by itself (`instruction.json`). Other code has to append it; without it the policy is another "
-        "one.\n"
+        "\nThe policy acts with a condition: every instruction ends with this text, between the quotes:\n\n"
+        f"```json\n{json.dumps(suffix, ensure_ascii=False)}\n```\n\n"
+        "vla-rl appends it by itself (`instruction.json`). Other code has to append it, or the policy acts as one that "
+        "was not conditioned.\n"
     )
 
 

@@ -272,7 +272,9 @@ def test_one_error(old, new, message):
 
 def test_an_unknown_plugin_says_what_is_installed():
     (error,) = errors(GOOD.replace("model: {type: toy}", "model: {type: toys}"))
-    assert error.startswith("spec.yaml:3: model.type: no model named 'toys'; did you mean 'toy'?\n    installed models: ")
+    assert error.startswith(
+        "spec.yaml:3: model.type: no model named 'toys'; did you mean 'toy'?\n    installed models: "
+    )
 
 
 @pytest.mark.parametrize(

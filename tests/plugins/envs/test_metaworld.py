@@ -102,7 +102,10 @@ def test_tasks_benchmarks_and_cameras_are_those_of_the_package() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ("tasks: [push-v2]", r"tasks: no Meta-World task 'push-v2'; did you mean 'push-v3'\?\n    tasks: assembly-v3, "),
+        (
+            "tasks: [push-v2]",
+            r"tasks: no Meta-World task 'push-v2'; did you mean 'push-v3'\?\n    tasks: assembly-v3, ",
+        ),
         ("tasks: [push-v3, push-v3]", "a task is named twice: push-v3, push-v3"),
         ("tasks: []", "give tasks, such as .push-v3., or a benchmark: MT10, MT25, MT50"),
         ("fast_render: true", "give tasks, such as .push-v3., or a benchmark: MT10, MT25, MT50"),

@@ -63,7 +63,9 @@ def test_limits_of_a_checkpoint_are_said():
 def test_what_its_sources_do_differently_is_to_be_told():
     name = "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"
     (text,) = texts(spec_of(name))
-    assert text.startswith(f"no source settles model.append_stop_token of {name}; set it: true (the default) as SimpleV")
+    assert text.startswith(
+        f"no source settles model.append_stop_token of {name}; set it: true (the default) as SimpleV"
+    )
     assert texts(spec_of(name, keys=", append_stop_token: false")) == []
 
 

@@ -79,7 +79,7 @@ def test_the_card_of_an_exported_policy_has_the_condition_to_the_letter(trained,
     folder, _ = trained
     export.main(folder, tmp_path / "given", None, False)
     text = (tmp_path / "given" / "README.md").read_text()
-    assert '```json\n" Advantage: positive"\n```' in text and json.loads(f'"{SUFFIX}"') == SUFFIX
+    assert '```json\n" Advantage: positive"\n```' in text
     assert json.loads((tmp_path / "given" / "instruction.json").read_text()) == {"suffix": SUFFIX}
 
 

@@ -184,7 +184,9 @@ def test_the_command_for_weights_of_fsdps_processes_merges_them(tmp_path: Path) 
     folder = tmp_path / "my run"
     sharded = folder / "pytorch_model_fsdp_0"
     save({"model": {"a": torch.arange(6.0)}}, storage_writer=FileSystemWriter(sharded), no_dist=True)
-    with pytest.raises(CheckpointError, match=r"in pytorch_model_fsdp_0 alone, as FSDP's .*, where accelerate is") as error:
+    with pytest.raises(
+        CheckpointError, match=r"in pytorch_model_fsdp_0 alone, as FSDP's .*, where accelerate is"
+    ) as error:
         find_weights(folder)
     (command,) = [line.strip() for line in str(error.value).splitlines()[1:]]
     program, *arguments = shlex.split(command)

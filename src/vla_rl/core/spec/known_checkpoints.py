@@ -14,7 +14,7 @@ the file. The environment variable `VLA_RL_CHECKPOINTS` names further files, who
         keys: {model.head: {value: l1, source: "oft:FILE:LINE"}}     # always
         env_keys: {libero: {model.cameras: {...}}}      # with `env.type: libero`
         tell: {model.unnorm_key: one of norm_stats, such as bridge_orig}   # what no source gives
-        required: {model.tokenizer: where to get tokenizer.json}     # what the folder lacks; a run without it is refused
+        required: {model.tokenizer: where to get tokenizer.json}    # without which a run is refused
         unsupported: {value: why, source: "oft:FILE:LINE"}           # of a checkpoint that its plugin cannot run
         facts: {trained_on: {...}, licence: {...}}      # names of FACTS
 

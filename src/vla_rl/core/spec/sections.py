@@ -122,8 +122,8 @@ class RolloutSpec:
     """Data collected in each training step."""
 
     chunk: int = field(validator=between(1, 10_000))
-    """C, actions per inference, executed before the next one. May be left out where the checkpoint gives it: a known one,
-    or a folder in lerobot's layout with `n_action_steps`."""
+    """C, actions per inference, executed before the next one. May be left out where the checkpoint gives it: a known
+    one, or a folder in lerobot's layout with `n_action_steps`."""
     episodes: int | None = field(default=None, validator=v.optional(between(1, EPISODES)))
     """Episodes per training step, over all envs; only with `auto_reset: off`, and a multiple of group_size."""
     steps: int | None = field(default=None, validator=v.optional(between(1, STEPS)))

@@ -39,7 +39,7 @@ from vla_rl.core.spec.sections import (
 )
 from vla_rl.core.spec.source import LAST, Item, Source, change, placed_text
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
-from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dotted, dump, parse, value_at
+from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dump, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
 from vla_rl.core.types import TrainingData
 

@@ -32,7 +32,7 @@ def checkpoint_lines(spec: Spec) -> Iterator[str]:
 
 
 def checkpoint_problems(spec: Spec) -> Iterator[Item]:
-    """Yield what a known checkpoint of the hub lacks and the spec does not name. In a folder the plugin itself looks."""
+    """Yield what a known checkpoint of the hub lacks and the spec does not name. A folder is the plugin's to check."""
     row = known_checkpoint(spec)
     if row is None or expanded(spec.model.config.checkpoint).is_dir():
         return
@@ -43,10 +43,10 @@ def checkpoint_problems(spec: Spec) -> Iterator[Item]:
 
 def _chunk_warnings(spec: Spec) -> Iterator[Item]:
     """Yield that other chunks are executed than the checkpoint's files say."""
-    said = _default_chunk(spec)
-    if said is not None and said != spec.rollout.chunk:
+    executed = _default_chunk(spec)
+    if executed is not None and executed != spec.rollout.chunk:
         text = (
-            f"{spec.rollout.chunk} actions of a chunk are executed, and {said} by the checkpoint's config.json "
+            f"{spec.rollout.chunk} actions of a chunk are executed, and {executed} by the checkpoint's config.json "
             f"(n_action_steps), which success may depend on; leave the key out to act as it says"
         )
         yield ("rollout", "chunk"), text

@@ -159,7 +159,7 @@ def save_folder(
         public_name: name of a parameter -> name in the files, without lerobot's prefix.
         public_sizes: config.json alone gives the network's sizes.
         prefix: prefix of every tensor's name.
-        executed: actions of a chunk that the policy executes, which lerobot's config.json says; None: in another layout.
+        executed: actions of a chunk that the policy executes, as lerobot's config.json says; None: another layout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     merged = MergedState(module.network)
