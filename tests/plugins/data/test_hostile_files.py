@@ -160,7 +160,7 @@ FEATURES = {"action": {"dtype": "float32", "shape": [3]}}
         (2, column("frame_index", lambda v: [0] * len(v), DATA_2), "in episode 0 frame 0 follows frame 0"),
         (2, column("frame_index", lambda v: [0, 1, 7, 8], DATA_2), "in episode 0 frame 7 follows frame 1"),
         (2, text("episodes.jsonl", '{"episode_index": 0, "length": 5}\n'), "are 4 rows of episode 0, meta/ lists 5 of"),
-        (3, column("length", lambda v: [-1] * len(v), EPISODES_3), "'length' is int -1, a whole number from 1 on"),
+        (3, column("length", lambda v: [-1] * len(v), EPISODES_3), "'length' is int -1, a whole number from 0 on"),
         (
             2,
             column("episode_index", lambda v: [1] * len(v), DATA_2),
@@ -296,7 +296,7 @@ def test_videos_are_bounded_by_what_is_declared(folders: Any, tmp_path: Path) ->
     shutil.copy(folders[3, True] / video.relative_to(folder), folder / "other.mp4")
     for content in ("ffconcat version 1.0\nfile other.mp4\n", "#EXTM3U\n#EXTINF:1,\nother.mp4\n#EXT-X-ENDLIST\n"):
         video.write_text(content)  # a list of other files
-        with pytest.raises(UserError, match=r"file-000\.mp4 cannot be decoded"):
+        with pytest.raises(UserError, match=r"file-000\.mp4 cannot be opened"):
             read(folder)
     info(video_path="../{video_key}/{chunk_index}/{file_index}.mp4")(folder)
     with pytest.raises(UserError, match=r"'video_path' names the file '\.\./.*which is not inside"):

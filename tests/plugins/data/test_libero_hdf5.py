@@ -71,7 +71,7 @@ def test_a_sample_is_what_the_simulator_shows_and_the_actions_that_followed(
 def test_said_by_the_spec(recorded: Any, tmp_path: Path) -> None:
     info, episodes = recorded
     folder = written(recorded, tmp_path / "files", after=True)
-    keys = {"folder": folder, "drop_no_ops": False, "episodes_per_task": 1}
+    keys = {"folder": folder, "drop_no_ops": False, "episodes": 1}
     data = plugin.build(LiberoHDF5Config(observed="before", **keys), Context(env=info, chunk=CHUNK))
     assert data.num_samples() == STEPS - CHUNK + 1
     assert np.array_equal(data.read_samples(np.array([0]))[1][0], episodes[0]["actions"][:CHUNK])

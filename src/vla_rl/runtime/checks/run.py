@@ -162,7 +162,8 @@ def _components(spec: Spec, imitation: bool) -> Iterator[tuple[tuple[str | int, 
         yield ("world_model",), "world_model", spec.world_model
     if spec.rewards is not None:
         yield ("rewards",), "reward_model", spec.rewards
-    if imitation and spec.imitation is not None and spec.imitation.data is not None:
+    reads_data = imitation or trains_on_transitions(spec)
+    if reads_data and spec.imitation is not None and spec.imitation.data is not None:
         yield from ((path, "data", part) for path, part in spec.imitation.data_sets())
 
 

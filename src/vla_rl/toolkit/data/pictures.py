@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,22 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 
 
 def decode_picture(data: bytes, pixels: int) -> Array:
-    """Decode an image to uint8 [H, W, 3]. Raise ValueError for what is no image, and, before decoding, for more than
-    `pixels` pixels: a megabyte can hold gigabytes."""
+    """Decode an image to uint8 [H, W, 3]. Raise ValueError as `check_picture` does."""
+    with _open_picture(data, pixels) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def check_picture(data: bytes, pixels: int) -> None:
+    """Read the header of an image. Raise ValueError for what is not an image of 8 bits, and for more than `pixels`
+    pixels: a megabyte can hold gigabytes."""
+    with _open_picture(data, pixels):
+        pass
+
+
+@contextmanager
+def _open_picture(data: bytes, pixels: int) -> Iterator[Any]:
+    """Yield an opened image, not yet decoded. Raise ValueError as `check_picture` does, also for what goes wrong
+    inside."""
     from PIL import Image
 
     try:
@@ -27,7 +43,7 @@ def decode_picture(data: bytes, pixels: int) -> Array:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, the data set declares {pixels:,}")
             if image.mode[0] in "IF":
                 raise ValueError(f"its numbers have more than 8 bits (Pillow's mode {image.mode})")
-            return np.asarray(image.convert("RGB"))
+            yield image
     except Image.DecompressionBombError as exc:
         raise ValueError(str(exc)) from exc
     except (OSError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError) as exc:

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import field, frozen
-from attrs import validators as v
 
-from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
 
 
 @frozen(kw_only=True)
@@ -20,8 +19,9 @@ class LeRobotConfig:
     folder: Path
     """Folder of the data set, with `meta/info.json`; or `OWNER/NAME` or `OWNER/NAME@REVISION` of a data set that
     lerobot or the Hugging Face hub's client already downloaded to this machine. Nothing is downloaded."""
-    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Number of episodes to read, from the first on, 1 or more; null: all."""
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
+    all but some ({exclude: [3, "7-9"]}). Numbers are those of the data set (`episode_index`). null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
     """Mapping from the simulator's camera to the feature with its images, such as {wrist:
     observation.images.wrist_image}. A camera left out is read from `observation.images.CAMERA`."""
@@ -48,11 +48,9 @@ def build(config: LeRobotConfig, context: Context) -> Any:
 
 
 def check(config: LeRobotConfig, context: Context) -> None:
-    from vla_rl.plugins.data.lerobot.folder import find_folder
-    from vla_rl.plugins.data.lerobot.meta import read_info
+    from vla_rl.plugins.data.lerobot.checks import check_data_set
 
-    with at("folder"):
-        read_info(find_folder(config.folder))
+    check_data_set(config)
 
 
 plugin = Plugin(config=LeRobotConfig, build=build, summary="a data set in LeRobot's format", extra="data", check=check)

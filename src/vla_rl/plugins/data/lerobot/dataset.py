@@ -10,30 +10,26 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from attrs import evolve
 from datasets import Dataset, Features, Value
 from datasets.exceptions import DatasetGenerationError
-from pyarrow.dataset import dataset as open_rows
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, Observation, RecordedRewards
+from vla_rl.core.types import Array, Context, DataProperties, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot import LeRobotConfig
+from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
-from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files, pixels_of, read_meta
-from vla_rl.plugins.data.lerobot.video import Videos
-from vla_rl.toolkit.data.arrow import arrow_name
-from vla_rl.toolkit.data.pictures import decode_picture, stack_pictures
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
+from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
+from vla_rl.plugins.data.lerobot.video import Videos, check_clips
+from vla_rl.toolkit.data.pictures import check_picture, decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
 INTERVENTION = "is_intervention"
 STORED = {"bytes": Value("binary"), "path": Value("string")}
 """Arrow type of an image that is stored in a Parquet file."""
-INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
-"""Columns that say which episode, frame, task and time a row of the table belongs to."""
 
 
 class LeRobotData(Demonstrations):
@@ -60,42 +56,42 @@ class LeRobotData(Demonstrations):
         self._cameras = match_cameras(where, env, pictures, {**usual, **config.cameras})
         self._pixels = {name: pixels_of(folder, name, meta.features[name]) for name in self._cameras.values()}
         self._filmed = {name for name in self._cameras.values() if meta.features[name].dtype == "video"}
-        episodes = meta.episodes[: config.episodes]
-        check_files(folder, episodes, self._filmed)
-        files = list(dict.fromkeys(e.data for e in episodes))
-        table = _numbers(where, files, columns)
-        order = np.lexsort((table["frame_index"], table["episode_index"]))
-        order = order[np.isin(table["episode_index"][order], [e.index for e in episodes])]
-        table = {name: column[order] for name, column in table.items()}
-        _check_rows(where, table, episodes)
+        episodes = choose_episodes(folder, meta, config.episodes, self._filmed)
+        rows = read_rows(folder, meta, episodes, columns, self._filmed)
+        table = rows.table
         for name in columns:
             check_finite(where, name, table[name], table["episode_index"], table["frame_index"])
-        unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
-        if unknown:
-            raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
         self._actions = table[config.action]
         self._state = table[config.state] if uses_state else None
         self._rewards = table[config.reward][:, 0] if rewarded else None
         self._reward = config.reward
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
-        indices, first = np.unique(table["episode_index"], return_index=True)
-        self._first = first
-        clips = {e.index: e.clips for e in episodes}
-        self._clips = [clips[index] for index in indices.tolist()]
-        lengths, every = np.diff([*self._first, len(order)]), self._whole or config.ends == "repeat"
-        self._windows = StepWindows(lengths.tolist(), 1 if every else context.chunk)
-        self._last = self._first + lengths - 1
+        self._first = rows.first
+        self._last = rows.last
+        self._clips = [episode.clips for episode in rows.episodes]
+        check_clips(rows, meta.fps, {name: self._pixels[name] for name in self._filmed})
+        every = self._whole or config.ends == "repeat"
+        self._windows = StepWindows(rows.lengths.tolist(), 1 if every else context.chunk)
         self._flags: Array | None = table[INTERVENTION][:, 0] > 0 if flagged else None
         """Whether the first action of a row is an intervention, bool [rows]; None: unknown, or not needed."""
         self._chosen = self._interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
+        self._properties = DataProperties(
+            fps=None if self._whole else meta.fps,  # a row of recorded chunks is a chunk
+            action_names=meta.features[config.action].names,
+            state_names=meta.features[config.state].names if uses_state else (),
+        )
         self._where = where
-        self._order = order
+        self._order = rows.order
         self._videos = Videos(meta.fps, max(self._pixels.values(), default=1))
         stored = [name for name in dict.fromkeys(self._cameras.values()) if name not in self._filmed]
-        self._stored = _open_stored(where, files, stored) if stored else None
+        self._stored = _open_stored(where, rows.files, stored) if stored else None
+        if self._stored is not None:
+            for name, items in self._stored[self._order[self._first].tolist()].items():
+                for episode, item in zip(rows.episodes, items, strict=True):
+                    self._check_stored(episode.index, name, item)
 
     def num_samples(self) -> int:
         return len(self._windows) if self._chosen is None else len(self._chosen)
@@ -161,6 +157,19 @@ class LeRobotData(Demonstrations):
         )
         return statistics(features)
 
+    def data_properties(self) -> DataProperties:
+        return self._properties
+
+    def _check_stored(self, episode: int, name: str, item: Any) -> None:
+        """Raise UserError for a stored image that cannot be decoded, by its header."""
+        try:
+            check_picture((item or {}).get("bytes") or b"", self._pixels[name])
+        except ValueError as exc:
+            raise UserError(
+                f"{self._where}: in episode {episode} an image of {name} cannot be decoded ({exc}); choose another "
+                "feature in `cameras`, or download it again"
+            ) from exc
+
     def _decode(self, name: str, data: bytes | None) -> Array:
         try:
             return decode_picture(data or b"", self._pixels[name])
@@ -188,72 +197,6 @@ def _whole_chunks(meta: Meta, where: str, name: str, chunk: int) -> bool:
             f"{chunk}; give rollout.chunk: {shape[0]}, or record `rows: steps`"
         )
     return True
-
-
-def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
-    """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
-    the columns `INDEX_COLUMNS` as [rows]."""
-    try:
-        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(
-            columns=[*sizes, *INDEX_COLUMNS]
-        )
-        index_columns = {name: _place(name, table[name]) for name in INDEX_COLUMNS}
-        return index_columns | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
-    except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
-        raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
-
-
-def _place(name: str, column: Any) -> Array:
-    """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or
-    non-finite numbers."""
-    values: Array = column.to_numpy()
-    kinds = "iuf" if name == "timestamp" else "iu"
-    if column.null_count or values.dtype.kind not in kinds:
-        raise ValueError(f"{name} is {column.type} with {column.null_count} empty rows, a number in each is expected")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{name} is not finite in each row")
-    return values
-
-
-def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> None:
-    """Raise UserError where an episode has other rows than meta/ lists, or where a frame between two others is missing
-    or duplicated. Rows are sorted."""
-    indices, counts = np.unique(table["episode_index"], return_counts=True)
-    rows = dict(zip(indices.tolist(), counts.tolist(), strict=True))
-    for episode in episodes:
-        count = rows.get(episode.index, 0)
-        if not count or episode.length not in (None, count):
-            listed = "" if episode.length is None else f" {episode.length} of them"
-            raise UserError(
-                f"{where}: there are {count or 'no'} rows of episode {episode.index}, meta/ lists{listed or ' it'}; "
-                "download it again"
-            )
-    jumps = (np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1)
-    if jumps.any():
-        row = int(np.flatnonzero(jumps)[0])
-        frame, following = table["frame_index"][row : row + 2]
-        raise UserError(
-            f"{where}: in episode {table['episode_index'][row]} frame {following} follows frame {frame}; a chunk needs "
-            "frames without a gap: repair the episode, or leave it out"
-        )
-
-
-def _vectors(name: str, column: Any, size: int) -> Array:
-    """Return a Parquet column of lists (nested ones too), or of one number per row, as float32 [rows, size]."""
-    rows = len(column)
-    if hasattr(column.type, "value_type"):
-        lengths_by_level = []
-        while hasattr(column.type, "value_type"):
-            lengths_by_level.append(pc.unique(pc.list_value_length(column)).to_pylist())
-            column = pc.list_flatten(column)
-        if (
-            any(len(lengths) != 1 for lengths in lengths_by_level)
-            or math.prod(lengths[0] for lengths in lengths_by_level) != size
-        ):
-            lengths = lengths_by_level[0] if len(lengths_by_level) == 1 else lengths_by_level
-            raise ValueError(f"{name} has lists of {lengths} numbers, meta/info.json says {size}")
-    values: Array = column.to_numpy().reshape(rows, size)
-    return values.astype(np.float32)
 
 
 def _open_stored(where: str, files: Sequence[Path], names: list[str]) -> Dataset:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from attrs import frozen
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.plugins.data.lerobot.folder import INFO
 from vla_rl.toolkit.data.arrow import arrow_name
+from vla_rl.toolkit.data.episodes import exclude_remedy
 from vla_rl.toolkit.data.pictures import MAX_PIXELS
 from vla_rl.toolkit.json_files import Record, path_inside, read_record, read_records
 
@@ -28,8 +28,13 @@ WORDS = {
 WIDTHS, NO_WIDTH = re.compile("(0?1?[0-9])?d?"), re.compile("")
 """Format specs that a path template may use for numbers (such as `06d` in `{episode_index:06d}`) and for names
 (none)."""
+MAGIC = b"PAR1"
+"""First and last bytes of a Parquet file."""
 PICTURES = ("image", "video")
 CHANNELS = ((1,), (3,), (4,))
+VIDEO_INFO = ("info", "video_info")
+DEPTH = ("is_depth_map", "video.is_depth_map")
+"""Keys of a feature's description that mark depth maps, by versions of lerobot."""
 
 
 @frozen(kw_only=True)
@@ -39,6 +44,8 @@ class Clip:
     path: Path
     start: float
     """Start of the episode within the file, in seconds."""
+    end: float | None = None
+    """End of the episode within the file, in seconds; None: the list of episodes does not say."""
 
 
 @frozen(kw_only=True)
@@ -48,9 +55,9 @@ class EpisodeMeta:
     index: int
     data: Path
     clips: Mapping[str, Clip]
-    """Video feature -> its clip."""
+    """Video feature -> its clip. A feature that the episode lacks is left out."""
     length: int | None
-    """Number of frames; None where the list of episodes does not say."""
+    """Number of frames, 0 for an episode without any; None where the list of episodes does not say."""
 
 
 @frozen(kw_only=True)
@@ -59,6 +66,10 @@ class Feature:
 
     dtype: str
     shape: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    """Names of the numbers of a vector, in order; empty: not known."""
+    is_depth: bool = False
+    """The images are depth maps, not colours."""
 
     @property
     def is_picture(self) -> bool:
@@ -77,6 +88,8 @@ class Info:
     chunks_size: int
     data_path: str
     video_path: str
+    total_episodes: int | None
+    """Number of episodes; None: it does not say."""
 
     @property
     def videos(self) -> list[str]:
@@ -99,6 +112,10 @@ class Meta:
     episodes: tuple[EpisodeMeta, ...]
     fps: float
 
+    @property
+    def videos(self) -> list[str]:
+        return [name for name, feature in self.features.items() if feature.dtype == "video"]
+
 
 def read_info(folder: Path) -> Info:
     """Read meta/info.json. Raise UserError for a folder that is no data set of a known version, and for invalid
@@ -110,7 +127,12 @@ def read_info(folder: Path) -> Info:
             f"{folder} is of LeRobot's format {version:.40}; versions 2 and 3 are read (lerobot can convert it)"
         )
     features = {
-        name: Feature(dtype=record.text("dtype"), shape=record.sizes("shape"))
+        name: Feature(
+            dtype=record.text("dtype"),
+            shape=record.sizes("shape"),
+            names=_vector_names(record),
+            is_depth=any(record.section(part).data.get(key) is True for part in VIDEO_INFO for key in DEPTH),
+        )
         for name, record in info.records("features").items()
     }
     has_videos = any(feature.dtype == "video" for feature in features.values())
@@ -122,25 +144,22 @@ def read_info(folder: Path) -> Info:
         chunks_size=info.integer("chunks_size", low=1) if version[:2] == "v2" else 1,
         data_path=_template(info, "data_path", version[:2]),
         video_path=_template(info, "video_path", version[:2]) if has_videos else "",
+        total_episodes=info.integer("total_episodes") if info.given("total_episodes") else None,
     )
 
 
-def read_meta(folder: Path) -> Meta:
-    """Read all of `meta/`. Raise UserError for a folder that is no data set of a known version, and for invalid
-    lists."""
-    info = read_info(folder)
-    tasks, episodes = {"v2": _version_2, "v3": _version_3}[info.version](info)
-    if not episodes:
-        raise UserError(f"{folder}: meta/ lists no episodes; download it again")
-    (often, count), *_ = Counter(e.index for e in episodes).most_common(1)
-    if count > 1:
-        raise UserError(f"{folder}: meta/ lists episode {often} {count} times; download it again")
-    return Meta(features=info.features, tasks=tasks, episodes=tuple(episodes), fps=info.fps)
+def read_lists(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
+    """Read the tasks and the episodes that `meta/` lists. Raise UserError for invalid lists."""
+    return {"v2": _version_2, "v3": _version_3}[info.version](info)
 
 
 def pixels_of(folder: Path, name: str, feature: Feature) -> int:
-    """Return the number of pixels of a frame of an image feature. Raise UserError for a shape that is no image's, or
-    too large to be read."""
+    """Return the number of pixels of a frame of an image feature. Raise UserError for depth maps, and for a shape that
+    is not an image's or too large to be read."""
+    if feature.is_depth:
+        raise UserError(
+            f"{folder / INFO}: {name!r} is a depth map, and policies see colours; choose another feature in `cameras`"
+        )
     shape = feature.shape
     sides = shape[:-1] if shape[-1:] in CHANNELS else shape[1:]
     if len(shape) != 3 or not 0 < math.prod(sides) <= MAX_PIXELS:
@@ -152,12 +171,29 @@ def pixels_of(folder: Path, name: str, feature: Feature) -> int:
 
 
 def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collection[str]) -> None:
-    """Raise UserError when data files, or files of these video features, are missing for any of the episodes."""
+    """Raise UserError when data files, or files of these video features, are missing for any of the episodes, and for
+    data files that are cut."""
     files = {e.data for e in episodes} | {e.clips[name].path for e in episodes for name in videos}
     absent = sorted(path.relative_to(folder).as_posix() for path in files if not path.is_file())
     if absent:
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise UserError(f"{folder} is half downloaded: it lacks {', '.join(absent[:3])}{more}")
+    cut = {path for path in {e.data for e in episodes} if is_cut(path)}
+    if cut:
+        lost = exclude_remedy(e.index for e in episodes if e.data in cut)
+        raise UserError(
+            f"{min(cut)} has no end, as of a download that was cut off, or a program that was killed before "
+            f"lerobot's `dataset.finalize()`: its rows are lost; download it again, or leave its episodes out: {lost}"
+        )
+
+
+def is_cut(file: Path) -> bool:
+    """Return whether a Parquet file has its beginning and lacks its end."""
+    with file.open("rb") as opened:
+        begins = opened.read(len(MAGIC)) == MAGIC
+        size = opened.seek(0, 2)
+        opened.seek(max(0, size - len(MAGIC)))
+        return begins and (size < 2 * len(MAGIC) or opened.read() != MAGIC)
 
 
 def _template(info: Record, key: str, version: str) -> str:
@@ -207,22 +243,42 @@ def _version_3(info: Info) -> tuple[dict[int, str], list[EpisodeMeta]]:
     tasks = {row.integer("task_index"): row.text(text) for row in rows}
     episodes = []
     for file in sorted((meta / "episodes").rglob("*.parquet")):
-        for row in _rows(file):
+        for row in () if is_cut(file) else _rows(file):
             data = info.data_file(
                 chunk_index=row.integer("data/chunk_index"), file_index=row.integer("data/file_index")
             )
-            clips = {}
-            for name in info.videos:
-                at = {key: row.integer(f"videos/{name}/{key}") for key in ("chunk_index", "file_index")}
-                start = row.number(f"videos/{name}/from_timestamp", low=0)
-                clips[name] = Clip(path=info.video_file(name, **at), start=start)
+            clips = {name: _clip(info, row, name) for name in info.videos if row.given(f"videos/{name}/file_index")}
             index = row.integer("episode_index")
             episodes.append(EpisodeMeta(index=index, data=data, clips=clips, length=_length(row)))
     return tasks, sorted(episodes, key=lambda e: e.index)
 
 
+def _clip(info: Info, row: Record, name: str) -> Clip:
+    """Return the clip of a video feature by a row of the list of episodes."""
+    at = {key: row.integer(f"videos/{name}/{key}") for key in ("chunk_index", "file_index")}
+    start, end = (f"videos/{name}/{key}_timestamp" for key in ("from", "to"))
+    return Clip(
+        path=info.video_file(name, **at),
+        start=row.number(start, low=0),
+        end=row.number(end, low=0) if row.given(end) else None,
+    )
+
+
 def _length(line: Record) -> int | None:
-    return line.integer("length", low=1) if line.data.get("length") is not None else None
+    return line.integer("length") if line.given("length") else None
+
+
+def _vector_names(feature: Record) -> tuple[str, ...]:
+    """Return the names of a vector's numbers, in order: from a list, a mapping of name to place, or a mapping of parts
+    to lists. Empty where there is not one text for each number."""
+    names, shape = feature.data.get("names"), feature.sizes("shape")
+    if isinstance(names, Mapping) and all(type(place) is int for place in names.values()):
+        names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
+    elif isinstance(names, Mapping) and all(isinstance(part, list) for part in names.values()):
+        names = [name for part in names.values() for name in part]
+    if not isinstance(names, list) or len(shape) != 1 or len(names) != shape[0]:
+        return ()
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()
 
 
 def _rows(file: Path) -> Iterator[Record]:
@@ -238,4 +294,12 @@ def _rows(file: Path) -> Iterator[Record]:
     except (OSError, ValueError, pa.ArrowException) as exc:
         raise UserError(f"{file} cannot be read ({exc}); download it again") from exc
     for number, row in enumerate(rows):
-        yield Record(source=f"{file}, row {number}", data=row)
+        yield Record(source=f"{file}, row {number}", data={key: _cell(value) for key, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    """Return a value of a table as its writer meant it: pandas turns whole numbers into floats, and what is missing
+    into NaN, in a column that lacks a value somewhere."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value

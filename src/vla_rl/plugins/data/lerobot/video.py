@@ -1,8 +1,10 @@
-"""Reads single frames of video files by their time."""
+"""Reads single frames of video files by their time, and compares files with the episodes that they shall hold."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import av
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
+from vla_rl.plugins.data.lerobot.frames import RecordedFrames
+from vla_rl.toolkit.data.episodes import exclude_remedy
 
 OPEN_FILES = 32
 
@@ -56,26 +60,79 @@ class Videos:
 
     def _container(self, path: Path) -> Any:
         if path not in self._open:
-            self._open[path] = self._opened(path)
+            self._open[path] = open_video(path, self._pixels)
             if len(self._open) > OPEN_FILES:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(path)
         return self._open[path]
 
-    def _opened(self, path: Path) -> Any:
-        options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
-        container = av.open(str(path.absolute()), options=options)
-        if not container.streams.video:
-            raise UserError(f"{path} holds no video; download it again")
-        stream = container.streams.video[0]
-        if stream.width * stream.height > self._pixels:
-            raise UserError(
-                f"{path} has frames of {stream.width} x {stream.height} pixels, meta/info.json declares "
-                f"{self._pixels:,} pixels; correct its 'shape', or download the data again"
-            )
-        stream.codec_context.options = {"max_pixels": str(self._padded())}
-        return container
 
-    def _padded(self) -> int:
-        """Return the pixels that a decoder may allocate: it rounds both sides up to whole blocks."""
-        return 2 * self._pixels + (1 << 16)
+def check_clips(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> None:
+    """Read the header of each video file. Raise UserError for files that hold less than their episodes, or other images
+    than colours of 8 bits.
+
+    Args:
+        pixels: video feature -> most pixels of a frame.
+    """
+    ends: dict[Path, float] = {}
+    for name, most in pixels.items():
+        short: dict[int, str] = {}
+        for episode, length, row in zip(rows.episodes, rows.lengths.tolist(), rows.last.tolist(), strict=True):
+            clip = episode.clips[name]
+            if clip.path not in ends:
+                ends[clip.path] = _read_end(clip.path, name, most)
+            last = clip.start + float(rows.table["timestamp"][row])
+            missing = last + 1 / fps - ends[clip.path]
+            if clip.end is not None:
+                missing = max(missing, length / fps - (clip.end - clip.start))
+            if missing > 0.5 / fps:
+                short[episode.index] = f"{clip.path} lacks {math.ceil(missing * fps - 0.5)} of {length} frames"
+        if short:
+            index, text = next(iter(short.items()))
+            raise UserError(
+                f"{text} of episode {index}; download it again, or leave such episodes out: {exclude_remedy(short)}"
+            )
+
+
+def _read_end(path: Path, name: str, pixels: int) -> float:
+    """Return the time at which a video ends, in seconds, by its header. Raise UserError for a file that cannot be
+    opened, and for images of more than 8 bits in one channel, which are depth maps or other measurements."""
+    with open_video(path, pixels) as container:
+        stream = container.streams.video[0]
+        pixels_format: Any = stream.codec_context.format
+        components: Sequence[Any] = pixels_format.components if pixels_format else ()
+        if len(components) == 1 and components[0].bits > 8:
+            raise UserError(
+                f"{path} has one channel of {components[0].bits} bits, as depth maps have, and policies see colours; "
+                f"choose another feature than {name!r} in `cameras`"
+            )
+        if stream.duration is None:
+            return float(container.duration or math.inf) / av.time_base  # Matroska has no duration of a stream
+        return float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+
+
+def open_video(path: Path, pixels: int) -> Any:
+    """Open a video file, whose frames may have this many pixels at most. Raise UserError for others, and for what is
+    not a video."""
+    container = open_container(path)
+    stream = container.streams.video[0]
+    if stream.width * stream.height > pixels:
+        raise UserError(
+            f"{path} has frames of {stream.width} x {stream.height} pixels, meta/info.json declares {pixels:,} pixels; "
+            "correct its 'shape', or download the data again"
+        )
+    # A decoder rounds both sides up to whole blocks.
+    stream.codec_context.options = {"max_pixels": str(2 * pixels + (1 << 16))}
+    return container
+
+
+def open_container(path: Path) -> Any:
+    """Open a file without reading its frames. Raise UserError for what is not a video."""
+    options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
+    try:
+        container = av.open(str(path.absolute()), options=options)
+    except (av.FFmpegError, OverflowError) as exc:
+        raise UserError(f"{path} cannot be opened ({getattr(exc, 'strerror', exc)}); download it again") from exc
+    if not container.streams.video:
+        raise UserError(f"{path} holds no video; download it again")
+    return container

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import field, frozen
-from attrs import validators as v
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
 
 ENDING = "_demo.hdf5"
 DEPTH = 4
@@ -24,8 +24,9 @@ class LiberoHDF5Config:
     folder: Path
     """Folder with a file `TASK_demo.hdf5` for each task of the simulator, directly or up to four levels down (such as
     one folder per suite)."""
-    episodes_per_task: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Number of demonstrations to read of each task, from the first on, 1 or more; null: all."""
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+    """Episodes to read of each task: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
+    all but some ({exclude: [3, "7-9"]}). Numbers are those of the files (`demo_3`). null: all."""
     drop_no_ops: bool = True
     """Leave out no-op steps, which neither move nor change the gripper: with them behaviour cloning learns to stand
     still (OpenVLA)."""

@@ -15,6 +15,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5 import ENDING, LiberoHDF5Config, find_files
+from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
@@ -50,9 +51,14 @@ class LiberoFiles(Demonstrations):
         self._chunk = context.chunk
         env = check_fit(str(config.folder), context.env, ACTION_DIM, STATE_DIM)
         files = _files(config.folder, env)
+        chosen = EpisodeFilter(config.episodes)
+        numbers: set[int] = set()
         self._episodes: list[Recorded] = []
         for task, path in files.items():
-            self._episodes += _read(path, env.task(task).instruction, config)
+            episodes, numbers_of_file = _read(path, env.task(task).instruction, config, chosen)
+            self._episodes += episodes
+            numbers |= numbers_of_file
+        chosen.check(str(config.folder), sorted(numbers))
         recorded_cameras = [
             camera for camera, name in CAMERAS.items() if all(name in e.group["obs"] for e in self._episodes)
         ]
@@ -108,7 +114,10 @@ def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
     return {task.name: files_of_task[task.name][0] for task in env.tasks}
 
 
-def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Recorded]:
+def _read(
+    path: Path, instruction: str, config: LiberoHDF5Config, chosen: EpisodeFilter
+) -> tuple[list[Recorded], set[int]]:
+    """Return the chosen demonstrations of a file, and the numbers of all of them."""
     try:
         data = _inside(h5py.File(path, "r"), "data")
         after = config.observed == "after" or (config.observed is None and "problem_info" in data.attrs)
@@ -116,10 +125,12 @@ def _read(path: Path, instruction: str, config: LiberoHDF5Config) -> list[Record
             raise UserError(
                 f"{path}: images of convention {data.attrs['macros_image_convention']!r}; only opengl is read"
             )
-        names = sorted(data, key=lambda name: int(name.rpartition("_")[2]))[: config.episodes_per_task]
+        names = {int(name.rpartition("_")[2]): name for name in data}
         if not names:
             raise ValueError("it has no demonstrations")
-        return [_episode(_inside(data, name), instruction, after, config.drop_no_ops) for name in names]
+        numbers = [number for place, number in enumerate(sorted(names)) if chosen.takes(number, place)]
+        episodes = [_episode(_inside(data, names[n]), n, instruction, after, config.drop_no_ops) for n in numbers]
+        return episodes, set(names)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as exc:
         raise UserError(f"{path} is not a file of LIBERO demonstrations: {exc}") from exc
 
@@ -170,7 +181,7 @@ def _numbers(group: Any, name: str) -> Array:
     return np.asarray(dataset[()]).astype(np.float32)
 
 
-def _episode(group: Any, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
+def _episode(group: Any, number: int, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
     actions = _numbers(group, "actions")
     state = np.concatenate([_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
     pictures = {name: _pictures(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
@@ -181,7 +192,7 @@ def _episode(group: Any, instruction: str, after: bool, drop_no_ops: bool) -> Re
         if values.shape[1] != size:
             raise ValueError(f"{group.name} has {what} of {values.shape[1]} numbers, LIBERO's have {size}")
         steps = np.arange(len(values))
-        check_finite(group.file.filename, what, values, np.full(len(values), group.name), steps)
+        check_finite(group.file.filename, what, values, np.full(len(values), number), steps)
     frames = np.arange(len(actions))
     if after:
         actions, frames = actions[1:], frames[:-1]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attrs import field, frozen
-from attrs import validators as v
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
+from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
 
 DEPTH = 3
 """Most folder levels between `folder` and the files: DATA_SET/VERSION."""
@@ -26,8 +26,9 @@ class RLDSConfig:
     `modified_libero_rlds/libero_spatial_no_noops`. It has to hold one data set in one version."""
     split: str = "train"
     """Split that is read."""
-    episodes: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Number of episodes to read, from the first on, 1 or more; null: all."""
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
+    all but some ({exclude: [3, "7-9"]}). They are numbered from 0 on, in the order of the files. null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
     """Mapping from the simulator's camera to the feature with its pictures, such as {agentview: observation/image}. A
     camera left out is read from `observation/CAMERA`. Names of features are those below `steps/`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, Observation
 from vla_rl.plugins.data.rlds import RLDSConfig, find_files
-from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, read_bytes, read_examples
-from vla_rl.toolkit.data.pictures import MAX_PIXELS, decode_picture, stack_pictures
+from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
+from vla_rl.toolkit.data.episodes import EpisodeFilter, exclude_remedy, format_numbers
+from vla_rl.toolkit.data.pictures import MAX_PIXELS, check_picture, decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 STEPS = "steps/"
 OBSERVATION = "observation/"
 METADATA = "episode_metadata/"
+logger = logging.getLogger(__name__)
 
 
 @frozen(eq=False)
@@ -47,17 +51,31 @@ class RLDSData(Demonstrations):
         self._uses_state = context.env is not None and context.env.state_dim > 0
         self._cameras: dict[str, str] = {}
         self._episodes: list[RLDSEpisode] = []
-        for file in files:
-            for example in read_examples(file):
-                if not self._episodes:
-                    self._check_first_episode(example.features, context)
-                self._episodes.append(self._episode(file, example))
-                if len(self._episodes) == config.episodes:
-                    break
-            if len(self._episodes) == config.episodes:
+        self._numbers_of_episodes: list[int] = []
+        chosen, count = EpisodeFilter(config.episodes), 0
+        empty: list[int] = []
+        for number, record in enumerate(chain.from_iterable(map(find_records, files))):
+            if chosen.is_past(number, number):
                 break
-        if not self._episodes:
+            count += 1
+            if not chosen.takes(number, number):
+                continue
+            example = read_example(record)
+            if not _num_steps(example.features):
+                empty.append(number)
+                continue
+            if not self._episodes:
+                self._check_first_episode(example.features, context)
+            try:
+                self._episodes.append(self._episode(record.file, example))
+            except UserError as exc:
+                raise UserError(f"{exc}; repair episode {number}, or leave it out: {exclude_remedy([number])}") from exc
+            self._numbers_of_episodes.append(number)
+        if not count:
             raise UserError(f"{self._where}: its files are empty")
+        chosen.check(self._where, range(count))
+        if empty:
+            logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
         lengths = [len(episode.actions) for episode in self._episodes]
         self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1)
         self._check_numbers(lengths)
@@ -116,6 +134,10 @@ class RLDSData(Demonstrations):
         for name, spans in episode.pictures.items():
             if len(spans) != steps:
                 raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} pictures of {name}")
+            try:
+                check_picture(example.read(spans[0]), MAX_PIXELS)
+            except ValueError as exc:
+                raise UserError(f"{file}: a picture of {name} cannot be decoded ({exc})") from exc
         return episode
 
     def _instructions(self, file: Path, example: Example, steps: int) -> list[str]:
@@ -160,7 +182,7 @@ class RLDSData(Demonstrations):
         return features[full]
 
     def _check_numbers(self, lengths: list[int]) -> None:
-        episodes = np.repeat(np.arange(len(lengths)), lengths)
+        episodes = np.repeat(self._numbers_of_episodes, lengths)
         steps = np.concatenate([np.arange(length) for length in lengths])
         named = {"actions": [episode.actions for episode in self._episodes]}
         if self._uses_state:
@@ -181,6 +203,6 @@ class RLDSData(Demonstrations):
 def _num_steps(features: dict[str, ExampleFeature]) -> int:
     """Return the steps of an episode, which every RLDS episode marks by `is_first`."""
     first = features.get(f"{STEPS}is_first", ExampleFeature()).numbers
-    if first is None or not len(first):
+    if first is None:
         raise UserError("an episode has no steps/is_first, as every RLDS data set has; is this one?")
     return len(first)

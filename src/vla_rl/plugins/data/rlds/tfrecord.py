@@ -48,8 +48,19 @@ class Example:
         return self.record[span[0] - self.offset : span[1] - self.offset]
 
 
-def read_examples(file: Path) -> Iterator[Example]:
-    """Yield each example of a file. Raise UserError for what is no such file."""
+@frozen
+class ExampleRecord:
+    """Place of one example in a file."""
+
+    file: Path
+    start: int
+    """First byte of its head."""
+    length: int
+    """Bytes of the example itself."""
+
+
+def find_records(file: Path) -> Iterator[ExampleRecord]:
+    """Yield the place of each example of a file, without reading it. Raise UserError for a file that is cut."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         start = 0
@@ -60,13 +71,18 @@ def read_examples(file: Path) -> Iterator[Example]:
             end = start + HEAD + length + TAIL
             if end > size:
                 raise UserError(f"{file}: its record at byte {start} ends behind the file; download it again")
-            record = opened.read(length)
-            try:
-                example = Example(_features(record, start + HEAD), record, start + HEAD)
-            except (ValueError, struct.error) as exc:
-                raise UserError(f"{file}: its record at byte {start} is no tf.train.Example ({exc})") from exc
-            yield example
+            yield ExampleRecord(file, start, length)
             start = end
+
+
+def read_example(record: ExampleRecord) -> Example:
+    """Read an example. Raise UserError for what is not one."""
+    first = record.start + HEAD
+    content = read_bytes(record.file, (first, first + record.length))
+    try:
+        return Example(_features(content, first), content, first)
+    except (ValueError, struct.error) as exc:
+        raise UserError(f"{record.file}: its record at byte {record.start} is no tf.train.Example ({exc})") from exc
 
 
 def read_bytes(file: Path, span: Span) -> bytes:

@@ -1,0 +1,30 @@
+"""Checks a data set before anything of a run is built, when the simulator's cameras are not known yet."""
+
+from __future__ import annotations
+
+from vla_rl.core.spec.structure import at
+from vla_rl.plugins.data.lerobot import LeRobotConfig
+from vla_rl.plugins.data.lerobot.episode_list import read_meta
+from vla_rl.plugins.data.lerobot.folder import find_folder
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
+from vla_rl.plugins.data.lerobot.meta import pixels_of
+from vla_rl.plugins.data.lerobot.video import check_clips
+
+
+def check_data_set(config: LeRobotConfig) -> None:
+    """Compare the chosen episodes with their clocks, their rows and the videos that `cameras` names. Reads index
+    columns and the headers of video files. Raise UserError."""
+    with at("folder"):
+        folder = find_folder(config.folder)
+        meta = read_meta(folder)
+    named = {camera: name for camera, name in config.cameras.items() if name in meta.features}
+    pixels = {}
+    for camera, name in named.items():
+        with at("cameras", camera):
+            pixels[name] = pixels_of(folder, name, meta.features[name])
+    videos = {name: most for name, most in pixels.items() if name in meta.videos}
+    with at("episodes"):
+        episodes = choose_episodes(folder, meta, config.episodes, videos)
+    with at("folder"):
+        rows = read_rows(folder, meta, episodes, {}, videos)
+        check_clips(rows, meta.fps, videos)

@@ -1,0 +1,219 @@
+"""Reads the numbers of the chosen episodes, and compares episodes with what `meta/` and their clocks say."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from attrs import frozen
+from pyarrow.dataset import dataset as open_rows
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Array
+from vla_rl.plugins.data.lerobot.meta import EpisodeMeta, Meta, check_files
+from vla_rl.toolkit.data.arrow import arrow_name
+from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeFilter, exclude_remedy, format_numbers
+
+INDEX_COLUMNS = ("episode_index", "frame_index", "task_index", "timestamp")
+"""Columns that say which episode, frame, task and time a row of the table belongs to."""
+RATE = 0.1
+"""Most difference between the frame rate of an episode's clock and that of the data set, as a share of the latter."""
+logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True, eq=False)
+class RecordedFrames:
+    """Rows of the chosen episodes, episode by episode and frame by frame."""
+
+    episodes: list[EpisodeMeta]
+    """Episodes in the order of their rows; each has at least one."""
+    files: list[Path]
+    """Data files of the episodes."""
+    table: dict[str, Array]
+    """Columns: vectors float32 [rows, size], and those of `INDEX_COLUMNS` [rows]."""
+    order: Array
+    """Position of each row among all rows of `files`, int64 [rows]."""
+    first: Array
+    """First row of each episode, int64 [episodes]."""
+
+    @property
+    def lengths(self) -> Array:
+        """Rows of each episode, int64 [episodes]."""
+        return np.diff([*self.first, len(self.order)])
+
+    @property
+    def last(self) -> Array:
+        """Last row of each episode, int64 [episodes]."""
+        return self.first + self.lengths - 1
+
+
+def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Collection[str]) -> list[EpisodeMeta]:
+    """Return the episodes that the key `episodes` takes, without those that have no frames. Log what is left out. Raise
+    UserError for an episode without one of these video features."""
+    numbers = [episode.index for episode in meta.episodes]
+    chosen = set(EpisodeFilter(choice).select(str(folder), numbers))
+    episodes = [episode for episode in meta.episodes if episode.index in chosen]
+    for name in videos:
+        absent = [episode.index for episode in episodes if episode.length != 0 and name not in episode.clips]
+        if absent:
+            raise UserError(
+                f"{folder}: episodes {format_numbers(absent)} have no video of {name!r}; leave them out: "
+                f"{exclude_remedy(absent)}"
+            )
+    gaps = max(numbers) + 1 - len(numbers)
+    empty = [episode.index for episode in episodes if episode.length == 0]
+    unused = {name for name in meta.videos if any(name not in e.clips for e in episodes if e.length != 0)}
+    for left_out, text in (
+        (gaps, f"{gaps} of the episodes 0 to {max(numbers)} are not there; the others are read"),
+        (empty, f"episodes {format_numbers(empty)} have no frames and are left out"),
+        (unused, f"some episodes have no video of {', '.join(sorted(unused))}, which no camera reads"),
+    ):
+        if left_out:
+            logger.warning("%s: %s", folder, text)
+    if len(empty) == len(episodes):
+        raise UserError(f"{folder}: none of the chosen episodes has frames")
+    return [episode for episode in episodes if episode.length != 0]
+
+
+def read_rows(
+    folder: Path, meta: Meta, episodes: Sequence[EpisodeMeta], columns: dict[str, int], videos: Collection[str]
+) -> RecordedFrames:
+    """Read the rows of these episodes. Raise UserError for missing files, for episodes with other rows than `meta/`
+    says, and for clocks that do not fit.
+
+    Args:
+        columns: vectors to read, and their sizes.
+        videos: video features whose frames are read by the clock.
+    """
+    where = str(folder)
+    check_files(folder, episodes, videos)
+    files = list(dict.fromkeys(episode.data for episode in episodes))
+    table = _numbers(where, files, columns)
+    order = np.lexsort((table["frame_index"], table["episode_index"]))
+    order = order[np.isin(table["episode_index"][order], [episode.index for episode in episodes])]
+    table = {name: column[order] for name, column in table.items()}
+    _check_rows(where, table, episodes)
+    unknown = sorted(set(table["task_index"].tolist()) - set(meta.tasks))
+    if unknown:
+        raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
+    indices, first = np.unique(table["episode_index"], return_index=True)
+    of_index = {episode.index: episode for episode in episodes}
+    rows = RecordedFrames(
+        episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
+    )
+    _check_clocks(where, rows, meta.fps, bool(videos))
+    return rows
+
+
+def _numbers(where: str, files: Sequence[Path], sizes: dict[str, int]) -> dict[str, Array]:
+    """Return the columns of all rows of the files, in order: the vectors named in `sizes` as float32 [rows, size], and
+    the columns `INDEX_COLUMNS` as [rows]."""
+    try:
+        table = open_rows([arrow_name(file) for file in files], format="parquet").to_table(
+            columns=[*sizes, *INDEX_COLUMNS]
+        )
+        index_columns = {name: _place(name, table[name]) for name in INDEX_COLUMNS}
+        return index_columns | {name: _vectors(name, table[name], size) for name, size in sizes.items()}
+    except (OSError, ValueError, LookupError, pa.ArrowException) as exc:
+        raise UserError(f"{where}: its rows cannot be read ({exc}); download it again") from exc
+
+
+def _place(name: str, column: Any) -> Array:
+    """Return a Parquet column of `INDEX_COLUMNS` as integers or seconds [rows]. Raise ValueError for missing or
+    non-finite numbers."""
+    values: Array = column.to_numpy()
+    if column.null_count or values.dtype.kind not in "iuf":
+        raise ValueError(f"{name} is {column.type} with {column.null_count} empty rows, a number in each is expected")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} is not finite in each row")
+    if name == "timestamp" or values.dtype.kind != "f":
+        return values
+    if (values != np.round(values)).any():
+        raise ValueError(f"{name} is {column.type} with fractions, whole numbers are expected")
+    return values.astype(np.int64)  # pandas' floats
+
+
+def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeMeta]) -> None:
+    """Raise UserError where an episode has other rows than meta/ lists, or where a frame between two others is missing
+    or duplicated. Rows are sorted."""
+    indices, counts = np.unique(table["episode_index"], return_counts=True)
+    rows = dict(zip(indices.tolist(), counts.tolist(), strict=True))
+    different = [e for e in episodes if not rows.get(e.index) or e.length not in (None, rows[e.index])]
+    if different:
+        episode = different[0]
+        listed = "it" if episode.length is None else f"{episode.length} of them"
+        raise UserError(
+            f"{where}: there are {rows.get(episode.index, 'no')} rows of episode {episode.index}, meta/ lists "
+            f"{listed}; download it again, or leave such episodes out: {exclude_remedy(e.index for e in different)}"
+        )
+    jumps = np.flatnonzero((np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1))
+    if len(jumps):
+        frame, following = table["frame_index"][jumps[0] : jumps[0] + 2]
+        raise UserError(
+            f"{where}: in episode {table['episode_index'][jumps[0]]} frame {following} follows frame {frame}; a chunk "
+            "needs frames without a gap: repair such episodes, or leave them out: "
+            f"{exclude_remedy(table['episode_index'][jumps].tolist())}"
+        )
+
+
+def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) -> None:
+    """Raise UserError for episodes with another frame rate than the data set's and, where frames of videos are found by
+    the clock (`by_clock`), for a clock that does not begin with its episode, or that jumps."""
+    times, frames = rows.table["timestamp"].astype(np.float64), rows.table["frame_index"]
+    starts, ends, indices = times[rows.first], times[rows.last], np.array([e.index for e in rows.episodes])
+    spans = (frames[rows.last] - frames[rows.first]) / fps
+    other = (spans > 0) & (abs(ends - starts - spans) > np.maximum(RATE * spans, 0.5 / fps))
+    if other.any():
+        episode = int(np.flatnonzero(other)[0])
+        seconds = ends[episode] - starts[episode]
+        rate = f"{spans[episode] * fps / seconds:.3g}" if seconds > 0 else "no"
+        raise UserError(
+            f"{where}: the clock of episode {indices[episode]} gives {rate} frames a second, meta/info.json says "
+            f"{fps:g}, and one policy cannot learn both; {_repair(indices[other])}"
+        )
+    if not by_clock:
+        return
+    running = abs(starts - frames[rows.first] / fps) > 0.5 / fps
+    if running.any():
+        episode = int(np.flatnonzero(running)[0])
+        raise UserError(
+            f"{where}: the clock of episode {indices[episode]} begins at {starts[episode]:.3f} s, as if it ran on from "
+            f"an episode before, and frames of its videos are found by it; {_repair(indices[running])}"
+        )
+    due = np.repeat(starts, rows.lengths) + (frames - np.repeat(frames[rows.first], rows.lengths)) / fps
+    jumps = np.flatnonzero(abs(times - due) > 0.5 / fps)
+    if len(jumps):
+        row = jumps[0]
+        raise UserError(
+            f"{where}: in episode {rows.table['episode_index'][row]} the clock of frame {frames[row]} says "
+            f"{times[row]:.3f} s, and at {fps:g} frames a second it is due at {due[row]:.3f} s; "
+            f"{_repair(rows.table['episode_index'][jumps])}"
+        )
+
+
+def _repair(episodes: Array) -> str:
+    return f"correct the column timestamp, or leave such episodes out: {exclude_remedy(episodes.tolist())}"
+
+
+def _vectors(name: str, column: Any, size: int) -> Array:
+    """Return a Parquet column of lists (nested ones too), or of one number per row, as float32 [rows, size]."""
+    rows = len(column)
+    if hasattr(column.type, "value_type"):
+        lengths_by_level = []
+        while hasattr(column.type, "value_type"):
+            lengths_by_level.append(pc.unique(pc.list_value_length(column)).to_pylist())
+            column = pc.list_flatten(column)
+        if (
+            any(len(lengths) != 1 for lengths in lengths_by_level)
+            or math.prod(lengths[0] for lengths in lengths_by_level) != size
+        ):
+            lengths = lengths_by_level[0] if len(lengths_by_level) == 1 else lengths_by_level
+            raise ValueError(f"{name} has lists of {lengths} numbers, meta/info.json says {size}")
+    values: Array = column.to_numpy().reshape(rows, size)
+    return values.astype(np.float32)

@@ -1,0 +1,361 @@
+"""LeRobot folders with odd or broken episodes: what is refused before training, and what is read with a word."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.structure import Problems
+from vla_rl.core.types import Context, EnvInfo, TaskInfo
+from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+from vla_rl.toolkit.data.episodes import Exclusion
+
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+SIDE, STEPS, COUNT = 32, 8, 4
+TOP, SIDE_CAMERA = "observation.images.top", "observation.images.side"
+ENV = EnvInfo(
+    cameras={"top": (SIDE, SIDE)},
+    state_dim=2,
+    action_low=(-1.0,) * 3,
+    action_high=(1.0,) * 3,
+    tasks=(TaskInfo(name="pick", instruction="pick it", max_steps=9),),
+)
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+Damage = Callable[[Path], None]
+
+
+def episode(seed: int) -> dict[str, Any]:
+    numbers = np.random.default_rng(seed)
+    return {
+        "actions": numbers.uniform(-1, 1, (STEPS, 3)).astype(np.float32),
+        "state": numbers.random((STEPS + 1, 2), np.float32),
+        "images": {name: numbers.integers(0, 256, (STEPS + 1, SIDE, SIDE, 3), np.uint8) for name in ("top", "side")},
+        "instruction": "pick it",
+    }
+
+
+EPISODE_LIST = [episode(seed) for seed in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[int, bool], Path]:
+    home = tmp_path_factory.mktemp("episodes")
+    paths = {(version, video): home / f"v{version}-{video}" for version in (2, 3) for video in (False, True)}
+    for (version, video), folder in paths.items():
+        recordings.write_lerobot(folder, EPISODE_LIST, version, video)
+    return paths
+
+
+def changed(folder: Path, to: Path, *damages: Damage) -> Path:
+    shutil.copytree(folder, to)
+    for damage in damages:
+        damage(to)
+    return to
+
+
+def column(name: str, values: Any, file: str = DATA) -> Damage:
+    """Other values in a column of a Parquet file; the function gets a list of rows."""
+
+    def damage(folder: Path) -> None:
+        table = pq.read_table(folder / file)
+        place = table.schema.get_field_index(name)
+        rows = table.to_pylist()
+        new = pa.array([values(row) for row in rows], from_pandas=False)
+        pq.write_table(table.set_column(place, name, new), folder / file)
+
+    return damage
+
+
+def keep(condition: Any, file: str) -> Damage:
+    """Only those rows of a Parquet file."""
+
+    def damage(folder: Path) -> None:
+        table = pq.read_table(folder / file)
+        pq.write_table(table.filter(pa.array([bool(condition(row)) for row in table.to_pylist()])), folder / file)
+
+    return damage
+
+
+def feature(name: str, **changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        file = folder / "meta" / "info.json"
+        info = json.loads(file.read_text())
+        info["features"][name] |= changes
+        file.write_text(json.dumps(info))
+
+    return damage
+
+
+def opened(folder: Path, **keys: Any) -> Any:
+    return plugin.build(LeRobotConfig(folder=folder, **keys), Context(env=ENV, chunk=1))
+
+
+def samples_of(data: Any) -> int:
+    return int(data.num_samples())
+
+
+def refused(folder: Path, message: str, **keys: Any) -> None:
+    """By `check` and when it is opened."""
+    with pytest.raises(UserError, match=message):
+        opened(folder, **keys)
+    with pytest.raises(Problems, match=message):
+        plugin.check(LeRobotConfig(folder=folder, **{"cameras": {"top": TOP}} | keys), Context(chunk=1))
+
+
+# ------------------------------------------------------------------------------------------ clocks, lengths, kinds
+
+
+def test_sound_folders_pass(folders: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in folders.values():
+        plugin.check(LeRobotConfig(folder=folder, cameras={"top": TOP}), Context(chunk=1))
+        assert samples_of(opened(folder)) == COUNT * STEPS
+    assert not caplog.records
+
+
+def test_a_clock_that_runs_on_over_episodes_is_refused(folders: Any, tmp_path: Path) -> None:
+    runs_on = column("timestamp", lambda row: row["episode_index"] * STEPS / 10 + row["timestamp"])
+    folder = changed(folders[3, True], tmp_path / "video", runs_on)
+    refused(folder, r"clock of episode 1 begins at 0\.800 s, as if it ran on .*`episodes: {exclude: \[\"1-3\"\]}`")
+    assert samples_of(opened(folder, episodes=1)) == STEPS
+    stored = changed(folders[3, False], tmp_path / "image", runs_on)  # images are found by their row
+    assert samples_of(opened(stored)) == COUNT * STEPS
+
+
+def test_a_clock_that_jumps_is_refused(folders: Any, tmp_path: Path) -> None:
+    jumps = column(
+        "timestamp", lambda row: row["timestamp"] + 0.07 * (row["episode_index"] == 2) * (row["frame_index"] == 3)
+    )
+    refused(
+        changed(folders[3, True], tmp_path / "copy", jumps),
+        r"in episode 2 the clock of frame 3 says 0\.370 s, and at 10 frames a second it is due at 0\.300 s",
+    )
+
+
+def test_episodes_with_another_frame_rate_are_refused(folders: Any, tmp_path: Path) -> None:
+    slow = column("timestamp", lambda row: row["timestamp"] * (3 if row["episode_index"] > 1 else 1))
+    for video in (False, True):
+        folder = changed(folders[3, video], tmp_path / f"{video}", slow)
+        refused(
+            folder,
+            r"clock of episode 2 gives 3\.33 frames a second, meta/info\.json says 10, .*`episodes: {exclude: \[\"2-3\"\]}`",
+        )
+        assert samples_of(opened(folder, episodes=Exclusion(exclude=("2-3",)))) == 2 * STEPS
+
+
+def shorten(version: int) -> Damage:
+    def damage(folder: Path) -> None:
+        pattern = "videos/chunk-000/{}/episode_000003.mp4" if version == 2 else "videos/{}/chunk-000/file-000.mp4"
+        episodes = EPISODE_LIST[-1:] if version == 2 else EPISODE_LIST
+        frames = np.concatenate([e["images"]["top"][:-1] for e in episodes])
+        recordings._film(frames[:-6], folder / pattern.format(TOP))
+
+    return damage
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_video_that_is_too_short_is_refused(version: int, folders: Any, tmp_path: Path) -> None:
+    folder = changed(folders[version, True], tmp_path / "copy", shorten(version))
+    refused(folder, r"\.mp4 lacks 6 of 8 frames of episode 3; .*`episodes: {exclude: \[3\]}`")
+    assert samples_of(opened(folder, episodes=3)) == 3 * STEPS
+
+
+def test_a_clip_that_is_listed_too_short_is_refused(folders: Any, tmp_path: Path) -> None:
+    def damage(folder: Path) -> None:
+        table = pq.read_table(folder / EPISODES)
+        starts = np.array(table[f"videos/{TOP}/from_timestamp"])
+        ends = starts + STEPS / 10 - 0.6 * (np.arange(COUNT) == 1)
+        pq.write_table(table.append_column(f"videos/{TOP}/to_timestamp", pa.array(ends)), folder / EPISODES)
+
+    refused(changed(folders[3, True], tmp_path / "copy", damage), "lacks 6 of 8 frames of episode 1")
+
+
+@pytest.mark.parametrize("video", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"info": {"is_depth_map": True}},
+        {"info": {"video.is_depth_map": True}},
+        {"video_info": {"video.is_depth_map": True}},
+    ],
+)
+def test_depth_maps_are_no_cameras(changes: dict[str, Any], video: bool, folders: Any, tmp_path: Path) -> None:
+    folder = changed(folders[3, video], tmp_path / "copy", feature(TOP, **changes))
+    refused(folder, f"'{TOP}' is a depth map, and policies see colours; choose another feature in `cameras`")
+    keys = {"cameras": {"top": SIDE_CAMERA}}
+    plugin.check(LeRobotConfig(folder=folder, **keys), Context(chunk=1))
+    assert samples_of(opened(folder, **keys)) == COUNT * STEPS
+
+
+def test_a_video_of_16_bits_is_no_camera(folders: Any, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    folder = changed(folders[3, True], tmp_path / "copy")
+    with av.open(str(folder / f"videos/{TOP}/chunk-000/file-000.mp4"), "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = SIDE, SIDE, "gray16le"
+        for _ in range(COUNT * STEPS):
+            depth = np.full((SIDE, SIDE), 900, np.uint16)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(depth, format="gray16le")))
+        container.mux(stream.encode())
+    refused(folder, f"one channel of 16 bits, as depth maps have, .*choose another feature than '{TOP}' in `cameras`")
+
+
+def test_pictures_of_16_bits_are_found_when_it_is_opened(folders: Any, tmp_path: Path) -> None:
+    import io
+
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((SIDE, SIDE), np.uint16)).save(buffer, format="PNG")
+    deep = column(TOP, lambda row: row[TOP] | ({"bytes": buffer.getvalue()} if row["episode_index"] == 2 else {}))
+    with pytest.raises(UserError, match=r"in episode 2 an image of .*top cannot be decoded \(.*more than 8 bits"):
+        opened(changed(folders[3, False], tmp_path / "copy", deep))
+
+
+def test_a_check_of_many_episodes_is_short(tmp_path: Path) -> None:
+    """Index columns and headers: no frame is decoded."""
+    import time
+
+    recordings.write_lerobot(tmp_path / "many", EPISODE_LIST * 50, 2, True)
+    began = time.monotonic()
+    plugin.check(LeRobotConfig(folder=tmp_path / "many", cameras={"top": TOP}), Context(chunk=1))
+    assert time.monotonic() - began < 20  # 200 episodes in 200 files
+
+
+# ------------------------------------------------------------------------------------------ read with a word
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_deleted_first_episode_is_told(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = changed(
+        folders[3, True],
+        tmp_path / "copy",
+        *(keep(lambda row: row["episode_index"], file) for file in (DATA, EPISODES)),
+    )
+    data = opened(folder)
+    assert samples_of(data) == (COUNT - 1) * STEPS
+    assert np.array_equal(data.read_samples(np.array([0]))[1][0, 0], EPISODE_LIST[1]["actions"][0])
+    assert said(caplog) == [f"{folder}: 1 of the episodes 0 to 3 are not there; the others are read"]
+    refused(folder, "has no episode 0, which `episodes` names; it has 1-3", episodes=(0, 1))
+
+
+def test_places_that_are_floats_are_read(folders: Any, tmp_path: Path) -> None:
+    """Pandas writes whole numbers like this once a column has lacked one."""
+    places = ("data/chunk_index", "data/file_index", f"videos/{TOP}/file_index", f"videos/{TOP}/chunk_index", "length")
+    floats = [column(name, lambda row, name=name: float(row[name]), EPISODES) for name in places]
+    rows = [column(name, lambda row, name=name: float(row[name])) for name in ("episode_index", "task_index")]
+    data = opened(changed(folders[3, True], tmp_path / "copy", *floats, *rows))
+    _, actions = data.read_samples(np.array([STEPS]))
+    assert np.array_equal(actions[0, 0], EPISODE_LIST[1]["actions"][0])
+    half = column("data/file_index", lambda row: 0.5, EPISODES)
+    refused(changed(folders[3, True], tmp_path / "half", half), "'data/file_index' is float 0.5, a whole number")
+
+
+def test_an_episode_without_frames_is_left_out(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = keep(lambda row: row["episode_index"] != 2, DATA)
+    empty = column("length", lambda row: STEPS * (row["episode_index"] != 2), EPISODES)
+    folder = changed(folders[3, False], tmp_path / "copy", rows, empty)
+    assert samples_of(opened(folder)) == (COUNT - 1) * STEPS
+    assert said(caplog) == [f"{folder}: episodes 2 have no frames and are left out"]
+    refused(
+        changed(folders[3, False], tmp_path / "lost", rows),  # meta/ promises its frames
+        r"there are no rows of episode 2, meta/ lists 8 of them; .*`episodes: {exclude: \[2\]}`",
+    )
+
+
+def test_a_camera_that_no_one_asks_for_may_be_missing(
+    folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without(name: str) -> list[Damage]:
+        keys = [f"videos/{name}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
+        return [column(key, lambda row, key=key: row[key] if row["episode_index"] else None, EPISODES) for key in keys]
+
+    folder = changed(folders[3, True], tmp_path / "copy", *without(SIDE_CAMERA))
+    assert samples_of(opened(folder)) == COUNT * STEPS
+    assert said(caplog) == [f"{folder}: some episodes have no video of {SIDE_CAMERA}, which no camera reads"]
+    folder = changed(folders[3, True], tmp_path / "needed", *without(TOP))
+    refused(folder, rf"episodes 0 have no video of '{TOP}'; leave them out: `episodes: {{exclude: \[0\]}}`")
+    assert samples_of(opened(folder, episodes=Exclusion(exclude=(0,)))) == (COUNT - 1) * STEPS
+
+
+# ------------------------------------------------------------------------------------------ lerobot without finalize()
+
+
+def unfinished(listed: int) -> Damage:
+    """A folder without `finalize()`: info.json counts all episodes, and meta/episodes has the first of them, or is not
+    there."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "meta" / "info.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"total_episodes": COUNT}))
+        if listed:
+            table = pq.read_table(folder / EPISODES)
+            for name in json.loads(file.read_text())["features"]:
+                start = f"videos/{name}/from_timestamp"
+                if start in table.column_names:
+                    ends = pa.array(np.array(table[start]) + STEPS / 10)
+                    table = table.append_column(f"videos/{name}/to_timestamp", ends)
+            pq.write_table(table.slice(0, listed), folder / EPISODES)
+        else:
+            shutil.rmtree(folder / "meta" / "episodes")
+
+    return damage
+
+
+@pytest.mark.parametrize("video", [False, True])
+@pytest.mark.parametrize("listed", [0, 2])
+def test_episodes_that_lerobot_did_not_list_are_read(
+    listed: int, video: bool, folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = changed(folders[3, video], tmp_path / "copy", unfinished(listed))
+    whole, data = opened(folders[3, video]), opened(folder)
+    every = np.arange(COUNT * STEPS)
+    obs, actions = data.read_samples(every)
+    expected_obs, expected = whole.read_samples(every)
+    assert np.array_equal(actions, expected) and np.array_equal(obs.images["top"], expected_obs.images["top"])
+    (line,) = said(caplog)
+    assert line.startswith(f"{folder}: meta/ lists {listed} of 4 episodes, as lerobot leaves a folder without")
+    assert line.endswith(f"; episodes {listed}-3 are read from data/")
+
+
+def test_rows_without_an_end_are_named_as_lost(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def cut(folder: Path) -> None:
+        file = folder / DATA
+        file.write_bytes(file.read_bytes()[:-40])
+
+    folder = changed(folders[3, True], tmp_path / "none", unfinished(0), cut)
+    refused(
+        folder,
+        rf"data/ holds none; {DATA} has no end, as of a program that was killed, and its rows are lost \(its videos are whole\)",
+    )
+
+    def split(folder: Path) -> None:
+        """Episodes 0 and 1 in a file of their own, which was closed; the list is cut, too."""
+        table = pq.read_table(folder / DATA)
+        early = np.array(table["episode_index"]) < 2
+        pq.write_table(table.filter(pa.array(~early)), folder / DATA.replace("000.", "001."))
+        pq.write_table(table.filter(pa.array(early)), folder / DATA)
+        for name in (DATA.replace("000.", "001."), EPISODES):
+            (folder / name).write_bytes((folder / name).read_bytes()[:-40])
+
+    folder = changed(folders[3, False], tmp_path / "half", split)
+    assert samples_of(opened(folder)) == 2 * STEPS
+    assert "episodes 0-1 are read from data/; data/chunk-000/file-001.parquet has no end" in said(caplog)[0]
+
+
+def test_videos_that_do_not_go_with_unlisted_episodes_are_refused(folders: Any, tmp_path: Path) -> None:
+    folder = changed(folders[3, True], tmp_path / "copy", unfinished(0), shorten(3))
+    refused(folder, rf"episodes 0-3 have no video of '{TOP}'")
