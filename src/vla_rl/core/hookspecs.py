@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import AdvantageScope, Requirements, pick
+from vla_rl.core.types import AdvantageScope, DataProperties, Requirements, pick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -407,6 +407,13 @@ class Demonstrations(ABC):
         one number per dimension of the feature. Optional. Lets a model normalise by the data instead of by its
         checkpoint."""
         raise NotOffered(f"{type(self).__name__} has no statistics")
+
+    @hookspec(firstresult=True)
+    def data_properties(self) -> DataProperties:
+        """Return the frame rate and the names of the numbers of actions and states. Optional. Data sets of different
+        rates are not mixed, and names in another order than those of the simulator or the checkpoint are refused.
+        Default: nothing is known."""
+        return DataProperties()
 
 
 class RunEvents:

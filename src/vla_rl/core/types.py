@@ -248,6 +248,11 @@ class EnvInfo:
     control_hz: float | None = None
     """Actions a second in real time: `chunk_step` waits until an action is due, and reports late ones in
     `ChunkResult.late`. None: as fast as the simulator goes."""
+    action_names: tuple[str, ...] = ()
+    """Names of an action's A numbers, such as joints, in order. Data sets and checkpoints that have these names in
+    another order are refused. Empty: not known."""
+    state_names: tuple[str, ...] = ()
+    """Names of the state's S numbers, in order, as `action_names`."""
 
     @property
     def action_dim(self) -> int:
@@ -529,6 +534,19 @@ class RecordedRewards:
     does."""
     interventions: Array | None = None
     """Whether a person or an expert chose the sample's first action instead of the policy, bool [B]; None: unknown."""
+
+
+@frozen(kw_only=True)
+class DataProperties:
+    """Properties of recorded demonstrations, which are compared with the simulator, the checkpoint and further data
+    sets."""
+
+    fps: float | None = None
+    """Actions per second. None: not known."""
+    action_names: tuple[str, ...] = ()
+    """Names of an action's numbers, in order; empty: not known."""
+    state_names: tuple[str, ...] = ()
+    """Names of the state's numbers, in order; empty: not known."""
 
 
 @frozen(kw_only=True, eq=False)

@@ -46,6 +46,14 @@ def check_data(data: Demonstrations | Plugin, config: Any = None, *, env: EnvInf
             _check_variety(f, parts)
     with f.section("data_statistics"):
         _check_statistics(f, opened, env, parts)
+    with f.section("data_properties"):
+        properties = opened.data_properties()
+        for part, names, dim in (
+            ("action", properties.action_names, env.action_dim),
+            ("state", properties.state_names, env.state_dim),
+        ):
+            expected, got = f"{dim} names of the {part}'s numbers, or none", len(names)
+            f.expect(got in (0, dim), "data_properties", expected, got, "name each number, in its order")
     f.close()
 
 

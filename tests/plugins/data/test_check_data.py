@@ -11,7 +11,7 @@ from attrs import evolve
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import EnvInfo, Observation, TaskInfo
+from vla_rl.core.types import DataProperties, EnvInfo, Observation, TaskInfo
 from vla_rl.testing import check_data
 from vla_rl.testing.common.findings import CheckFailed
 from vla_rl.toolkit.data.samples import StepWindows, check_sample, statistics
@@ -170,6 +170,11 @@ class WithStatistics(Sound):
         return found
 
 
+class NamesOfOtherData(Sound):
+    def data_properties(self) -> DataProperties:
+        return DataProperties(action_names=("x", "y", "z"))
+
+
 STATISTICS = {
     "min above max": (WithStatistics("action", min=lambda s: s["max"], max=lambda s: s["min"]), "min <= max"),
     "q01 above q99": (WithStatistics("state", q01=lambda s: s["q99"], q99=lambda s: s["q01"]), "q01 <= q99"),
@@ -182,6 +187,7 @@ STATISTICS = {
     "none": (WithStatistics("action", q99=lambda s: ()), "2 numbers each"),
 }
 OTHERS = {
+    "three names": (NamesOfOtherData(), "2 names of the action's numbers, or none, got 3"),
     "one buffer": (OneBuffer(), "samples that stay as returned"),
     "state": (Counts(), "equal samples twice"),
     "last one missing": (LastOneMissing(), "reading sample 53|IndexError"),

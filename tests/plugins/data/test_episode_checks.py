@@ -16,7 +16,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
-from vla_rl.toolkit.data.episodes import AllExcept
+from vla_rl.toolkit.data.episodes import Exclusion
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -133,7 +133,9 @@ def test_a_clock_that_runs_on_over_episodes_is_refused(folders: Any, tmp_path: P
 
 
 def test_a_clock_that_jumps_is_refused(folders: Any, tmp_path: Path) -> None:
-    jumps = column("timestamp", lambda row: row["timestamp"] + 0.07 * (row["episode_index"] == 2) * (row["frame_index"] == 3))
+    jumps = column(
+        "timestamp", lambda row: row["timestamp"] + 0.07 * (row["episode_index"] == 2) * (row["frame_index"] == 3)
+    )
     refused(
         changed(folders[3, True], tmp_path / "copy", jumps),
         r"in episode 2 the clock of frame 3 says 0\.370 s, and at 10 frames a second it is due at 0\.300 s",
@@ -148,7 +150,7 @@ def test_episodes_with_another_frame_rate_are_refused(folders: Any, tmp_path: Pa
             folder,
             r"clock of episode 2 gives 3\.33 frames a second, meta/info\.json says 10, .*`episodes: {exclude: \[\"2-3\"\]}`",
         )
-        assert samples_of(opened(folder, episodes=AllExcept(exclude=("2-3",)))) == 2 * STEPS
+        assert samples_of(opened(folder, episodes=Exclusion(exclude=("2-3",)))) == 2 * STEPS
 
 
 def shorten(version: int) -> Damage:
@@ -181,7 +183,11 @@ def test_a_clip_that_is_listed_too_short_is_refused(folders: Any, tmp_path: Path
 @pytest.mark.parametrize("video", [False, True])
 @pytest.mark.parametrize(
     "changes",
-    [{"info": {"is_depth_map": True}}, {"info": {"video.is_depth_map": True}}, {"video_info": {"video.is_depth_map": True}}],
+    [
+        {"info": {"is_depth_map": True}},
+        {"info": {"video.is_depth_map": True}},
+        {"video_info": {"video.is_depth_map": True}},
+    ],
 )
 def test_depth_maps_are_no_cameras(changes: dict[str, Any], video: bool, folders: Any, tmp_path: Path) -> None:
     folder = changed(folders[3, video], tmp_path / "copy", feature(TOP, **changes))
@@ -235,17 +241,19 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_deleted_first_episode_is_told(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = changed(
-        folders[3, True], tmp_path / "copy", *(keep(lambda row: row["episode_index"], file) for file in (DATA, EPISODES))
+        folders[3, True],
+        tmp_path / "copy",
+        *(keep(lambda row: row["episode_index"], file) for file in (DATA, EPISODES)),
     )
     data = opened(folder)
     assert samples_of(data) == (COUNT - 1) * STEPS
     assert np.array_equal(data.read_samples(np.array([0]))[1][0, 0], EPISODE_LIST[1]["actions"][0])
     assert said(caplog) == [f"{folder}: 1 of the episodes 0 to 3 are not there; the others are read"]
-    refused(folder, "episodes: .* has no episode 0; it has 1-3", episodes=(0, 1))
+    refused(folder, "has no episode 0, which `episodes` names; it has 1-3", episodes=(0, 1))
 
 
 def test_places_that_are_floats_are_read(folders: Any, tmp_path: Path) -> None:
-    """As pandas writes whole numbers once a column has lacked one."""
+    """Pandas writes whole numbers like this once a column has lacked one."""
     places = ("data/chunk_index", "data/file_index", f"videos/{TOP}/file_index", f"videos/{TOP}/chunk_index", "length")
     floats = [column(name, lambda row, name=name: float(row[name]), EPISODES) for name in places]
     rows = [column(name, lambda row, name=name: float(row[name])) for name in ("episode_index", "task_index")]
@@ -256,9 +264,7 @@ def test_places_that_are_floats_are_read(folders: Any, tmp_path: Path) -> None:
     refused(changed(folders[3, True], tmp_path / "half", half), "'data/file_index' is float 0.5, a whole number")
 
 
-def test_an_episode_without_frames_is_left_out(
-    folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_episode_without_frames_is_left_out(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = keep(lambda row: row["episode_index"] != 2, DATA)
     empty = column("length", lambda row: STEPS * (row["episode_index"] != 2), EPISODES)
     folder = changed(folders[3, False], tmp_path / "copy", rows, empty)
@@ -282,14 +288,14 @@ def test_a_camera_that_no_one_asks_for_may_be_missing(
     assert said(caplog) == [f"{folder}: some episodes have no video of {SIDE_CAMERA}, which no camera reads"]
     folder = changed(folders[3, True], tmp_path / "needed", *without(TOP))
     refused(folder, rf"episodes 0 have no video of '{TOP}'; leave them out: `episodes: {{exclude: \[0\]}}`")
-    assert samples_of(opened(folder, episodes=AllExcept(exclude=(0,)))) == (COUNT - 1) * STEPS
+    assert samples_of(opened(folder, episodes=Exclusion(exclude=(0,)))) == (COUNT - 1) * STEPS
 
 
 # ------------------------------------------------------------------------------------------ lerobot without finalize()
 
 
 def unfinished(listed: int) -> Damage:
-    """As lerobot leaves a folder: info.json counts all episodes, and meta/episodes has the first of them, or is not
+    """A folder without `finalize()`: info.json counts all episodes, and meta/episodes has the first of them, or is not
     there."""
 
     def damage(folder: Path) -> None:
@@ -320,21 +326,21 @@ def test_episodes_that_lerobot_did_not_list_are_read(
     obs, actions = data.read_samples(every)
     expected_obs, expected = whole.read_samples(every)
     assert np.array_equal(actions, expected) and np.array_equal(obs.images["top"], expected_obs.images["top"])
-    assert said(caplog) == [
-        f"{folder}: meta/ lists {listed} of 4 episodes, as lerobot leaves a folder without `dataset.finalize()`; "
-        f"episodes {listed}-3 are read from data/"
-    ]
+    (line,) = said(caplog)
+    assert line.startswith(f"{folder}: meta/ lists {listed} of 4 episodes, as lerobot leaves a folder without")
+    assert line.endswith(f"; episodes {listed}-3 are read from data/")
 
 
-def test_rows_without_an_end_are_named_as_lost(
-    folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_without_an_end_are_named_as_lost(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def cut(folder: Path) -> None:
         file = folder / DATA
         file.write_bytes(file.read_bytes()[:-40])
 
     folder = changed(folders[3, True], tmp_path / "none", unfinished(0), cut)
-    refused(folder, rf"data/ holds none; {DATA} has no end, as of a program that was killed, and its rows are lost")
+    refused(
+        folder,
+        rf"data/ holds none; {DATA} has no end, as of a program that was killed, and its rows are lost \(its videos are whole\)",
+    )
 
     def split(folder: Path) -> None:
         """Episodes 0 and 1 in a file of their own, which was closed; the list is cut, too."""

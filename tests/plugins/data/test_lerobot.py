@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
@@ -18,8 +19,9 @@ from vla_rl.core.types import Context, EnvInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
 from vla_rl.runtime.start import clone, evaluate
 from vla_rl.testing import check_data
+from vla_rl.toolkit.data.samples import check_sample
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 CHUNK, STEPS = 4, 12
@@ -166,7 +168,11 @@ def _write_nan(columns: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("video", "damage", "message"),
     [
-        (True, _cut("data/*/*.parquet"), r"file-000\.parquet has no end, .*lost; .* `episodes: {exclude: \[\"0-2\"\]}`"),
+        (
+            True,
+            _cut("data/*/*.parquet"),
+            r"file-000\.parquet has no end, .*lost; .* `episodes: {exclude: \[\"0-2\"\]}`",
+        ),
         (True, _cut("videos/*/*/*.mp4"), r"file-000\.mp4 cannot be opened \("),
         (False, _parquet(lambda c: c["observation.images.wrist"][0].update(bytes=b"")), "wrist cannot be decoded"),
         (True, _parquet(_write_nan), r"action of episode 1, step 2 is not finite: \[nan, .*\(1 in all\)"),
@@ -188,15 +194,10 @@ def test_damaged_folders_are_refused(
         opened(tmp_path / "copy", recorded[0]).read_samples(np.array([0]))
 
 
-@pytest.mark.parametrize("model", ["openvla_oft", "pi0"])
-def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
-    model: str, recorded: Any, folders: Any, tmp_path: Path
-) -> None:
-    preset = {"openvla_oft": "fast", "pi0": "tiny"}[model]
-    data = {"type": "lerobot", "folder": str(folders[3, False])}
-    spec = {
+def _clone_spec(model: dict[str, Any], data: dict[str, Any], **imitation: Any) -> dict[str, Any]:
+    return {
         "name": "clone",
-        "model": {"type": model, "preset": preset},
+        "model": model,
         "env": {"type": "tabletop", "num_envs": 4},
         "rollout": {"chunk": CHUNK, "episodes": 4, "group_size": 4, "max_steps": 8},
         "algorithm": {"type": "grpo"},
@@ -204,8 +205,64 @@ def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
         "eval": {"before": False, "episodes_per_task": 1},
         "runtime": {"backend": "local"},
         "hooks": [{"type": "jsonl"}],
-        "imitation": {"data": data, "steps": 18, "lr": 3e-3, "batch": 16, "report_every": 6, "statistics": "data"},
+        "imitation": {"data": data, "lr": 3e-3, "batch": 16, **imitation},
     }
+
+
+def test_data_in_another_order_than_a_checkpoint_or_a_robot_are_refused(
+    recorded: Any, folders: Any, tmp_path: Path
+) -> None:
+    info, _ = recorded
+    folder = tmp_path / "named"
+    shutil.copytree(folders[3, False], folder)
+    file = folder / "meta" / "info.json"
+    content = json.loads(file.read_text())
+    names = [f"joint {number}" for number in range(info.action_dim)]
+    states = {f"number {place}": info.state_dim - 1 - place for place in range(info.state_dim)}  # name -> place
+    content["features"]["action"]["names"] = {"motors": names}
+    content["features"]["observation.state"]["names"] = states
+    file.write_text(json.dumps(content))
+    properties = opened(folder, info).data_properties()
+    assert properties.fps == recordings.FPS and properties.action_names == tuple(names)
+    assert properties.state_names == tuple(reversed(states))
+
+    data = opened(folder, info)
+    simulator = evolve(info, action_names=tuple(names), state_names=tuple(reversed(states)))
+    check_sample("data", data, "robot", simulator, CHUNK)
+    for part in ("action", "state"):
+        turned = evolve(simulator, **{f"{part}_names": tuple(reversed(getattr(simulator, f"{part}_names")))})
+        with pytest.raises(UserError, match=f"data and robot have the numbers of the {part} in another order"):
+            check_sample("data", data, "robot", turned, CHUNK)
+
+    saved = load("model", "pi0")
+    checkpoint = tmp_path / "checkpoint"
+    saved.build(saved.config(preset="tiny"), Context(env=info, chunk=CHUNK)).save(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | {"action_feature_names": names[::-1]}))
+    model = {"type": "pi0", "checkpoint": str(checkpoint)}
+    spec = _clone_spec(model, {"type": "lerobot", "folder": str(folder)}, steps=1)
+    with pytest.raises(UserError, match="the simulator or data have the numbers of the action in another order"):
+        clone(parse_spec(spec), tmp_path / "run", False)
+
+
+def test_another_rate_than_the_robots_is_told(recorded: Any, folders: Any, caplog: pytest.LogCaptureFixture) -> None:
+    info, _ = recorded
+    data = opened(folders[3, False], info)
+    check_sample("data", data, "robot", evolve(info, control_hz=recordings.FPS), CHUNK)
+    assert not caplog.records
+    check_sample("data", data, "robot", evolve(info, control_hz=30), CHUNK)
+    assert [record.getMessage() for record in caplog.records] == [
+        "data has 10 actions a second and robot 30: the policy will move at another speed than it was shown"
+    ]
+
+
+@pytest.mark.parametrize("model", ["openvla_oft", "pi0"])
+def test_a_clone_scales_by_the_data_and_says_so_in_its_checkpoint(
+    model: str, recorded: Any, folders: Any, tmp_path: Path
+) -> None:
+    preset = {"openvla_oft": "fast", "pi0": "tiny"}[model]
+    data = {"type": "lerobot", "folder": str(folders[3, False])}
+    spec = _clone_spec({"type": model, "preset": preset}, data, steps=18, report_every=6, statistics="data")
     results = clone(parse_spec(spec), tmp_path / "run", False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss/imitation"] for line in lines if "loss/imitation" in line]

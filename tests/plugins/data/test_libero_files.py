@@ -12,6 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
+from vla_rl.toolkit.data.episodes import Exclusion
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 h5py = pytest.importorskip("h5py")
@@ -41,8 +42,8 @@ def written(folder: Path, *lengths: int) -> Path:
     return file
 
 
-def opened(folder: Path, chunk: int = 1) -> Any:
-    return plugin.build(LiberoHDF5Config(folder=folder), Context(env=ENV, chunk=chunk))
+def opened(folder: Path, chunk: int = 1, **keys: Any) -> Any:
+    return plugin.build(LiberoHDF5Config(folder=folder, **keys), Context(env=ENV, chunk=chunk))
 
 
 def test_instructions_are_the_simulators(tmp_path: Path) -> None:
@@ -55,6 +56,21 @@ def test_instructions_are_the_simulators(tmp_path: Path) -> None:
 def test_an_episode_of_one_step_gives_no_sample(tmp_path: Path) -> None:
     written(tmp_path / "files", 1, 6)
     assert opened(tmp_path / "files").num_samples() == 5  # nothing shows what the first action of a file acted on
+
+
+def test_demonstrations_are_chosen_by_their_number(tmp_path: Path) -> None:
+    file = written(tmp_path / "files", 4, 6, 9)
+    with h5py.File(file, "a") as opened_file:
+        opened_file["data"].move("demo_2", "demo_10")  # after demo_9 in numbers, before demo_1 in letters
+    for choice, samples in (
+        (2, 3 + 5),
+        ((10,), 8),
+        (("0-1",), 3 + 5),
+        (Exclusion(exclude=(1,)), 3 + 8),
+    ):
+        assert opened(tmp_path / "files", episodes=choice).num_samples() == samples, choice
+    with pytest.raises(UserError, match=r"has no episode 2, .*; it has 0-1, 10"):
+        opened(tmp_path / "files", episodes=(0, 2))
 
 
 def without(name: str) -> Any:

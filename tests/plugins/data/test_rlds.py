@@ -14,6 +14,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
 from vla_rl.plugins.data.rlds import RLDSConfig, plugin
 from vla_rl.testing import check_data
+from vla_rl.toolkit.data.episodes import Exclusion
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 protobuf = pytest.importorskip("google.protobuf")
@@ -143,6 +144,37 @@ def test_settings(folder: Path, recorded: Any) -> None:
     assert of_the_episode.read_samples(np.array([0]))[0].instructions == (episodes[0]["instruction"],)
 
 
+def test_episodes_are_chosen_by_their_number_in_the_files(folder: Path, recorded: Any, tmp_path: Path) -> None:
+    info, episodes = recorded
+    windows = STEPS - CHUNK + 1
+    for choice, numbers in (((2,), [2]), (("0-1",), [0, 1]), (Exclusion(exclude=(1,)), [0, 2])):
+        data = opened(folder, info, episodes=choice)
+        assert data.num_samples() == len(numbers) * windows
+        _, actions = data.read_samples(np.arange(len(numbers)) * windows)
+        assert np.array_equal(actions, [episodes[number]["actions"][:CHUNK] for number in numbers])
+    for choice, message in (
+        ((7,), "has no episode 7, .*; it has 0-2"),
+        (Exclusion(exclude=("0-2",)), "`episodes` excludes all 3 episodes"),
+    ):
+        with pytest.raises(UserError, match=message):
+            opened(folder, info, episodes=choice)
+    one, two, three = map(features_of, episodes)
+    write(tmp_path, [[one, {"steps/action": two["steps/action"]}], [three]])
+    with pytest.raises(UserError, match="has no steps/is_first"):
+        opened(tmp_path, info)
+    assert opened(tmp_path, info, episodes=Exclusion(exclude=(1,))).num_samples() == 2 * windows
+
+
+def test_an_episode_without_steps_is_left_out(recorded: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    info, episodes = recorded
+    one, two, three = map(features_of, episodes)
+    empty = {name: value[:0] for name, value in two.items()}
+    write(tmp_path, [[one, empty, three]])
+    assert opened(tmp_path, info).num_samples() == 2 * (STEPS - CHUNK + 1)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.endswith("episodes 1 have no steps and are left out")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -197,7 +229,11 @@ def test_damaged_folders_are_refused(recorded: Any, tmp_path: Path, damage: Any,
         ({"steps/is_first": None}, "has no steps/is_first"),
         ({"steps/action": np.zeros(3 * STEPS - 1, np.float32)}, "action has 20 numbers in an episode of 7 steps"),
         ({"steps/language_instruction": [b"\xff"] * STEPS}, "an instruction is no UTF-8"),
-        ({"steps/language_instruction": [b"once"]}, "an episode of 7 steps has 1 instructions"),
+        (
+            {"steps/language_instruction": [b"once"]},
+            r"an episode of 7 steps has 1 instructions; repair episode 1, .*`episodes: {exclude: \[1\]}`",
+        ),
+        ({"steps/observation/image": [b"no picture"] * STEPS}, r"a picture of observation/image cannot be decoded"),
         ({"steps/observation/state": np.full((STEPS, 2), np.nan, np.float32)}, "state of episode 1, step 0 is not"),
     ],
 )
@@ -213,9 +249,10 @@ def test_damaged_episodes_are_refused(recorded: Any, tmp_path: Path, changes: An
 
 
 def test_a_picture_that_is_none_is_named_when_it_is_read(recorded: Any, tmp_path: Path) -> None:
+    """Only the first one of an episode is looked at before."""
     info, episodes = recorded
     features = features_of(episodes[0])
-    features["steps/observation/image"] = [b"no picture"] * STEPS
+    features["steps/observation/image"][2] = b"no picture"
     write(tmp_path, [[features]])
     with pytest.raises(UserError, match=r"a picture of observation/image cannot be decoded"):
-        opened(tmp_path, info).read_samples(np.array([0]))
+        opened(tmp_path, info).read_samples(np.array([2]))

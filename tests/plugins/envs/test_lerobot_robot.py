@@ -127,6 +127,7 @@ def test_targets_are_bounded_and_reached_in_steps(make, ports):
 def test_steps_add_up_within_the_bounds(make, ports):
     env = make(control="step", max_step={"shoulder.pos": 10, "elbow.pos": 2, "gripper.pos": 1}, action_bounds=[-15, 15])
     assert env.info.action_high == (10.0, 2.0, 1.0)
+    assert env.info.action_names == tuple(JOINTS)
     reset(env)
     env.chunk_step(np.full((1, 3, 3), [10, -2, 0.5], np.float32), np.array([True]), True)
     assert sent(ports) == [[10, -2, 0.5], [15, -4, 1.0], [15, -6, 1.5]]

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.trainers import ImitationStep, UpdateMetrics
-from vla_rl.core.types import Array, EnvInfo, Observation, ResetState
+from vla_rl.core.types import Array, DataProperties, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
@@ -89,6 +89,11 @@ class HostInterface(ABC):
     @abstractmethod
     def data_statistics(self) -> Any:
         """Return the normalisation statistics of the demonstrations that `open_data` opened."""
+
+    @remote(track="none")
+    @abstractmethod
+    def data_properties(self) -> DataProperties:
+        """Return the properties of the demonstrations that `open_data` opened."""
 
     @remote(track="none")
     @abstractmethod

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.plan import Plan
@@ -63,8 +63,11 @@ def start_workers(
     reads_data = imitation or trains_on_transitions(spec)
     if reads_data and fleet.learners and spec.imitation is not None and spec.imitation.data is not None:
         recorded_samples = _open_data(fleet, spec.imitation, info)
+        reader = fleet.worker_of(fleet.learners[0])
         if imitation and spec.imitation.statistics == "data" and scaling is None:
-            scaling = fleet.get(fleet.worker_of(fleet.learners[0]).call(HostInterface.data_statistics))
+            scaling = fleet.get(reader.call(HostInterface.data_statistics))
+        if not info.action_names:  # models compare the names of their checkpoints with these
+            info = evolve(info, action_names=fleet.get(reader.call(HostInterface.data_properties)).action_names)
     check_before_building(spec, plan, [worker.assignment for worker in fleet.workers], info, gpu_memory)
     hosts = [worker for worker in fleet.workers if {"policy", "learner"} & set(worker.assignment.slot.roles)]
     fleet.get_all([worker.call(HostInterface.start_model, info, scaling, imitation, folder) for worker in hosts])

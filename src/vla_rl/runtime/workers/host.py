@@ -41,7 +41,7 @@ from vla_rl.core.hookspecs import Demonstrations, VLAModel
 from vla_rl.core.run.shape import RunShape
 from vla_rl.core.spec.spec import Spec, restored_spec, trains_on_transitions
 from vla_rl.core.trainers import ModelInputs, UpdateMetrics
-from vla_rl.core.types import Array, EnvInfo
+from vla_rl.core.types import Array, DataProperties, EnvInfo
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import IMAGINED
@@ -136,6 +136,10 @@ class WorkerHost(HostInterface):
     def data_statistics(self) -> Any:
         assert self._demonstrations is not None
         return self._demonstrations.data_statistics()
+
+    def data_properties(self) -> DataProperties:
+        assert self._demonstrations is not None
+        return self._demonstrations.data_properties()
 
     def start_model(self, info: EnvInfo, scaling: Any, imitation: bool, folder: Path | None) -> None:
         @cache

@@ -29,14 +29,14 @@ def check_numbers(instance: Any, attribute: Any, numbers: Any) -> None:
 
 
 @frozen(kw_only=True)
-class AllExcept:
+class Exclusion:
     """All episodes but some."""
 
     exclude: tuple[int | str, ...] = field(validator=check_numbers)
     """Episodes to leave out: their numbers, and ranges such as "10-19" (both ends are left out)."""
 
 
-EpisodeChoice = int | tuple[int | str, ...] | AllExcept | None
+EpisodeChoice = int | tuple[int | str, ...] | Exclusion | None
 """Count of episodes from the first on; or their numbers and ranges (`[0, 2, "10-19"]`); or all but some; None: all."""
 
 
@@ -45,7 +45,7 @@ class EpisodeFilter:
 
     def __init__(self, choice: EpisodeChoice) -> None:
         self._choice = choice
-        items = choice.exclude if isinstance(choice, AllExcept) else choice if isinstance(choice, tuple) else ()
+        items = choice.exclude if isinstance(choice, Exclusion) else choice if isinstance(choice, tuple) else ()
         self._ranges = [_bounds(item) for item in items]
         self.last = max(high for _, high in self._ranges) if isinstance(choice, tuple) else None
         """Highest number that is read; None: unknown."""
@@ -74,9 +74,9 @@ class EpisodeFilter:
         for low, high in self._ranges:
             if not any(low <= number <= high for number in numbers):
                 named = f"episode {low}" if low == high else f"episodes {low} to {high}"
-                raise UserError(f"episodes: {source} has no {named}; it has {format_numbers(numbers)}")
+                raise UserError(f"{source} has no {named}, which `episodes` names; it has {format_numbers(numbers)}")
         if numbers and not any(self.takes(number, place) for place, number in enumerate(numbers)):
-            raise UserError(f"episodes: all {len(numbers)} episodes of {source} are excluded; leave some in")
+            raise UserError(f"{source}: `episodes` excludes all {len(numbers)} episodes; leave some in")
 
 
 def exclude_remedy(numbers: Iterable[int]) -> str:

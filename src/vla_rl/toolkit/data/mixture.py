@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,13 @@ import attrs
 import numpy as np
 from PIL import Image
 
+from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Observation, RecordedRewards, to_numpy
+from vla_rl.core.types import Array, DataProperties, Observation, RecordedRewards, to_numpy
+from vla_rl.toolkit.feature_names import check_order
 
+RATE = 0.01
+"""Most difference of two equal frame rates (29.97 and 30), as a share."""
 logger = logging.getLogger(__name__)
 
 
@@ -20,8 +25,10 @@ class MixedDemonstrations(Demonstrations):
     """Data sets one after the other. Their statistics, and the size of their pictures, are those of the first."""
 
     def __init__(self, parts: Sequence[Demonstrations], names: Sequence[str]) -> None:
-        """Read one sample of each data set. `names`: the data sets in words, for messages."""
+        """Read one sample of each data set. `names`: the data sets in words, for messages. Raise UserError for
+        different frame rates, and for actions or states in another order."""
         self._parts = parts
+        self._properties = _check_alike(parts, names)
         self.sizes = [part.num_samples() for part in parts]
         """Number of samples of each data set."""
         self._ends = np.cumsum(self.sizes)
@@ -72,8 +79,33 @@ class MixedDemonstrations(Demonstrations):
     def data_statistics(self) -> Mapping[str, Mapping[str, Sequence[float]]]:
         return self._parts[0].data_statistics()
 
+    def data_properties(self) -> DataProperties:
+        return self._properties
+
     def _resized(self, images: Mapping[str, Any]) -> dict[str, Array]:
         return {camera: resize(to_numpy(batch), *self._height_width[camera]) for camera, batch in images.items()}
+
+
+def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataProperties:
+    """Return the properties of the first data set that says any, compared with those of the others. Raise
+    UserError."""
+    known = DataProperties()
+    source: dict[str, str] = {}
+    for part, name in zip(parts, names, strict=True):
+        new = part.data_properties()
+        if known.fps is not None and new.fps is not None and not math.isclose(known.fps, new.fps, rel_tol=RATE):
+            raise UserError(
+                f"{source['fps']} has {known.fps:g} actions a second and {name} {new.fps:g}: one policy would learn "
+                "two speeds; leave one of them out, or resample it to the rate of the other"
+            )
+        for feature in ("action", "state"):
+            key = f"{feature}_names"
+            check_order(feature, source.get(key, ""), getattr(known, key), name, getattr(new, key))
+        for key in ("fps", "action_names", "state_names"):
+            if not getattr(known, key) and getattr(new, key):
+                known = attrs.evolve(known, **{key: getattr(new, key)})
+                source[key] = name
+    return known
 
 
 def resize(pictures: Array, height: int, width: int) -> Array:

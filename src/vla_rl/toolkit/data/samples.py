@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, to_numpy
 from vla_rl.toolkit.data.episodes import exclude_remedy
+from vla_rl.toolkit.feature_names import check_order
+
+RATE = 0.1
+"""Least difference between the rates of data and simulator that is told, as a share."""
+logger = logging.getLogger(__name__)
 
 
 class StepWindows:
@@ -92,8 +98,9 @@ def check_fit(source: str, env: EnvInfo | None, action_dim: int, state_dim: int)
 
 
 def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo, chunk: int) -> None:
-    """Raise UserError unless the first sample has the simulator's shapes and the requested chunk length. Image sizes
-    are not compared, since the model resizes images."""
+    """Raise UserError unless the first sample has the simulator's shapes and the requested chunk length, and unless
+    numbers with the simulator's names are in its order. Image sizes are not compared, since the model resizes images.
+    Log another frame rate than the simulator's."""
     if data.num_samples() < 1:
         raise UserError(f"{source} has no samples")
     obs, actions = data.read_samples(np.zeros(1, np.int64))
@@ -111,6 +118,14 @@ def check_sample(source: str, data: Demonstrations, simulator: str, env: EnvInfo
                 f"{', '.join(env.cameras)}; rollout.chunk is {chunk}); fix the data plugin, or choose its file or key "
                 f"for this simulator"
             )
+    properties = data.data_properties()
+    check_order("action", source, properties.action_names, simulator, env.action_names)
+    check_order("state", source, properties.state_names, simulator, env.state_names)
+    if env.control_hz is not None and properties.fps is not None and abs(properties.fps / env.control_hz - 1) > RATE:
+        logger.warning(
+            "%s has %g actions a second and %s %g: the policy will move at another speed than it was shown",
+            *(source, properties.fps, simulator, env.control_hz),
+        )
 
 
 def check_finite(source: str, what: str, values: Array, episodes: Array, steps: Array) -> None:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, EnvInfo, Observation, RecordedRewards, contiguous, to_numpy
+from vla_rl.core.types import Array, DataProperties, EnvInfo, Observation, RecordedRewards, contiguous, to_numpy
 
 Sizes = Mapping[str, tuple[int, ...]]
 """Image sizes by camera, (height, width)."""
@@ -116,7 +116,7 @@ def _image_flaws(indices: Array, camera: str, image: Any, sizes: Sizes) -> Itera
     elif camera in sizes and shape[1:3] != sizes[camera]:
         expected = f"{sizes[camera][0]} x {sizes[camera][1]} pixels as in other samples"
         got = f"{shape[1]} x {shape[2]}"
-        yield Flaw(where, expected, got, "resize them, or leave out those episodes")
+        yield Flaw(where, expected, got, "resize them, or leave out those episodes (the data's key `episodes`)")
 
 
 def _dtype(array: Any) -> str:
@@ -225,6 +225,9 @@ class CheckedDemonstrations(Demonstrations):
         for flaw in statistics_flaws(self._env, statistics):
             raise UserError(f"{self._source}, {flaw}")
         return statistics
+
+    def data_properties(self) -> DataProperties:
+        return self._data.data_properties()
 
     def _read(self, indices: Array) -> tuple[Observation, Array]:
         try:

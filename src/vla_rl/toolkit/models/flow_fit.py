@@ -9,6 +9,7 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.types import Context, EnvInfo
+from vla_rl.toolkit.feature_names import check_order
 from vla_rl.toolkit.models.fitting import (
     MismatchError,
     check_action_dim,
@@ -115,6 +116,16 @@ def fit_checkpoint(
     scales, shape = checkpoint.statistics, checkpoint.shape
     where = f"{checkpoint.folder} was trained"
     check_action_dim(where, scales.action.dim, env)
+    trained = checkpoint.raw.get("action_feature_names")
+    if isinstance(trained, list) and all(isinstance(name, str) for name in trained):
+        check_order(
+            "action",
+            f"checkpoint {checkpoint.folder}",
+            trained,
+            "the simulator or data",
+            env.action_names,
+            MismatchError,
+        )
     source = f"statistics of {'the demonstrations' if demonstrated is not None else checkpoint.folder}"
     bounds = zip(env.action_low, env.action_high, strict=True)
     ranges = [*list(bounds)[:relative], *scales.action.ranges()[relative:]]

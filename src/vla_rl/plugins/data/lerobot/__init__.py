@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context, Plugin
 from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
 

@@ -6,8 +6,8 @@ from vla_rl.core.spec.structure import at
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.meta import pixels_of
-from vla_rl.plugins.data.lerobot.rows import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.video import check_clips
 
 

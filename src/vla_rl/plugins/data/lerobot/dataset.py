@@ -16,12 +16,12 @@ from datasets.exceptions import DatasetGenerationError
 
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, Observation, RecordedRewards
+from vla_rl.core.types import Array, Context, DataProperties, Observation, RecordedRewards
 from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
+from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
-from vla_rl.plugins.data.lerobot.rows import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.video import Videos, check_clips
 from vla_rl.toolkit.data.pictures import check_picture, decode_picture, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
@@ -67,7 +67,8 @@ class LeRobotData(Demonstrations):
         self._reward = config.reward
         self._times = table["timestamp"].astype(np.float64)
         self._instructions = [meta.tasks[task] for task in table["task_index"].tolist()]
-        self._first, self._last = rows.first, rows.last
+        self._first = rows.first
+        self._last = rows.last
         self._clips = [episode.clips for episode in rows.episodes]
         check_clips(rows, meta.fps, {name: self._pixels[name] for name in self._filmed})
         every = self._whole or config.ends == "repeat"
@@ -77,6 +78,11 @@ class LeRobotData(Demonstrations):
         self._chosen = self._interventions(self._flags, where) if helped and self._flags is not None else None
         """Samples of the data set that are read, int64; None: all."""
         self._action_dim = action_dim
+        self._properties = DataProperties(
+            fps=None if self._whole else meta.fps,  # a row of recorded chunks is a chunk
+            action_names=meta.features[config.action].names,
+            state_names=meta.features[config.state].names if uses_state else (),
+        )
         self._where = where
         self._order = rows.order
         self._videos = Videos(meta.fps, max(self._pixels.values(), default=1))
@@ -151,14 +157,17 @@ class LeRobotData(Demonstrations):
         )
         return statistics(features)
 
+    def data_properties(self) -> DataProperties:
+        return self._properties
+
     def _check_stored(self, episode: int, name: str, item: Any) -> None:
         """Raise UserError for a stored image that cannot be decoded, by its header."""
         try:
             check_picture((item or {}).get("bytes") or b"", self._pixels[name])
         except ValueError as exc:
             raise UserError(
-                f"{self._where}: in episode {episode} an image of {name} cannot be decoded ({exc}); choose another feature in "
-                "`cameras`, or download it again"
+                f"{self._where}: in episode {episode} an image of {name} cannot be decoded ({exc}); choose another "
+                "feature in `cameras`, or download it again"
             ) from exc
 
     def _decode(self, name: str, data: bytes | None) -> Array:

@@ -56,7 +56,8 @@ def find_unlisted(info: Info, listed: Sequence[EpisodeMeta]) -> list[EpisodeMeta
     lost = ""
     if cut:
         names = ", ".join(file.relative_to(info.folder).as_posix() for file in cut)
-        lost = f"; {names} has no end, as of a program that was killed, and its rows are lost"
+        videos = " (its videos are whole)" if info.videos else ""
+        lost = f"; {names} has no end, as of a program that was killed, and its rows are lost{videos}"
     if not unlisted and not listed:
         raise UserError(
             f"{info.folder}: meta/ lists no episodes and data/ holds none{lost}; what lerobot writes is complete once "

@@ -182,7 +182,7 @@ def check_files(folder: Path, episodes: Sequence[EpisodeMeta], videos: Collectio
     if cut:
         lost = exclude_remedy(e.index for e in episodes if e.data in cut)
         raise UserError(
-            f"{sorted(cut)[0]} has no end, as of a download that was cut off, or a program that was killed before "
+            f"{min(cut)} has no end, as of a download that was cut off, or a program that was killed before "
             f"lerobot's `dataset.finalize()`: its rows are lost; download it again, or leave its episodes out: {lost}"
         )
 
@@ -271,10 +271,9 @@ def _length(line: Record) -> int | None:
 def _vector_names(feature: Record) -> tuple[str, ...]:
     """Return the names of a vector's numbers, in order: from a list, a mapping of name to place, or a mapping of parts
     to lists. Empty where there is not one text for each number."""
-    names = feature.data.get("names")
-    shape = feature.sizes("shape")
+    names, shape = feature.data.get("names"), feature.sizes("shape")
     if isinstance(names, Mapping) and all(type(place) is int for place in names.values()):
-        names = sorted(names, key=lambda name: names[name])
+        names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
     elif isinstance(names, Mapping) and all(isinstance(part, list) for part in names.values()):
         names = [name for part in names.values() for name in part]
     if not isinstance(names, list) or len(shape) != 1 or len(names) != shape[0]:

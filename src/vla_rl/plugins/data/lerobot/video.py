@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import av
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.data.lerobot.rows import EpisodeRows
+from vla_rl.plugins.data.lerobot.frames import RecordedFrames
 from vla_rl.toolkit.data.episodes import exclude_remedy
 
 OPEN_FILES = 32
@@ -67,7 +67,7 @@ class Videos:
         return self._open[path]
 
 
-def check_clips(rows: EpisodeRows, fps: float, pixels: Mapping[str, int]) -> None:
+def check_clips(rows: RecordedFrames, fps: float, pixels: Mapping[str, int]) -> None:
     """Read the header of each video file. Raise UserError for files that hold less than their episodes, or other images
     than colours of 8 bits.
 
@@ -99,7 +99,8 @@ def _read_end(path: Path, name: str, pixels: int) -> float:
     opened, and for images of more than 8 bits in one channel, which are depth maps or other measurements."""
     with open_video(path, pixels) as container:
         stream = container.streams.video[0]
-        components = stream.codec_context.format.components if stream.codec_context.format else ()
+        pixels_format: Any = stream.codec_context.format
+        components: Sequence[Any] = pixels_format.components if pixels_format else ()
         if len(components) == 1 and components[0].bits > 8:
             raise UserError(
                 f"{path} has one channel of {components[0].bits} bits, as depth maps have, and policies see colours; "

@@ -75,9 +75,7 @@ class RLDSData(Demonstrations):
             raise UserError(f"{self._where}: its files are empty")
         chosen.check(self._where, range(count))
         if empty:
-            logger.warning(
-                "%s: episodes %s have no steps and are left out", self._where, format_numbers(empty)
-            )
+            logger.warning("%s: episodes %s have no steps and are left out", self._where, format_numbers(empty))
         lengths = [len(episode.actions) for episode in self._episodes]
         self._windows = StepWindows(lengths, context.chunk if config.ends == "drop" else 1)
         self._check_numbers(lengths)

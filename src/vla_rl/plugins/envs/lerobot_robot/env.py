@@ -64,7 +64,7 @@ class RobotEnv(SimEnv):
             self._limits = TargetLimits(config, description["action"])
             self._cameras = _cameras(config, description["observation"])
             self._state = _state(config, description["observation"])
-            self.info = _env_info(config, self._limits, self._cameras, len(self._state))
+            self.info = _env_info(config, self._limits, self._cameras, self._state)
             self._panel: Panel | None = None
             if config.reset is not None:
                 self._panel = open_panel(config.reset, "env.reset")
@@ -296,7 +296,7 @@ def _state(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> tuple[str
 
 
 def _env_info(
-    config: LeRobotRobotConfig, limits: TargetLimits, cameras: Mapping[str, tuple[int, int]], state_dim: int
+    config: LeRobotRobotConfig, limits: TargetLimits, cameras: Mapping[str, tuple[int, int]], state: tuple[str, ...]
 ) -> EnvInfo:
     max_steps = max(1, round(config.episode_seconds * config.control_hz))
     tasks = [
@@ -312,7 +312,7 @@ def _env_info(
     )
     return EnvInfo(
         cameras=cameras,
-        state_dim=state_dim,
+        state_dim=len(state),
         action_low=tuple(low.tolist()),
         action_high=tuple(high.tolist()),
         tasks=tuple(tasks),
@@ -321,4 +321,6 @@ def _env_info(
         fixed_states=False,
         takeovers=config.teleoperator is not None,
         control_hz=config.control_hz,
+        action_names=limits.names,
+        state_names=state,
     )

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True, eq=False)
-class EpisodeRows:
+class RecordedFrames:
     """Rows of the chosen episodes, episode by episode and frame by frame."""
 
     episodes: list[EpisodeMeta]
@@ -69,12 +69,12 @@ def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Col
     gaps = max(numbers) + 1 - len(numbers)
     empty = [episode.index for episode in episodes if episode.length == 0]
     unused = {name for name in meta.videos if any(name not in e.clips for e in episodes if e.length != 0)}
-    for found, text in (
+    for left_out, text in (
         (gaps, f"{gaps} of the episodes 0 to {max(numbers)} are not there; the others are read"),
         (empty, f"episodes {format_numbers(empty)} have no frames and are left out"),
         (unused, f"some episodes have no video of {', '.join(sorted(unused))}, which no camera reads"),
     ):
-        if found:
+        if left_out:
             logger.warning("%s: %s", folder, text)
     if len(empty) == len(episodes):
         raise UserError(f"{folder}: none of the chosen episodes has frames")
@@ -83,7 +83,7 @@ def choose_episodes(folder: Path, meta: Meta, choice: EpisodeChoice, videos: Col
 
 def read_rows(
     folder: Path, meta: Meta, episodes: Sequence[EpisodeMeta], columns: dict[str, int], videos: Collection[str]
-) -> EpisodeRows:
+) -> RecordedFrames:
     """Read the rows of these episodes. Raise UserError for missing files, for episodes with other rows than `meta/`
     says, and for clocks that do not fit.
 
@@ -104,7 +104,7 @@ def read_rows(
         raise UserError(f"{where}: rows are of tasks {unknown}, which meta/ does not name; download it again")
     indices, first = np.unique(table["episode_index"], return_index=True)
     of_index = {episode.index: episode for episode in episodes}
-    rows = EpisodeRows(
+    rows = RecordedFrames(
         episodes=[of_index[index] for index in indices.tolist()], files=files, table=table, order=order, first=first
     )
     _check_clocks(where, rows, meta.fps, bool(videos))
@@ -149,8 +149,8 @@ def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeM
         episode = different[0]
         listed = "it" if episode.length is None else f"{episode.length} of them"
         raise UserError(
-            f"{where}: there are {rows.get(episode.index, 'no')} rows of episode {episode.index}, meta/ lists {listed}; "
-            f"download it again, or leave such episodes out: {exclude_remedy(e.index for e in different)}"
+            f"{where}: there are {rows.get(episode.index, 'no')} rows of episode {episode.index}, meta/ lists "
+            f"{listed}; download it again, or leave such episodes out: {exclude_remedy(e.index for e in different)}"
         )
     jumps = np.flatnonzero((np.diff(table["episode_index"]) == 0) & (np.diff(table["frame_index"]) != 1))
     if len(jumps):
@@ -162,9 +162,9 @@ def _check_rows(where: str, table: dict[str, Array], episodes: Sequence[EpisodeM
         )
 
 
-def _check_clocks(where: str, rows: EpisodeRows, fps: float, films: bool) -> None:
+def _check_clocks(where: str, rows: RecordedFrames, fps: float, by_clock: bool) -> None:
     """Raise UserError for episodes with another frame rate than the data set's and, where frames of videos are found by
-    the clock (`films`), for a clock that does not begin with its episode, or that jumps."""
+    the clock (`by_clock`), for a clock that does not begin with its episode, or that jumps."""
     times, frames = rows.table["timestamp"].astype(np.float64), rows.table["frame_index"]
     starts, ends, indices = times[rows.first], times[rows.last], np.array([e.index for e in rows.episodes])
     spans = (frames[rows.last] - frames[rows.first]) / fps
@@ -177,7 +177,7 @@ def _check_clocks(where: str, rows: EpisodeRows, fps: float, films: bool) -> Non
             f"{where}: the clock of episode {indices[episode]} gives {rate} frames a second, meta/info.json says "
             f"{fps:g}, and one policy cannot learn both; {_repair(indices[other])}"
         )
-    if not films:
+    if not by_clock:
         return
     running = abs(starts - frames[rows.first] / fps) > 0.5 / fps
     if running.any():

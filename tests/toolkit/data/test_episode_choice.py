@@ -1,0 +1,83 @@
+"""The key `episodes` of data plugins: counts, lists with ranges, exclusions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.spec.structure import Problems, Structurer
+from vla_rl.toolkit.data.episodes import EpisodeChoice, EpisodeFilter, Exclusion, check_numbers, exclude_remedy
+
+NUMBERS = [1, 2, 3, 5, 6, 9]  # episodes 0, 4, 7 and 8 were deleted
+
+
+@frozen(kw_only=True)
+class Config:
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+
+
+def read(value: Any) -> EpisodeChoice:
+    return Structurer().read({"episodes": value}, Config).episodes
+
+
+@pytest.mark.parametrize(
+    ("value", "chosen"),
+    [
+        (None, NUMBERS),
+        (2, [1, 2]),
+        (100, NUMBERS),
+        ([6, 2], [2, 6]),
+        ([2, "5-7"], [2, 5, 6]),
+        ({"exclude": [2]}, [1, 3, 5, 6, 9]),
+        ({"exclude": ["1-3", 9]}, [5, 6]),
+    ],
+)
+def test_what_is_chosen(value: Any, chosen: list[int]) -> None:
+    assert EpisodeFilter(read(value)).select("set", NUMBERS) == chosen
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0, "0 is below 1"),
+        ([], "is an empty list"),
+        ([-1], "-1 is not an episode"),
+        (["7-3"], "'7-3' is not an episode; give numbers from 0 on, and ranges"),
+        (["all"], "'all' is not an episode"),
+        ({"exclude": [], "first": 2}, "unknown key"),
+        ({"exclude": []}, "is an empty list"),
+        ("0-3", "expected int or tuple or Exclusion"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(value: Any, message: str) -> None:
+    with pytest.raises(Problems) as error:
+        read(value)
+    assert message in str(error.value)
+
+
+def test_episodes_that_are_not_there_are_refused() -> None:
+    for value, message in (
+        ([1, 4], "set has no episode 4, which `episodes` names; it has 1-3, 5-6, 9"),
+        (["7-8"], "set has no episodes 7 to 8"),
+        ({"exclude": [40]}, "set has no episode 40"),
+        ({"exclude": ["0-9"]}, "set: `episodes` excludes all 6 episodes"),
+    ):
+        with pytest.raises(UserError, match=message):
+            EpisodeFilter(read(value)).select("set", NUMBERS)
+
+
+def test_a_reader_in_order_knows_when_to_stop() -> None:
+    assert [EpisodeFilter(2).is_past(n, n) for n in range(3)] == [False, False, True]
+    assert [EpisodeFilter((1, "0-0")).is_past(n, n) for n in range(3)] == [False, False, True]
+    assert not EpisodeFilter(Exclusion(exclude=(0,))).is_past(99, 99)
+
+
+def test_a_remedy_is_a_key_that_pastes() -> None:
+    import yaml
+
+    text = exclude_remedy([7, 3, 8, 9, 12])
+    assert text == '`episodes: {exclude: [3, "7-9", 12]}`'
+    assert read(yaml.safe_load(text.strip("`"))["episodes"]) == Exclusion(exclude=(3, "7-9", 12))
