@@ -18,7 +18,7 @@ from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
 from vla_rl.toolkit.data.episodes import Exclusion
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 SIDE, STEPS, COUNT = 32, 8, 4

@@ -21,7 +21,7 @@ from vla_rl.runtime.start import clone, evaluate
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.samples import check_sample
 
-recordings = pytest.importorskip("recordings", reason="needs the extra: pip install 'vla-rl[data]'")
+recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")
 pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 CHUNK, STEPS = 4, 12
