@@ -1,0 +1,238 @@
+"""Changes of one number of an update's data, after each of which an update has to lead to other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+
+from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, TransitionsData
+from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
+from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.trainer_checks.cases import Cases
+from vla_rl.testing.trainer_checks.samples import made_up_data
+
+UPDATES = 3
+ROW = 1
+"""Sample that is changed; it belongs to the second of two optimiser steps."""
+Change = Callable[[Any], Any]
+"""Function of an update's data that returns them with a change."""
+
+
+@frozen
+class Question:
+    """Something that an update has to depend on."""
+
+    what: str
+    change: Change
+    remedy: str
+
+
+def check_dependence(f: Findings, cases: Cases) -> None:
+    """Change each part of the data in turn, and compare the weights after some updates."""
+    if cases.kind is TrainingData.TRAJECTORIES:
+        _check_trajectories(f, cases)
+    elif cases.kind is TrainingData.TRANSITIONS:
+        _check_transitions(f, cases)
+    else:
+        _check_demonstrations(f, cases)
+
+
+@frozen
+class _Answers:
+    """The weights that updates lead to, with and without changes of their data."""
+
+    f: Findings
+    cases: Cases
+    train: Mapping[str, Any]
+    from_images: bool = False
+    base: Change = lambda data: data
+    """Change of the data in both."""
+
+    def depends_on(self, change: Change, only: int | None = None) -> bool:
+        """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
+        None: those of all."""
+        one, other = self._weights(lambda data: data, only), self._weights(change, only)
+        return any(not torch.equal(one[name], other[name]) for name in one)
+
+    def expect(self, question: Question, only: int | None = None) -> None:
+        """Record a finding unless the weights depend on it."""
+        expected = f"other weights after other data ({question.what})"
+        self.f.expect(self.depends_on(question.change, only), "update", expected, "the same", question.remedy)
+
+    def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
+        case = self.cases.make(2, train=self.train, from_images=self.from_images)
+        for number in range(1, UPDATES + 1):
+            data = self.base(made_up_data(case, number, steps=2))
+            case.trainer.update(change(data) if only in (None, number) else data)
+        return case.weights()
+
+
+# ---------------------------------------------------------------------------------------------------- trajectories
+
+
+def _check_trajectories(f: Findings, cases: Cases) -> None:
+    answers = _Answers(f, cases, {"lr_schedule": "linear", "steps": 2 * UPDATES})
+    answers.expect(Question("advantages", _changed_field("advantages", np.negative), "multiply the loss by them"))
+    answers.expect(Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own"))
+    schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
+    answers.expect(Question("the training step, and with it train.lr_schedule", _later_step, schedule))
+    case = cases.make()
+    case.trainer.update(made_up_data(case, 1))
+    if case.algorithm.calls:  # else the trainer has a loss of its own
+        remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
+        answers.expect(Question("weights", _changed_field("weights", lambda x: x + 1), remedy))
+        answers.expect(Question("log_probs of the policy that acted", _changed_field("log_probs", lambda x: x - 1), remedy))
+        answers.expect(Question("valid", _changed_field("valid", np.logical_not), remedy))
+        answers.expect(Question("returns", _changed_field("returns", lambda x: x + 1), remedy))
+
+
+def _changed_field(name: str, change: Callable[[Array], Array]) -> Change:
+    def changed(data: TrajectoryData) -> TrajectoryData:
+        array = np.array(data.fields[name])
+        array[ROW] = change(array[ROW])
+        return evolve(data, fields={**data.fields, name: array})
+
+    return changed
+
+
+def _other_sample(data: TrajectoryData) -> TrajectoryData:
+    first, second = data.steps
+    part, *rest = second.micro_batches
+    part = np.array(part)
+    part[0] = first.micro_batches[0][0]
+    return evolve(data, steps=[first, evolve(second, micro_batches=(part, *rest))])
+
+
+def _later_step(data: TrajectoryData) -> TrajectoryData:
+    return evolve(data, step=data.step + 1)
+
+
+# -------------------------------------------------------------------------------------------------- demonstrations
+
+
+def _check_demonstrations(f: Findings, cases: Cases) -> None:
+    answers = _Answers(f, cases, {})
+    answers.expect(Question("actions", _turned_actions(answers.cases), "clone the actions of the recording"))
+    answers.expect(Question("samples of the second optimiser step", _other_index, "make all steps, each on its own"))
+    answers.expect(Question("ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)"))
+    if cases.kind is TrainingData.RECORDINGS:
+        remedy = "read them by `Demonstrations.read_rewards`"
+        answers.expect(Question("rewards", _other_rewards, remedy))
+        answers.expect(Question("the ends of episodes, by `following`", _earlier_end, remedy))
+    remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
+    augmented = Question("ImitationStep.augment", _augmented, remedy)
+    _Answers(f, cases, {}, from_images=True).expect(augmented)
+
+
+def _turned_actions(cases: Cases) -> Change:
+    info = cases.make().trained.info
+
+    def turned(data: DemonstrationsData) -> DemonstrationsData:
+        actions = np.array(data.demonstrations.actions)  # type: ignore[union-attr]
+        actions[-ROW] = _opposite(info, actions[-ROW])
+        return evolve(data, demonstrations=evolve(data.demonstrations, actions=actions))
+
+    return turned
+
+
+def _opposite(info: EnvInfo, actions: Array) -> Array:
+    """Return the actions as far from the other end of their range."""
+    return (np.array(info.action_low) + np.array(info.action_high) - actions).astype(np.float32)
+
+
+def _other_index(data: DemonstrationsData) -> DemonstrationsData:
+    first, second = data.steps
+    indices = np.array(second.indices)
+    indices[0] = first.indices[0]
+    return evolve(data, steps=[first, evolve(second, indices=indices)])
+
+
+def _higher_rate(data: DemonstrationsData) -> DemonstrationsData:
+    return evolve(data, steps=[evolve(step, lr=2 * step.lr) for step in data.steps])
+
+
+def _other_rewards(data: DemonstrationsData) -> DemonstrationsData:
+    rewards = np.array(data.demonstrations.rewards)  # type: ignore[union-attr]
+    rewards[-ROW] += 0.5
+    return evolve(data, demonstrations=evolve(data.demonstrations, rewards=rewards))
+
+
+def _earlier_end(data: DemonstrationsData) -> DemonstrationsData:
+    following = np.array(data.demonstrations.following)  # type: ignore[union-attr]
+    following[ROW] = -1
+    return evolve(data, demonstrations=evolve(data.demonstrations, following=following))
+
+
+def _augmented(data: DemonstrationsData) -> DemonstrationsData:
+    return evolve(data, steps=[evolve(step, augment=AugmentSpec(random_brightness=0.5)) for step in data.steps])
+
+
+# ---------------------------------------------------------------------------------------------------- transitions
+
+
+def _check_transitions(f: Findings, cases: Cases) -> None:
+    """Check what a trainer of transitions learns from: labels of an expert, rewards, or whoever takes over."""
+    answers = _Answers(f, cases, {})
+    info = cases.make().trained.info
+    later = Question("transitions of a later update", _other_frames, "keep the new transitions of each update")
+    answers.expect(later, only=UPDATES)
+    if cases.plugin.expert_share is not None:
+        answers.expect(Question("expert_actions", _turned("expert_actions", info), "clone the labels"))
+        return
+    remedy = "learn from what was executed, whoever chose it"
+    answers.expect(Question("actions, and the policy's extras", _turned("actions", info), remedy))
+    if not answers.depends_on(_more_reward(slice(None))):
+        remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
+        answers.expect(Question("source, and rewards", _other_source, remedy))
+        return
+    remedy = "add up the rewards of all actions of a chunk, discounted"
+    answers.expect(Question("reward of a chunk's last action", _more_reward(slice(-1, None)), remedy))
+    remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
+    answers.expect(Question("terminated", _never_terminated, remedy))
+    endless = _Answers(f, cases, {}, base=_never_terminated)
+    endless.expect(Question("what follows chunks that did not terminate", _other_following, remedy))
+
+
+def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:
+    return evolve(data, transitions=evolve(data.transitions, **changes))
+
+
+def _other_frames(data: TransitionsData) -> TransitionsData:
+    frames = data.transitions.frames  # type: ignore[union-attr]
+    return _transitions_with(data, frames=evolve(frames, state=-np.asarray(frames.state)))
+
+
+def _turned(name: str, info: EnvInfo) -> Change:
+    def turned(data: TransitionsData) -> TransitionsData:
+        extras = {key: -array for key, array in data.transitions.extras.items()}  # type: ignore[union-attr]
+        return _transitions_with(data, **{name: _opposite(info, getattr(data.transitions, name))}, extras=extras)
+
+    return turned
+
+
+def _more_reward(of_actions: slice) -> Change:
+    def rewarded(data: TransitionsData) -> TransitionsData:
+        rewards = np.array(data.transitions.rewards)  # type: ignore[union-attr]
+        rewards[::2, of_actions] += 1
+        return _transitions_with(data, rewards=rewards)
+
+    return rewarded
+
+
+def _never_terminated(data: TransitionsData) -> TransitionsData:
+    return _transitions_with(data, terminated=np.zeros_like(data.transitions.terminated))  # type: ignore[union-attr]
+
+
+def _other_following(data: TransitionsData) -> TransitionsData:
+    return _transitions_with(data, following=np.roll(data.transitions.following, 3))  # type: ignore[union-attr]
+
+
+def _other_source(data: TransitionsData) -> TransitionsData:
+    source = np.asarray(data.transitions.source)  # type: ignore[union-attr]
+    others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
+    return _transitions_with(data, source=others.astype(np.int8))
