@@ -68,12 +68,12 @@ class BinPolicy(LinearModel):
 
     def __init__(self, info: EnvInfo, suffix: str, *, critic: bool) -> None:
         self._suffix = suffix
-        seen = evolve(info, state_dim=2 * info.state_dim) if suffix else info
+        seen = evolve(info, state_dim=2 * info.state_dim) if suffix else info  # features twice: with the suffix, or 0
         super().__init__(seen, CHUNK, values="chunk" if critic else "none")
 
     def _features(self, obs: Observation) -> torch.Tensor:
         features = super()._features(obs)
-        if not self._suffix:
+        if not self._suffix or not self._has_state:
             return features
         has_suffix = torch.tensor([[float(text.endswith(self._suffix))] for text in obs.instructions])
         return torch.cat([features, has_suffix * features], dim=1)
@@ -190,7 +190,7 @@ class Cases:
             shutil.copytree(files, folder)
         spec = TrainSpec(**{"steps": 4, "lr": 1e-2, "micro_batch": micro_batch, "max_grad_norm": None, **(train or {})})
         info = evolve(
-            synthetic.env_info(cameras=1, state_dim=0 if from_images else 4),
+            synthetic.env_info(cameras=1, pixels=32, state_dim=0 if from_images else 4),
             takeovers=self.kind is TrainingData.TRANSITIONS,
         )
         trained = TrainedModel(self._policy(info), spec, name="linear", device="cpu", info=info, acting=True)

@@ -1,4 +1,4 @@
-"""Changes of one number of an update's data, after each of which an update has to lead to other weights."""
+"""Changes of single parts of an update's data, after which updates have to lead to other weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions
 from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.trainer_checks.cases import Cases
-from vla_rl.testing.trainer_checks.samples import made_up_data
+from vla_rl.testing.trainer_checks.samples import Lesson, made_up_data
 
 UPDATES = 3
+"""Updates of two optimiser steps each; those of transitions are two."""
+MICRO_BATCH = 4
 ROW = 1
 """Sample that is changed; it belongs to the second of two optimiser steps."""
 Change = Callable[[Any], Any]
@@ -42,32 +44,50 @@ def check_dependence(f: Findings, cases: Cases) -> None:
         _check_demonstrations(f, cases)
 
 
-@frozen
+def unchanged(data: Any) -> Any:
+    """Return the data."""
+    return data
+
+
 class _Answers:
     """The weights that updates lead to, with and without changes of their data."""
 
-    f: Findings
-    cases: Cases
-    train: Mapping[str, Any]
-    from_images: bool = False
-    base: Change = lambda data: data
-    """Change of the data in both."""
+    def __init__(
+        self,
+        cases: Cases,
+        *,
+        train: Mapping[str, Any] | None = None,
+        from_images: bool = False,
+        base: Change = unchanged,
+    ) -> None:
+        """Make the updates without a change.
 
-    def depends_on(self, change: Change, only: int | None = None) -> bool:
+        Args:
+            train, from_images: as `Cases.make` takes them.
+            base: change of the data with which others are compared.
+        """
+        self._cases = cases
+        self._train = train
+        self._from_images = from_images
+        self._base = base
+        self._updates = 2 if cases.kind is TrainingData.TRANSITIONS else UPDATES
+        self._first = self._weights(unchanged, None)
+
+    def depend_on(self, change: Change, only: int | None = None) -> bool:
         """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
         None: those of all."""
-        one, other = self._weights(lambda data: data, only), self._weights(change, only)
-        return any(not torch.equal(one[name], other[name]) for name in one)
+        weights = self._weights(change, only)
+        return any(not torch.equal(tensor, weights[name]) for name, tensor in self._first.items())
 
-    def expect(self, question: Question, only: int | None = None) -> None:
+    def expect(self, f: Findings, question: Question, only: int | None = None) -> None:
         """Record a finding unless the weights depend on it."""
         expected = f"other weights after other data ({question.what})"
-        self.f.expect(self.depends_on(question.change, only), "update", expected, "the same", question.remedy)
+        f.expect(self.depend_on(question.change, only), "update", expected, "the same", question.remedy)
 
     def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
-        case = self.cases.make(2, train=self.train, from_images=self.from_images)
-        for number in range(1, UPDATES + 1):
-            data = self.base(made_up_data(case, number, steps=2))
+        case = self._cases.make(MICRO_BATCH, train=self._train, from_images=self._from_images)
+        for number in range(1, self._updates + 1):
+            data = self._base(made_up_data(case, number, steps=2))
             case.trainer.update(change(data) if only in (None, number) else data)
         return case.weights()
 
@@ -76,19 +96,19 @@ class _Answers:
 
 
 def _check_trajectories(f: Findings, cases: Cases) -> None:
-    answers = _Answers(f, cases, {"lr_schedule": "linear", "steps": 2 * UPDATES})
-    answers.expect(Question("advantages", _changed_field("advantages", np.negative), "multiply the loss by them"))
-    answers.expect(Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own"))
+    answers = _Answers(cases, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
+    answers.expect(f, Question("advantages", _changed_field("advantages", np.negative), "multiply the loss by them"))
+    answers.expect(f, Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own"))
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
-    answers.expect(Question("the training step, and with it train.lr_schedule", _later_step, schedule))
+    answers.expect(f, Question("the training step, and with it train.lr_schedule", _later_step, schedule))
     case = cases.make()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has a loss of its own
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
-        answers.expect(Question("weights", _changed_field("weights", lambda x: x + 1), remedy))
-        answers.expect(Question("log_probs of the policy that acted", _changed_field("log_probs", lambda x: x - 1), remedy))
-        answers.expect(Question("valid", _changed_field("valid", np.logical_not), remedy))
-        answers.expect(Question("returns", _changed_field("returns", lambda x: x + 1), remedy))
+        answers.expect(f, Question("weights", _changed_field("weights", lambda x: x + 1), remedy))
+        answers.expect(f, Question("log_probs of the policy that acted", _changed_field("log_probs", lambda x: x - 1), remedy))
+        answers.expect(f, Question("valid", _changed_field("valid", np.logical_not), remedy))
+        answers.expect(f, Question("returns", _changed_field("returns", lambda x: x + 1), remedy))
 
 
 def _changed_field(name: str, change: Callable[[Array], Array]) -> Change:
@@ -116,17 +136,17 @@ def _later_step(data: TrajectoryData) -> TrajectoryData:
 
 
 def _check_demonstrations(f: Findings, cases: Cases) -> None:
-    answers = _Answers(f, cases, {})
-    answers.expect(Question("actions", _turned_actions(answers.cases), "clone the actions of the recording"))
-    answers.expect(Question("samples of the second optimiser step", _other_index, "make all steps, each on its own"))
-    answers.expect(Question("ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)"))
+    answers = _Answers(cases)
+    answers.expect(f, Question("actions", _turned_actions(cases), "clone the actions of the recording"))
+    answers.expect(f, Question("samples of the second optimiser step", _other_index, "make all steps, each on its own"))
+    answers.expect(f, Question("ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)"))
     if cases.kind is TrainingData.RECORDINGS:
         remedy = "read them by `Demonstrations.read_rewards`"
-        answers.expect(Question("rewards", _other_rewards, remedy))
-        answers.expect(Question("the ends of episodes, by `following`", _earlier_end, remedy))
+        answers.expect(f, Question("rewards", _other_rewards, remedy))
+        answers.expect(f, Question("the ends of episodes, by `following`", _earlier_end, remedy))
     remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
     augmented = Question("ImitationStep.augment", _augmented, remedy)
-    _Answers(f, cases, {}, from_images=True).expect(augmented)
+    _Answers(cases, from_images=True).expect(f, augmented)
 
 
 def _turned_actions(cases: Cases) -> Change:
@@ -176,26 +196,36 @@ def _augmented(data: DemonstrationsData) -> DemonstrationsData:
 
 
 def _check_transitions(f: Findings, cases: Cases) -> None:
-    """Check what a trainer of transitions learns from: labels of an expert, rewards, or whoever takes over."""
-    answers = _Answers(f, cases, {})
+    """Check that a trainer of transitions depends on all parts of what it learns from."""
+    answers = _Answers(cases)
     info = cases.make().trained.info
     later = Question("transitions of a later update", _other_frames, "keep the new transitions of each update")
-    answers.expect(later, only=UPDATES)
-    if cases.plugin.expert_share is not None:
-        answers.expect(Question("expert_actions", _turned("expert_actions", info), "clone the labels"))
+    answers.expect(f, later, only=2)
+    lesson = lesson_of(cases)
+    if lesson is Lesson.LABELS:
+        answers.expect(f, Question("expert_actions", _turned("expert_actions", info), "clone the labels"))
         return
     remedy = "learn from what was executed, whoever chose it"
-    answers.expect(Question("actions, and the policy's extras", _turned("actions", info), remedy))
-    if not answers.depends_on(_more_reward(slice(None))):
+    answers.expect(f, Question("actions, and the policy's extras", _turned("actions", info), remedy))
+    if lesson is Lesson.TAKEOVERS:
         remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
-        answers.expect(Question("source, and rewards", _other_source, remedy))
+        answers.expect(f, Question("source, and rewards", _other_source, remedy))
         return
     remedy = "add up the rewards of all actions of a chunk, discounted"
-    answers.expect(Question("reward of a chunk's last action", _more_reward(slice(-1, None)), remedy))
+    answers.expect(f, Question("reward of a chunk's last action", _more_reward(slice(-1, None)), remedy))
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
-    answers.expect(Question("terminated", _never_terminated, remedy))
-    endless = _Answers(f, cases, {}, base=_never_terminated)
-    endless.expect(Question("what follows chunks that did not terminate", _other_following, remedy))
+    answers.expect(f, Question("terminated", _never_terminated, remedy))
+    endless = _Answers(cases, base=_never_terminated)
+    endless.expect(f, Question("what follows chunks that did not terminate", _other_following, remedy))
+
+
+def lesson_of(cases: Cases) -> Lesson:
+    """Return what a trainer learns from. One of transitions that does not depend on rewards learns from takeovers."""
+    if cases.kind is not TrainingData.TRANSITIONS:
+        return Lesson.REWARDS if cases.kind is not TrainingData.DEMONSTRATIONS else Lesson.LABELS
+    if cases.plugin.expert_share is not None:
+        return Lesson.LABELS
+    return Lesson.REWARDS if _Answers(cases).depend_on(_more_reward(slice(None))) else Lesson.TAKEOVERS
 
 
 def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:

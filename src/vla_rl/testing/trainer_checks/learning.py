@@ -14,10 +14,11 @@ from vla_rl.core.trainers import TrajectoryData, TrajectoryPart
 from vla_rl.core.types import Array, TrainingData
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.trainer_checks.cases import SAMPLES, Case, Cases, Rank, copied_state
-from vla_rl.testing.trainer_checks.samples import bandit_data, bandit_observation, made_up_data
+from vla_rl.testing.trainer_checks.dependence import lesson_of
+from vla_rl.testing.trainer_checks.samples import Lesson, bandit_data, bandit_observation, made_up_data
 
 UPDATES = 5
-"""Updates of a bandit."""
+"""Updates of a bandit; those of transitions are three."""
 TOLERANCE = 1e-5
 """Tolerance on gradients, relative to the largest: sums in another order."""
 
@@ -27,7 +28,9 @@ TOLERANCE = 1e-5
 
 def check_bandit(f: Findings, cases: Cases) -> None:
     """Train on two bandits that reward opposite actions. All else is equal in them, random numbers too."""
-    one, other = (_trained_case(f, cases, good) for good in (1, -1))
+    lesson = lesson_of(cases)
+    updates = 3 if cases.kind is TrainingData.TRANSITIONS else UPDATES
+    one, other = (_trained_case(f, cases, lesson, good, updates) for good in (1, -1))
     states = np.tile([1, -1], 8)
     obs = bandit_observation(one.trained.info, states, 0)
     difference = one.trained.model.leaning(obs) - other.trained.model.leaning(obs)  # type: ignore[attr-defined]
@@ -35,21 +38,21 @@ def check_bandit(f: Findings, cases: Cases) -> None:
     f.expect(
         preference > 0,
         "update",
-        f"a policy that comes nearer to what is rewarded, labelled or demonstrated, within {UPDATES} updates",
+        f"a policy that comes nearer to what is rewarded, labelled or demonstrated, within {updates} updates",
         "no change" if preference == 0 else f"one that leaves it (by {-preference:.2g} of half an action's range)",
         "mind the sign of the loss, and that observations, actions and rewards of one sample stay together",
     )
 
 
-def _trained_case(f: Findings, cases: Cases, good: int) -> Case:
+def _trained_case(f: Findings, cases: Cases, lesson: Lesson, good: int, updates: int) -> Case:
     """Return a trainer after some updates. Record findings on networks that do not move, and on targets."""
     case = cases.make(SAMPLES)
     modules, targets = dict(case.trainer.modules()), dict(case.trainer.targets())
     first = {name: copied_state(module) for name, module in modules.items()}
     follows = {name: _Following(name, target, modules) for name, target in targets.items()}
     data = None
-    for number in range(1, UPDATES + 1):
-        data = bandit_data(case, number, good, data.demonstrations if case.clones and data else None)
+    for number in range(1, updates + 1):
+        data = bandit_data(case, number, good, lesson, data.demonstrations if case.clones and data else None)
         case.trainer.update(data)
         for following in follows.values():
             following.look()
@@ -57,12 +60,12 @@ def _trained_case(f: Findings, cases: Cases, good: int) -> Case:
         f.expect(
             _differs(first[name], module.state_dict()),
             "modules",
-            f"other weights of {name!r} after {UPDATES} updates",
+            f"other weights of {name!r} after {updates} updates",
             "the same",
             "train what `modules` returns; for this check give settings with which that begins at once",
         )
     for following in follows.values():
-        following.check(f)
+        following.check(f, updates)
     return case
 
 
@@ -81,11 +84,11 @@ class _Following:
         if self._trained is not None:
             self._lags |= _differs(self._target.state_dict(), self._trained.state_dict())
 
-    def check(self, f: Findings) -> None:
+    def check(self, f: Findings, updates: int) -> None:
         now = self._target.state_dict()
         remedy = "let it follow after each update (vla_rl.toolkit.trainers.critics.follow)"
         moves = _differs(self._first, now)
-        expected = f"other weights of {self._name!r} after {UPDATES} updates"
+        expected = f"other weights of {self._name!r} after {updates} updates"
         if not f.expect(moves, "targets", expected, "the same", remedy) or self._trained is None:
             return
         expected = f"{self._name!r} to move less than the network that it follows"

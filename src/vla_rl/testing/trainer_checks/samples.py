@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,17 @@ from vla_rl.testing.trainer_checks.cases import CHUNK, SAMPLES, Case
 
 RATE = 1e-2
 """Learning rate of optimiser steps on demonstrations."""
+
+
+class Lesson(Enum):
+    """What a trainer learns from."""
+
+    REWARDS = "rewards"
+    """Rewards, or advantages."""
+    LABELS = "labels"
+    """Actions of demonstrations, or of an expert."""
+    TAKEOVERS = "takeovers"
+    """Actions of whoever takes over."""
 
 
 @define(eq=False)
@@ -78,13 +90,14 @@ def made_up_data(case: Case, number: int, samples: Array | None = None, steps: i
     return _trajectories(case, number, obs, chunk, advantages, own, steps)
 
 
-def bandit_data(case: Case, number: int, good: int, recording: Recording | None = None) -> Any:
+def bandit_data(case: Case, number: int, good: int, lesson: Lesson, recording: Recording | None = None) -> Any:
     """Return the data of an update (from 1) in which an action is good if its sign is `good` (1 or -1) times the
     state's. The sign of an action says whether all of its numbers are at the upper or the lower bounds.
 
     Neighbours in the data differ in such a way that to mistake one for the other turns most of what is learnt round.
 
     Args:
+        lesson: what the trainer learns from. Good actions are rewarded, demonstrated, or those of a person.
         recording: that of the update before, for trainers of recordings, which keep them.
     """
     states, signs = bandit_rows()
@@ -101,7 +114,7 @@ def bandit_data(case: Case, number: int, good: int, recording: Recording | None 
         advantages = np.where(is_good, 1, -1).astype(np.float32)
         return _trajectories(case, number, obs, evolve(chunk, log_probs=log_probs), advantages, np.arange(count), 1)
     if case.clones:
-        demonstrated = states * good if case.kind is TrainingData.DEMONSTRATIONS else signs
+        demonstrated = states * good if lesson is Lesson.LABELS else signs
         if recording is None:
             recording = Recording(
                 obs=obs,
@@ -110,13 +123,14 @@ def bandit_data(case: Case, number: int, good: int, recording: Recording | None 
                 following=np.full(count, -1),
             )
         return _imitation(recording, number, [np.arange(count)] * 2, count)
-    source = np.where(is_good, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)
+    taken_over = is_good & (lesson is Lesson.TAKEOVERS)
+    source = np.where(taken_over, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)
     transitions = Transitions(
         frames=Observation.concat([obs, obs.take(np.zeros(1, np.int64))]),
         first=np.arange(count),
         following=np.arange(1, count + 1),
         actions=_edges(info, signs),
-        rewards=np.repeat(is_good[:, None], CHUNK, axis=1).astype(np.float32),
+        rewards=np.repeat(np.where(is_good, 1, -1)[:, None], CHUNK, axis=1).astype(np.float32),
         valid=np.ones((count, CHUNK), bool),
         terminated=np.ones(count, bool),
         source=np.repeat(source[:, None], CHUNK, axis=1),
