@@ -44,26 +44,26 @@ class Apart(TorchEngine):
         self.model.load_weights(pairs)
 
 
-@found_by("")
+@found_by("greedy chunks as likely as the model's")
 class NeverGreedy(Apart):
     def act(self, obs, noise, greedy):
         return super().act(obs, noise, False)
 
 
-@found_by("")
+@found_by("sampled actions that differ from greedy ones")
 class AlwaysGreedy(Apart):
     def act(self, obs, noise, greedy):
         return super().act(obs, noise, True)
 
 
-@found_by("")
+@found_by("a row's chunk wherever it stands")
 class NoiseOfItsOwn(Apart):
     def act(self, obs, noise, greedy):
         rows = list(range(len(obs)))
         return super().act(obs, Noise(7, "own", rows, [0] * len(rows), [0] * len(rows)), greedy)
 
 
-@found_by("")
+@found_by("load: expected log_probs equal to those of the model")
 class KeepsReferences(Apart):
     def load(self, pairs):
         parameters = dict(self.model.module.named_parameters())
@@ -71,14 +71,14 @@ class KeepsReferences(Apart):
             parameters[name].data = torch.as_tensor(tensor)
 
 
-@found_by("")
+@found_by("load: expected other log_probs with other weights")
 class LoadsNothing(Apart):
     def load(self, pairs):
         for _ in pairs:
             pass
 
 
-@found_by("")
+@found_by("load: expected other log_probs with other weights")
 class ReadsPairsTwice(Apart):
     def load(self, pairs):
         known = {name for name, _ in self.model.weights()}
@@ -86,13 +86,13 @@ class ReadsPairsTwice(Apart):
             super().load(pairs)
 
 
-@found_by("")
+@found_by("values (load): expected the model's values")
 class SkipsTheLastTensor(Apart):
     def load(self, pairs):
         super().load(list(pairs)[:-1])
 
 
-@found_by("")
+@found_by("the same chunk as before `sleep`")
 class SleepsForEver(Apart):
     def sleep(self):
         with torch.no_grad():
@@ -100,7 +100,7 @@ class SleepsForEver(Apart):
                 p.zero_()
 
 
-@found_by("")
+@found_by("wake_up after load: expected log_probs")
 class WakesUpAsItWas(Apart):
     def __init__(self, model):
         super().__init__(model)
@@ -110,7 +110,7 @@ class WakesUpAsItWas(Apart):
         self.model.module.load_state_dict(self.first)
 
 
-@found_by("")
+@found_by("act: expected log_probs equal")
 class CachesByInstruction(Apart):
     def __init__(self, model):
         super().__init__(model)
@@ -123,20 +123,20 @@ class CachesByInstruction(Apart):
         return super().act(attrs.evolve(obs, state=states), noise, greedy)
 
 
-@found_by("")
+@found_by("act: expected log_probs equal")
 class CertainWhenGreedy(Apart):
     def act(self, obs, noise, greedy):
         chunk = super().act(obs, noise, greedy)
         return attrs.evolve(chunk, log_probs=torch.zeros_like(chunk.log_probs)) if greedy else chunk
 
 
-@found_by("")
+@found_by("KeyError: 'tokens'")
 class WithoutExtras(Apart):
     def act(self, obs, noise, greedy):
         return attrs.evolve(super().act(obs, noise, greedy), extras={})
 
 
-@found_by("")
+@found_by("values (act): expected the model's values")
 class ValuesOfTheFirstCall(Apart):
     kept = None
 
@@ -146,13 +146,13 @@ class ValuesOfTheFirstCall(Apart):
         return self.kept
 
 
-@found_by("")
+@found_by("close: expected no exception")
 class ClosesOnce(Apart):
     def close(self):
         del self.model
 
 
-@found_by("")
+@found_by("values (act): expected the model's values")
 class WarmsUpByTraining(Apart):
     def warm_up(self, batch_sizes):
         with torch.no_grad():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from vla_rl import RewardModel
-from vla_rl.core.errors import SafetyStop
 from vla_rl.testing import CheckFailed, check_reward_model
 
 MUTANTS: dict[type[RewardModel], str] = {}
@@ -42,13 +41,13 @@ class Bright(RewardModel):
         return self.brightness(obs) < 0.1
 
 
-@found_by("")
+@found_by("probabilities from 0 to 1")
 class Logits(Bright):
     def success_probability(self, obs, ends):
         return 20 * self.brightness(obs) - 10
 
 
-@found_by("")
+@found_by("an answer that depends on the observation, got always 0.5")
 class Constant(Bright):
     def success_probability(self, obs, ends):
         return np.full(len(obs), 0.5, np.float32)
@@ -57,46 +56,45 @@ class Constant(Bright):
         return None
 
 
-@found_by("")
+@found_by("the answer of each observation alone")
 class Sorted(Bright):
     def success_probability(self, obs, ends):
         return np.sort(self.brightness(obs))
 
 
-@found_by("")
+@found_by("the answer of each observation alone")
 class RelativeToTheBatch(Bright):
     def success_probability(self, obs, ends):
         bright = self.brightness(obs)
         return (bright == bright.max()).astype(np.float32)
 
 
-@found_by("")
+@found_by("None, or bool [4], got bool [4, 1]")
 class FailuresAsColumn(Bright):
     def failed(self, obs):
         return super().failed(obs)[:, None]
 
 
-@found_by("")
+@found_by("None, or bool [4], got int64")
 class FailuresAsNumbers(Bright):
     def failed(self, obs):
         return np.flatnonzero(super().failed(obs))
 
 
-@found_by("")
 class FailsWhateverIsNotSolved(Bright):
     def failed(self, obs):
         return np.ones(len(obs), bool)
 
 
-@found_by("")
-class WatchesPicturesAlone(Bright):
+@found_by("'NoneType' object has no attribute 'images'")
+class WatchesImagesAlone(Bright):
     watches = True
 
     def watch(self, obs):
         self.seen = len(obs.images)
 
 
-@found_by("")
+@found_by("close: expected no exception")
 class ClosesOnce(Bright):
     def __init__(self):
         self.file = torch.zeros(1)
@@ -105,7 +103,7 @@ class ClosesOnce(Bright):
         del self.file
 
 
-@found_by("")
+@found_by("the answer of each observation alone")
 class RemembersTheLastEpisode(Bright):
     best = 0.0
 
@@ -117,20 +115,20 @@ class RemembersTheLastEpisode(Bright):
         return self.best[: len(obs)].copy()
 
 
-@found_by("")
+@found_by("all envs are reset together")
 class ResetsAllOrNone(Bright):
     def before_reset(self, env_ids):
         if len(env_ids) != 4:
             raise ValueError("all envs are reset together")
 
 
-@found_by("")
+@found_by("the same answer to the same observations")
 class RandomWhereUnsure(Bright):
     def success_probability(self, obs, ends):
         return np.clip(self.brightness(obs) + 0.1 * np.random.default_rng().random(len(obs)), 0, 1).astype(np.float32)
 
 
-@found_by("")
+@found_by("images that stay as they are")
 class ScalesInPlace(Bright):
     def success_probability(self, obs, ends):
         images = next(iter(obs.images.values()))
@@ -139,7 +137,7 @@ class ScalesInPlace(Bright):
         return bright
 
 
-@found_by("")
+@found_by("probabilities from 0 to 1, got [nan")
 class ContrastOfBlack(Bright):
     def success_probability(self, obs, ends):
         images = np.asarray(next(iter(obs.images.values())), np.float32)
@@ -148,7 +146,7 @@ class ContrastOfBlack(Bright):
         return 1 / (1 + np.exp(-scaled[:, 0, 0, 0]))
 
 
-@found_by("")
+@found_by("the same answer where an episode ends")
 class SuccessAtEveryEnd(Bright):
     def success_probability(self, obs, ends):
         return np.where(ends, 1.0, self.brightness(obs)).astype(np.float32)

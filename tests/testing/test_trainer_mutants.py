@@ -23,6 +23,8 @@ from vla_rl.testing import CheckFailed, check_trainer
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers.critics import follow
 
+NEARER = "a policy that comes nearer to what is rewarded, labelled or demonstrated"
+LEAVES = "updates, got one that leaves it"
 MUTANTS: dict[type[Trainer], str] = {}
 KEYS: dict[type[Trainer], tuple[str, dict[str, Any]]] = {
     Dagger: ("dagger", DAGGER),
@@ -60,32 +62,32 @@ def with_fields(data, **fields):
     return attrs.evolve(data, fields={**data.fields, **fields})
 
 
-@found_by("")
+@found_by("other weights after other data (advantages)")
 class AdvantagesOfOne(PolicyGradient):
     def update(self, data):
         return super().update(with_fields(data, advantages=np.ones_like(data.fields["advantages"])))
 
 
-@found_by("")
+@found_by(LEAVES)
 class FlippedAdvantages(PolicyGradient):
     def update(self, data):
         return super().update(with_fields(data, advantages=-data.fields["advantages"]))
 
 
-@found_by("")
+@found_by("other weights after other data (samples of the second optimiser step)")
 class FirstOptimizerStepOnly(PolicyGradient):
     def update(self, data):
         return super().update(attrs.evolve(data, steps=data.steps[:1]))
 
 
-@found_by("")
+@found_by("the same gradients however the samples are split")
 class DropsTheLastMicroBatch(PolicyGradient):
     def update(self, data):
         steps = [attrs.evolve(step, micro_batches=step.micro_batches[:-1] or step.micro_batches) for step in data.steps]
         return super().update(attrs.evolve(data, steps=steps))
 
 
-@found_by("")
+@found_by("the same gradients however the samples are split")
 class FirstMicroBatchAgain(PolicyGradient):
     def update(self, data):
         steps = [
@@ -94,31 +96,31 @@ class FirstMicroBatchAgain(PolicyGradient):
         return super().update(attrs.evolve(data, steps=steps))
 
 
-@found_by("")
+@found_by("other weights after other data (log_probs of the policy that acted)")
 class RecordedLogProbsIgnored(PolicyGradient):
     def update(self, data):
         return super().update(with_fields(data, log_probs=np.zeros_like(data.fields["log_probs"])))
 
 
-@found_by("")
+@found_by("other weights after other data (valid)")
 class AllActionsValid(PolicyGradient):
     def update(self, data):
         return super().update(with_fields(data, valid=np.ones_like(data.fields["valid"])))
 
 
-@found_by("")
+@found_by("other weights after other data (the training step, and with it train.lr_schedule)")
 class ConstantRate(PolicyGradient):
     def update(self, data):
         return super().update(attrs.evolve(data, step=1))
 
 
-@found_by("")
+@found_by("accumulate: expected the gradients of all samples where they come in parts")
 class EveryPartIsTheFirst(PolicyGradient):
     def accumulate(self, data):
         super().accumulate(attrs.evolve(data, first=True))
 
 
-@found_by("")
+@found_by("restart: expected nothing of the samples before it")
 class RestartKeepsGradients(PolicyGradient):
     def accumulate(self, data):
         kept = {name: p.grad for name, p in self._trained.parameters.items() if p.grad is not None}
@@ -128,21 +130,21 @@ class RestartKeepsGradients(PolicyGradient):
                 self._trained.parameters[name].grad.add_(gradient)
 
 
-@found_by("")
+@found_by("an optimiser step with the gradients of its own samples")
 class GradientsOfEarlierSteps(PolicyGradient):
     def __init__(self, training):
         super().__init__(training)
         training.trained.optimizer.zero_grad = lambda set_to_none=True: None
 
 
-@found_by("")
+@found_by("a policy that stays as it is while the critic warms up")
 class NoCriticWarmUp(PolicyGradient):
     def __init__(self, training):
         super().__init__(training)
         training.trained.train = attrs.evolve(training.trained.train, critic_warmup_steps=0)
 
 
-@found_by("")
+@found_by("other weights after other data (samples of the second optimiser step)")
 class SamplesInOrder(PolicyGradient):
     def update(self, data):
         steps = []
@@ -174,45 +176,45 @@ class Rolled(Demonstrations):
         return obs, self.recorded.read_samples((np.asarray(indices) + 1) % self.num_samples())[1]
 
 
-@found_by("")
+@found_by(LEAVES)
 class ActionsOfAnotherSample(BehaviourCloning):
     def update(self, data):
         return super().update(attrs.evolve(data, demonstrations=Rolled(data.demonstrations)))
 
 
-@found_by("")
+@found_by("other weights after other data (ImitationStep.lr)")
 class OwnRate(BehaviourCloning):
     def update(self, data):
         return super().update(with_steps(data, lambda step: attrs.evolve(step, lr=1e-3)))
 
 
-@found_by("")
+@found_by("gradients of two ranks that add up")
 class DividesByItsOwnSamples(BehaviourCloning):
     def update(self, data):
         return super().update(with_steps(data, lambda step: attrs.evolve(step, total=len(step.indices))))
 
 
-@found_by("")
+@found_by("the same gradients however the samples are split")
 class FirstMicroBatchOnly(BehaviourCloning):
     def update(self, data):
         size = self._trained.train.micro_batch
         return super().update(with_steps(data, lambda step: attrs.evolve(step, indices=step.indices[:size])))
 
 
-@found_by("")
+@found_by("other weights after other data (samples of the second optimiser step)")
 class SamplesOfTheFirstStep(BehaviourCloning):
     def update(self, data):
         first = data.steps[0].indices
         return super().update(with_steps(data, lambda step: attrs.evolve(step, indices=first)))
 
 
-@found_by("")
+@found_by("other weights after other data (ImitationStep.augment)")
 class PicturesAsTheyAre(BehaviourCloning):
     def update(self, data):
         return super().update(with_steps(data, lambda step: attrs.evolve(step, augment=None)))
 
 
-@found_by("")
+@found_by(LEAVES)
 class Ascends(BehaviourCloning):
     def __init__(self, training):
         super().__init__(training)
@@ -220,14 +222,14 @@ class Ascends(BehaviourCloning):
         training.trained.imitation_loss = lambda obs, actions: -loss(obs, actions)
 
 
-@found_by("")
+@found_by("an optimiser step with the gradients of its own samples")
 class GradientsPileUp(BehaviourCloning):
     def __init__(self, training):
         super().__init__(training)
         training.trained.optimizer.zero_grad = lambda set_to_none=True: None
 
 
-@found_by("")
+@found_by("other weights after other data (samples of the second optimiser step)")
 class FirstStepOnly(BehaviourCloning):
     def update(self, data):
         return super().update(attrs.evolve(data, steps=data.steps[:1]))
@@ -243,7 +245,7 @@ class OfRewards(Offline):
         return self.changed(super()._read(recording))
 
 
-@found_by("")
+@found_by("other weights after other data (rewards)")
 class RecordedRewardsIgnored(OfRewards):
     KEYS = {"algorithm": "awr"}
 
@@ -251,7 +253,7 @@ class RecordedRewardsIgnored(OfRewards):
         return attrs.evolve(read, rewards=np.zeros_like(read.rewards), returns=np.zeros_like(read.returns))
 
 
-@found_by("")
+@found_by(LEAVES)
 class PrefersLowReturns(OfRewards):
     KEYS = {"algorithm": "awr"}
 
@@ -259,7 +261,7 @@ class PrefersLowReturns(OfRewards):
         return attrs.evolve(read, rewards=-read.rewards, returns=-read.returns)
 
 
-@found_by("")
+@found_by("other weights after other data (the ends of episodes, by `following`)")
 class NothingFollows(OfRewards):
     KEYS = {"algorithm": "iql"}
 
@@ -267,7 +269,7 @@ class NothingFollows(OfRewards):
         return attrs.evolve(read, following=np.full_like(read.following, -1))
 
 
-@found_by("")
+@found_by("other weights of 'value' after 5 updates")
 class UntrainedValues(Offline):
     KEYS = {"algorithm": "awr"}
 
@@ -276,7 +278,7 @@ class UntrainedValues(Offline):
         self._optimizer.step = lambda: None
 
 
-@found_by("")
+@found_by("targets: expected other weights of 'q'")
 class StandingTargetsOffline(Offline):
     KEYS = {"algorithm": "iql"}
 
@@ -286,7 +288,7 @@ class StandingTargetsOffline(Offline):
         self._target_q.load_state_dict(kept)
 
 
-@found_by("")
+@found_by(LEAVES)
 class RewardsOfTheNextSample(OfRewards):
     KEYS = {"algorithm": "awr"}
 
@@ -304,49 +306,49 @@ class Keeping(OffPolicy):
         return attrs.evolve(transitions, **self.changed(transitions))
 
 
-@found_by("")
+@found_by("other weights after other data (source, and rewards)")
 class RewardsIgnored(Keeping):
     def changed(self, new):
         return {"rewards": np.zeros_like(new.rewards)}
 
 
-@found_by("")
+@found_by(LEAVES)
 class RewardsFlipped(Keeping):
     def changed(self, new):
         return {"rewards": -new.rewards}
 
 
-@found_by("")
+@found_by("other weights after other data (reward of a chunk's last action)")
 class FirstRewardOnly(Keeping):
     def changed(self, new):
         return {"rewards": new.rewards * (np.arange(new.rewards.shape[1]) == 0)}
 
 
-@found_by("")
+@found_by("other weights after other data (terminated)")
 class EndsIgnored(Keeping):
     def changed(self, new):
         return {"terminated": np.zeros_like(new.terminated)}
 
 
-@found_by("")
+@found_by("other weights after other data (what follows chunks that did not terminate)")
 class EndsInverted(Keeping):
     def changed(self, new):
         return {"terminated": ~new.terminated}
 
 
-@found_by("")
+@found_by("other weights after other data (what follows chunks that did not terminate)")
 class FollowedByItself(Keeping):
     def changed(self, new):
         return {"following": new.first}
 
 
-@found_by("")
+@found_by(LEAVES)
 class ActionsOfTheNextChunk(Keeping):
     def changed(self, new):
         return {"actions": np.roll(new.actions, 1, axis=0)}
 
 
-@found_by("")
+@found_by("other weights after other data (actions, and the policy's extras)")
 class OwnActions(OffPolicy):
     def _batch(self, number):
         batch = super()._batch(number)
@@ -356,7 +358,7 @@ class OwnActions(OffPolicy):
         return attrs.evolve(batch, actions=actions.numpy())
 
 
-@found_by("")
+@found_by("'critics' to move less than the network that it follows")
 class CopiedTargets(OffPolicy):
     def _update(self, *arguments):
         sums = super()._update(*arguments)
@@ -378,18 +380,18 @@ class WithTargets(OffPolicy):
         """Leave them where they are."""
 
 
-@found_by("")
+@found_by("targets: expected other weights of 'critics'")
 class StandingTargets(WithTargets):
     pass
 
 
-@found_by("")
+@found_by("targets: expected other weights of 'critics'")
 class CriticsFollowTargets(WithTargets):
     def move(self):
         follow(self._critics, self._target_critics, self._config.target_rate)
 
 
-@found_by("")
+@found_by(NEARER)
 class FlippedPolicyLoss(OffPolicy):
     def _actor_passes(self, *arguments):
         sums = super()._actor_passes(*arguments)
@@ -399,20 +401,19 @@ class FlippedPolicyLoss(OffPolicy):
         return sums
 
 
-@found_by("")
+@found_by("modules: expected other weights of 'policy'")
 class PolicyNeverTrained(OffPolicy):
     def _acts(self, number):
         return False
 
 
-@found_by("")
+@found_by("modules: expected other weights of 'critics'")
 class CriticsNeverTrained(OffPolicy):
     def __init__(self, config, context):
         super().__init__(config, context)
         self._critic_optimizer.step = lambda: None
 
 
-@found_by("")
 class HighestOfTheTargets(OffPolicy):
     @torch.no_grad()
     def _targets(self, part, normals, chosen):
@@ -424,7 +425,6 @@ class HighestOfTheTargets(OffPolicy):
         return as_tensor(part.rewards, self._device) + as_tensor(part.bootstrap, self._device) * values
 
 
-@found_by("")
 class PolicyLossTrainsCritics(OffPolicy):
     def _let_critics_learn(self, learn):
         pass
@@ -436,7 +436,7 @@ class PolicyLossTrainsCritics(OffPolicy):
         return sums
 
 
-@found_by("")
+@found_by("other weights after other data (transitions of a later update)")
 class FirstTransitionsOnly(OffPolicy):
     def _keep(self, data):
         super()._keep(attrs.evolve(data, transitions=None) if self._buffer.count else data)
@@ -445,35 +445,35 @@ class FirstTransitionsOnly(OffPolicy):
 # ----------------------------------------------------------------------------------------------------------- labels
 
 
-@found_by("")
+@found_by("other weights after other data (expert_actions)")
 class ClonesItself(Dagger):
     def labelled(self, transitions):
         chosen, _ = super().labelled(transitions)
         return chosen, transitions.actions
 
 
-@found_by("")
+@found_by(LEAVES)
 class LabelsOfTheNextChunk(Dagger):
     def labelled(self, transitions):
         chosen, labels = super().labelled(transitions)
         return chosen, np.roll(labels, 1, axis=0)
 
 
-@found_by("")
+@found_by(LEAVES)
 class FramesThatFollow(Dagger):
     def update(self, data):
         transitions = attrs.evolve(data.transitions, first=data.transitions.following)
         return super().update(attrs.evolve(data, transitions=transitions))
 
 
-@found_by("")
+@found_by(LEAVES)
 class ClonesThePolicyItself(HGDagger):
     def labelled(self, transitions):
         swapped = np.where(transitions.source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
         return super().labelled(attrs.evolve(transitions, source=swapped))
 
 
-@found_by("")
+@found_by("other weights after other data (source, and rewards)")
 class ClonesEverybody(HGDagger):
     def labelled(self, transitions):
         return super().labelled(attrs.evolve(transitions, source=np.full_like(transitions.source, ActionSource.PERSON)))
@@ -482,7 +482,7 @@ class ClonesEverybody(HGDagger):
 # ----------------------------------------------------------------------------------------------------- housekeeping
 
 
-@found_by("")
+@found_by("the same third update after a checkpoint")
 class ForgetsItsTemperature(OffPolicy):
     def modules(self):
         return {name: module for name, module in super().modules().items() if name != "temperature"}
@@ -491,20 +491,20 @@ class ForgetsItsTemperature(OffPolicy):
         return {name: part for name, part in super().optimizers().items() if name != "temperature"}
 
 
-@found_by("")
-class MetricOfATensorList(PolicyGradient):
+@found_by("metrics that are numbers, got loss/parts of dict")
+class MetricOfParts(PolicyGradient):
     def update(self, data):
         metrics = super().update(data)
         return attrs.evolve(metrics, sums={**metrics.sums, "loss/parts": {"policy": 1.0}})
 
 
-@found_by("")
+@found_by("the same third update after a checkpoint")
 class LoadsNothing(WithHead):
     def load(self, state):
         pass
 
 
-@found_by("")
+@found_by("state: expected what a checkpoint can hold")
 class StateOfNumPy(WithHead):
     def state(self):
         return {"count": np.array([self.count])}
@@ -520,7 +520,7 @@ class Counter:
         self.count = count
 
 
-@found_by("")
+@found_by("state: expected what a checkpoint can hold")
 class StateOfObjects(WithHead):
     def state(self):
         return {"count": Counter(self.count)}
@@ -529,13 +529,13 @@ class StateOfObjects(WithHead):
         self.count = state["count"].count
 
 
-@found_by("")
+@found_by("a heartbeat before each pass")
 class NoHeartbeats(PolicyGradient):
     def __init__(self, training):
         super().__init__(attrs.evolve(training, heartbeat=lambda: None))
 
 
-@found_by("")
+@found_by("metrics of names that are free, got ['step']")
 class NameOfTheRuntime(PolicyGradient):
     def update(self, data):
         metrics = super().update(data)

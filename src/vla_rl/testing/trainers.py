@@ -18,7 +18,7 @@ from vla_rl.core.types import Array, Plugin, TrainingData, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
 from vla_rl.testing.trainer_checks.cases import SAMPLES, Case, Cases, Rank
-from vla_rl.testing.trainer_checks.dependence import check_dependence
+from vla_rl.testing.trainer_checks.dependence import check_dependence, lesson_of
 from vla_rl.testing.trainer_checks.learning import (
     check_bandit,
     check_critic_warmup,
@@ -77,12 +77,17 @@ def _check_all(f: Findings, cases: Cases) -> None:
         "heartbeats": check_heartbeats,
         "critic warm-up": check_critic_warmup,
         "streaming update": check_parts,
-        "data": check_dependence,
-        "learning": check_bandit,
+        "learning": _check_learning,
     }
     for name, check in checks.items():
         with f.section(name):
             check(f, cases)
+
+
+def _check_learning(f: Findings, cases: Cases) -> None:
+    lesson = lesson_of(cases)
+    check_dependence(f, cases, lesson)
+    check_bandit(f, cases, lesson)
 
 
 def _check_networks(f: Findings, case: Case) -> None:

@@ -249,7 +249,7 @@ def _before(trace: EnvTrace) -> int:
 
 def _cut(trace: EnvTrace, length: int) -> EnvTrace:
     return trace if len(trace) <= length else evolve(trace, **{
-        name: getattr(trace, name)[:length] for name in ("rewards", "terminated", "truncated", "succeeded")
+        name: getattr(trace, name)[:length] for name in ("rewards", "terminated", "truncated", "succeeded", "source", "executed_actions")
     })  # fmt: skip
 
 

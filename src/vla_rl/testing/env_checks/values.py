@@ -11,6 +11,8 @@ from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ActionSource, Array, ChunkResult, EnvInfo, Observation, ResetState, to_numpy
 
 FLAGS = ("terminated", "truncated", "executed")
+BEYOND = 1e-3
+"""Tolerated excess of an executed action over its bounds, as a share of the range."""
 
 
 class Expects(Protocol):
@@ -107,6 +109,9 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
     valid &= _check_takeovers(f, info, result, shape, where)
     if info.control_hz is not None:
         valid &= check_array(f, result.late, shape, "bool", f"{where}: late")
+        idle = valid and not (to_numpy(result.late) & ~to_numpy(result.executed)).any()
+        remedy = "multiply by executed"
+        f.expect(idle or not valid, f"{where}: late", "False where nothing was executed", "True", remedy)
     return valid and _check_masks(f, result, active, stop, where)
 
 
@@ -128,8 +133,21 @@ def _check_takeovers(f: Expects, info: EnvInfo, result: ChunkResult, shape: tupl
     known = bool(np.isin(source, list(ActionSource)).all())
     valid &= f.expect(known, f"{where}: source", "values of ActionSource", np.unique(source).tolist(), "use the enum")
     others = (source != ActionSource.POLICY) & to_numpy(result.executed)
-    finite = bool(np.isfinite(to_numpy(result.executed_actions)[others]).all())
-    return f.expect(finite, f"{where}: executed_actions", "finite numbers", "NaN or inf", "find the cause") and valid
+    actions = to_numpy(result.executed_actions)[others]
+    finite = bool(np.isfinite(actions).all())
+    valid &= f.expect(finite, f"{where}: executed_actions", "finite numbers", "NaN or inf", "find the cause")
+    if valid:
+        _check_bounds(f, info, actions, where)
+    return valid
+
+
+def _check_bounds(f: Expects, info: EnvInfo, actions: Array, where: str) -> None:
+    """Check that actions [K, A] of whoever took over are in the units of the bounds."""
+    low, high = np.array(info.action_low), np.array(info.action_high)
+    outside = float((np.maximum(low - actions, actions - high) / (high - low)).max(initial=0.0))
+    got = f"{outside:.1%} of the range outside"
+    remedy = "clip them, and report them in the simulator's units"
+    f.expect(outside <= BEYOND, f"{where}: executed_actions", "within action_low and action_high", got, remedy)
 
 
 def _check_masks(f: Expects, result: ChunkResult, active: Array, stop: bool, where: str) -> bool:

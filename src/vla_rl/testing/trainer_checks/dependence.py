@@ -13,12 +13,11 @@ from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_checks.cases import Cases
+from vla_rl.testing.trainer_checks.cases import SAMPLES, Cases
 from vla_rl.testing.trainer_checks.samples import Lesson, made_up_data
 
 UPDATES = 3
 """Updates of two optimiser steps each; those of transitions are two."""
-MICRO_BATCH = 4
 ROW = 1
 """Sample that is changed; it belongs to the second of two optimiser steps."""
 Change = Callable[[Any], Any]
@@ -34,12 +33,12 @@ class Question:
     remedy: str
 
 
-def check_dependence(f: Findings, cases: Cases) -> None:
+def check_dependence(f: Findings, cases: Cases, lesson: Lesson) -> None:
     """Change each part of the data in turn, and compare the weights after some updates."""
     if cases.kind is TrainingData.TRAJECTORIES:
         _check_trajectories(f, cases)
     elif cases.kind is TrainingData.TRANSITIONS:
-        _check_transitions(f, cases)
+        _check_transitions(f, cases, lesson)
     else:
         _check_demonstrations(f, cases)
 
@@ -70,7 +69,9 @@ class _Answers:
         self._train = train
         self._from_images = from_images
         self._base = base
-        self._updates = 2 if cases.kind is TrainingData.TRANSITIONS else UPDATES
+        of_transitions = cases.kind is TrainingData.TRANSITIONS
+        self._updates = 2 if of_transitions else UPDATES
+        self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
         self._first = self._weights(unchanged, None)
 
     def depend_on(self, change: Change, only: int | None = None) -> bool:
@@ -85,7 +86,7 @@ class _Answers:
         f.expect(self.depend_on(question.change, only), "update", expected, "the same", question.remedy)
 
     def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
-        case = self._cases.make(MICRO_BATCH, train=self._train, from_images=self._from_images)
+        case = self._cases.make(self._micro_batch, train=self._train, from_images=self._from_images)
         for number in range(1, self._updates + 1):
             data = self._base(made_up_data(case, number, steps=2))
             case.trainer.update(change(data) if only in (None, number) else data)
@@ -195,13 +196,12 @@ def _augmented(data: DemonstrationsData) -> DemonstrationsData:
 # ---------------------------------------------------------------------------------------------------- transitions
 
 
-def _check_transitions(f: Findings, cases: Cases) -> None:
+def _check_transitions(f: Findings, cases: Cases, lesson: Lesson) -> None:
     """Check that a trainer of transitions depends on all parts of what it learns from."""
     answers = _Answers(cases)
     info = cases.make().trained.info
     later = Question("transitions of a later update", _other_frames, "keep the new transitions of each update")
     answers.expect(f, later, only=2)
-    lesson = lesson_of(cases)
     if lesson is Lesson.LABELS:
         answers.expect(f, Question("expert_actions", _turned("expert_actions", info), "clone the labels"))
         return
