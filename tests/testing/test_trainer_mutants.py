@@ -29,7 +29,7 @@ MUTANTS: dict[type[Trainer], str] = {}
 KEYS: dict[type[Trainer], tuple[str, dict[str, Any]]] = {
     Dagger: ("dagger", DAGGER),
     HGDagger: ("hg_dagger", DAGGER),
-    OffPolicy: ("off_policy", OFF_POLICY),
+    OffPolicy: ("off_policy", {**OFF_POLICY, "updates_per_step": 1.0}),
     Offline: ("offline", {}),
 }
 """Trainer -> its plugin, and keys for a check."""
@@ -50,7 +50,10 @@ def check(mutant):
     for trainer, (name, keys) in KEYS.items():
         if issubclass(mutant, trainer):
             plugin = load("trainer", name)
-            check_trainer(attrs.evolve(plugin, build=mutant), plugin.config(**{**keys, **vars(mutant).get("KEYS", {})}))
+            check_trainer(
+                attrs.evolve(plugin, build=mutant),
+                plugin.config(**keys, **{k: v for k, v in vars(mutant).items() if k == "algorithm"}),
+            )
             return
     check_trainer(plugin_of(mutant))
 
@@ -209,7 +212,7 @@ class SamplesOfTheFirstStep(BehaviourCloning):
 
 
 @found_by("other weights after other data (ImitationStep.augment)")
-class PicturesAsTheyAre(BehaviourCloning):
+class ImagesAsTheyAre(BehaviourCloning):
     def update(self, data):
         return super().update(with_steps(data, lambda step: attrs.evolve(step, augment=None)))
 
@@ -247,7 +250,7 @@ class OfRewards(Offline):
 
 @found_by("other weights after other data (rewards)")
 class RecordedRewardsIgnored(OfRewards):
-    KEYS = {"algorithm": "awr"}
+    algorithm = "awr"
 
     def changed(self, read):
         return attrs.evolve(read, rewards=np.zeros_like(read.rewards), returns=np.zeros_like(read.returns))
@@ -255,7 +258,7 @@ class RecordedRewardsIgnored(OfRewards):
 
 @found_by(LEAVES)
 class PrefersLowReturns(OfRewards):
-    KEYS = {"algorithm": "awr"}
+    algorithm = "awr"
 
     def changed(self, read):
         return attrs.evolve(read, rewards=-read.rewards, returns=-read.returns)
@@ -263,7 +266,7 @@ class PrefersLowReturns(OfRewards):
 
 @found_by("other weights after other data (the ends of episodes, by `following`)")
 class NothingFollows(OfRewards):
-    KEYS = {"algorithm": "iql"}
+    algorithm = "iql"
 
     def changed(self, read):
         return attrs.evolve(read, following=np.full_like(read.following, -1))
@@ -271,7 +274,7 @@ class NothingFollows(OfRewards):
 
 @found_by("other weights of 'value' after 5 updates")
 class UntrainedValues(Offline):
-    KEYS = {"algorithm": "awr"}
+    algorithm = "awr"
 
     def __init__(self, config, context):
         super().__init__(config, context)
@@ -280,7 +283,7 @@ class UntrainedValues(Offline):
 
 @found_by("targets: expected other weights of 'q'")
 class StandingTargetsOffline(Offline):
-    KEYS = {"algorithm": "iql"}
+    algorithm = "iql"
 
     def _step(self, *arguments):
         kept = {name: tensor.clone() for name, tensor in self._target_q.state_dict().items()}
@@ -290,7 +293,7 @@ class StandingTargetsOffline(Offline):
 
 @found_by(LEAVES)
 class RewardsOfTheNextSample(OfRewards):
-    KEYS = {"algorithm": "awr"}
+    algorithm = "awr"
 
     def changed(self, read):
         return attrs.evolve(read, rewards=np.roll(read.rewards, 1), returns=np.roll(read.returns, 1))

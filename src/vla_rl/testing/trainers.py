@@ -136,7 +136,9 @@ def _check_update(f: Findings, cases: Cases) -> None:
     ):
         raise Unfit
     numbers = {**metrics.sums, **metrics.maxima}
-    texts = [f"{name} of {type(value).__name__}" for name, value in numbers.items() if not isinstance(value, float | int)]
+    texts = [
+        f"{name} of {type(value).__name__}" for name, value in numbers.items() if not isinstance(value, float | int)
+    ]
     if not f.expect(not texts, "update", "metrics that are numbers", ", ".join(texts), "call float on tensors"):
         raise Unfit
     taken = sorted(set(reserved(numbers)) - OF_TRAINERS)
@@ -236,15 +238,27 @@ def _check_resume(f: Findings, cases: Cases) -> None:
 
 def _read_back(f: Findings, state: dict[str, Any]) -> dict[str, Any]:
     """Return the state as a run reads it from a checkpoint. Raises Unfit if it cannot be read."""
-    file = io.BytesIO()
+    further = dict(state.get("state", {}))
+    unreadable = [f"{name!r} of {type(part).__name__}" for name, part in further.items() if not _is_readable(part)]
+    expected = "what a checkpoint can hold (torch.load with weights_only)"
+    if not f.expect(not unreadable, "state", expected, ", ".join(unreadable), SAVED):
+        raise Unfit
+    return dict(_saved_and_loaded(state))
+
+
+def _is_readable(part: Any) -> bool:
     try:
-        torch.save(state, file)
-        file.seek(0)
-        return dict(torch.load(file, weights_only=True))
-    except Exception as exc:
-        reason = str(exc).strip().partition("\n")[0]
-        f.expect(False, "state", "what a checkpoint can hold (torch.load with weights_only)", reason, SAVED)
-        raise Unfit from exc
+        _saved_and_loaded(part)
+    except Exception:  # torch has several for what it does not know
+        return False
+    return True
+
+
+def _saved_and_loaded(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def _differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:

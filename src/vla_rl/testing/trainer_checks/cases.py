@@ -9,13 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, frozen
 from torch import nn
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Trainer
-from vla_rl.core.types import Advantages, Batch, Context, EnvInfo, Loss, Observation, Plugin, Rollout, Scores, TrainingData
+from vla_rl.core.types import (
+    Advantages,
+    Batch,
+    Context,
+    EnvInfo,
+    Loss,
+    Observation,
+    Plugin,
+    Rollout,
+    Scores,
+    TrainingData,
+)
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import built
 from vla_rl.testing.linear import LinearModel
@@ -121,6 +132,15 @@ class GaussianPolicy(LinearModel):
         return torch.tanh(self.module.policy(self._features(obs)).unflatten(1, self._layout)[..., 0])
 
 
+class Heartbeats:
+    """Counter of heartbeats."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
 @frozen(eq=False)
 class Case:
     """A trainer with its policy."""
@@ -131,13 +151,18 @@ class Case:
     folder: Path
     """Folder that the trainer may write to."""
     algorithm: Surrogate
-    heartbeats: list[int] = field(factory=lambda: [0])
-    """Number of heartbeats so far."""
+    heartbeats: Heartbeats
 
     @property
     def clones(self) -> bool:
         """Whether the trainer learns from demonstrations, or from recordings with rewards."""
         return self.kind in (TrainingData.DEMONSTRATIONS, TrainingData.RECORDINGS)
+
+    def leaning(self, obs: Observation) -> torch.Tensor:
+        """Return how high the policy's mean actions are, [B] from -1 to 1."""
+        model = self.trained.model
+        assert isinstance(model, BinPolicy | GaussianPolicy)
+        return model.leaning(obs)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies of all weights, targets included."""
@@ -197,12 +222,8 @@ class Cases:
         if strategy is not None:
             trained.strategy = strategy
         algorithm = Surrogate()
-        heartbeats = [0]
-
-        def beat() -> None:
-            heartbeats[0] += 1
-
-        training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=beat, folder=folder)
+        heartbeats = Heartbeats()
+        training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
         context = Context(chunk=CHUNK, env=info, training=training)
         trainer, _ = built("trainer", self.plugin, self.config, context)
         return Case(trainer, trained, self.kind, folder, algorithm, heartbeats)

@@ -10,11 +10,11 @@ import torch
 from attrs import evolve, frozen
 
 from vla_rl.core.augmentation import AugmentSpec
-from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, TransitionsData
+from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.trainer_checks.cases import SAMPLES, Cases
-from vla_rl.testing.trainer_checks.samples import Lesson, made_up_data
+from vla_rl.testing.trainer_checks.samples import Lesson, Recording, made_up_data
 
 UPDATES = 3
 """Updates of two optimiser steps each; those of transitions are two."""
@@ -99,15 +99,18 @@ class _Answers:
 def _check_trajectories(f: Findings, cases: Cases) -> None:
     answers = _Answers(cases, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
     answers.expect(f, Question("advantages", _changed_field("advantages", np.negative), "multiply the loss by them"))
-    answers.expect(f, Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own"))
+    answers.expect(
+        f, Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own")
+    )
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
     answers.expect(f, Question("the training step, and with it train.lr_schedule", _later_step, schedule))
     case = cases.make()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has a loss of its own
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
+        changed = _changed_field("log_probs", lambda x: x - 1)
         answers.expect(f, Question("weights", _changed_field("weights", lambda x: x + 1), remedy))
-        answers.expect(f, Question("log_probs of the policy that acted", _changed_field("log_probs", lambda x: x - 1), remedy))
+        answers.expect(f, Question("log_probs of the policy that acted", changed, remedy))
         answers.expect(f, Question("valid", _changed_field("valid", np.logical_not), remedy))
         answers.expect(f, Question("returns", _changed_field("returns", lambda x: x + 1), remedy))
 
@@ -150,13 +153,18 @@ def _check_demonstrations(f: Findings, cases: Cases) -> None:
     _Answers(cases, from_images=True).expect(f, augmented)
 
 
+def _recording(data: DemonstrationsData) -> Recording:
+    assert isinstance(data.demonstrations, Recording)
+    return data.demonstrations
+
+
 def _turned_actions(cases: Cases) -> Change:
     info = cases.make().trained.info
 
     def turned(data: DemonstrationsData) -> DemonstrationsData:
-        actions = np.array(data.demonstrations.actions)  # type: ignore[union-attr]
+        actions = np.array(_recording(data).actions)
         actions[-ROW] = _opposite(info, actions[-ROW])
-        return evolve(data, demonstrations=evolve(data.demonstrations, actions=actions))
+        return evolve(data, demonstrations=evolve(_recording(data), actions=actions))
 
     return turned
 
@@ -178,15 +186,15 @@ def _higher_rate(data: DemonstrationsData) -> DemonstrationsData:
 
 
 def _other_rewards(data: DemonstrationsData) -> DemonstrationsData:
-    rewards = np.array(data.demonstrations.rewards)  # type: ignore[union-attr]
+    rewards = np.array(_recording(data).rewards)
     rewards[-ROW] += 0.5
-    return evolve(data, demonstrations=evolve(data.demonstrations, rewards=rewards))
+    return evolve(data, demonstrations=evolve(_recording(data), rewards=rewards))
 
 
 def _earlier_end(data: DemonstrationsData) -> DemonstrationsData:
-    following = np.array(data.demonstrations.following)  # type: ignore[union-attr]
+    following = np.array(_recording(data).following)
     following[ROW] = -1
-    return evolve(data, demonstrations=evolve(data.demonstrations, following=following))
+    return evolve(data, demonstrations=evolve(_recording(data), following=following))
 
 
 def _augmented(data: DemonstrationsData) -> DemonstrationsData:
@@ -228,26 +236,31 @@ def lesson_of(cases: Cases) -> Lesson:
     return Lesson.REWARDS if _Answers(cases).depend_on(_more_reward(slice(None))) else Lesson.TAKEOVERS
 
 
+def _transitions(data: TransitionsData) -> Transitions:
+    assert data.transitions is not None
+    return data.transitions
+
+
 def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:
-    return evolve(data, transitions=evolve(data.transitions, **changes))
+    return evolve(data, transitions=evolve(_transitions(data), **changes))
 
 
 def _other_frames(data: TransitionsData) -> TransitionsData:
-    frames = data.transitions.frames  # type: ignore[union-attr]
+    frames = _transitions(data).frames
     return _transitions_with(data, frames=evolve(frames, state=-np.asarray(frames.state)))
 
 
 def _turned(name: str, info: EnvInfo) -> Change:
     def turned(data: TransitionsData) -> TransitionsData:
-        extras = {key: -array for key, array in data.transitions.extras.items()}  # type: ignore[union-attr]
-        return _transitions_with(data, **{name: _opposite(info, getattr(data.transitions, name))}, extras=extras)
+        extras = {key: -array for key, array in _transitions(data).extras.items()}
+        return _transitions_with(data, **{name: _opposite(info, getattr(_transitions(data), name))}, extras=extras)
 
     return turned
 
 
 def _more_reward(of_actions: slice) -> Change:
     def rewarded(data: TransitionsData) -> TransitionsData:
-        rewards = np.array(data.transitions.rewards)  # type: ignore[union-attr]
+        rewards = np.array(_transitions(data).rewards)
         rewards[::2, of_actions] += 1
         return _transitions_with(data, rewards=rewards)
 
@@ -255,14 +268,14 @@ def _more_reward(of_actions: slice) -> Change:
 
 
 def _never_terminated(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, terminated=np.zeros_like(data.transitions.terminated))  # type: ignore[union-attr]
+    return _transitions_with(data, terminated=np.zeros_like(_transitions(data).terminated))
 
 
 def _other_following(data: TransitionsData) -> TransitionsData:
-    return _transitions_with(data, following=np.roll(data.transitions.following, 3))  # type: ignore[union-attr]
+    return _transitions_with(data, following=np.roll(_transitions(data).following, 3))
 
 
 def _other_source(data: TransitionsData) -> TransitionsData:
-    source = np.asarray(data.transitions.source)  # type: ignore[union-attr]
+    source = np.asarray(_transitions(data).source)
     others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
     return _transitions_with(data, source=others.astype(np.int8))

@@ -33,13 +33,13 @@ def check_bandit(f: Findings, cases: Cases, lesson: Lesson) -> None:
     one, other = (_trained_case(f, cases, lesson, good, updates) for good in (1, -1))
     states = np.tile([1, -1], 8)
     obs = bandit_observation(one.trained.info, states, 0)
-    difference = one.trained.model.leaning(obs) - other.trained.model.leaning(obs)  # type: ignore[attr-defined]
-    preference = float((difference * torch.from_numpy(states)).mean())
+    preference = float(((one.leaning(obs) - other.leaning(obs)) * torch.from_numpy(states)).mean())
+    got = "no change" if abs(preference) <= LEAST else f"one that leaves it (by {-preference:.2g} of half a range)"
     f.expect(
         preference > LEAST,
         "update",
         f"a policy that comes nearer to what is rewarded, labelled or demonstrated, within {updates} updates",
-        "no change" if abs(preference) <= LEAST else f"one that leaves it (by {-preference:.2g} of half an action's range)",
+        got,
         "mind the sign of the loss, and that observations, actions and rewards of one sample stay together",
     )
 
@@ -123,7 +123,7 @@ def check_heartbeats(f: Findings, cases: Cases) -> None:
         case = cases.make(micro_batch)
         for number in (1, 2):
             case.trainer.update(made_up_data(case, number, steps=2))
-        counts.append(case.heartbeats[0])
+        counts.append(case.heartbeats.count)
     f.expect(
         0 < counts[0] < counts[1],
         "update",
@@ -138,7 +138,8 @@ def check_heartbeats(f: Findings, cases: Cases) -> None:
 
 def check_optimizer_steps(f: Findings, cases: Cases) -> None:
     """Check that an optimiser step has the gradients of its own samples alone."""
-    if cases.kind not in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS) or len(cases.make().trainer.modules()) > 1:
+    given = cases.kind in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS)
+    if not given or len(cases.make().trainer.modules()) > 1:
         return  # networks that learn at rates of their own change the second step
     gradients = []
     for alone in (True, False):

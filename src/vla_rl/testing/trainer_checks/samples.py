@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 
 from vla_rl.core.hookspecs import STEERING, Demonstrations
 from vla_rl.core.randomness import Noise
