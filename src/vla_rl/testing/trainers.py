@@ -17,9 +17,9 @@ from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Array, Plugin, TrainingData, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
-from vla_rl.testing.trainer_checks.cases import SAMPLES, Case, Cases, Rank
-from vla_rl.testing.trainer_checks.dependence import check_dependence, lesson_of
-from vla_rl.testing.trainer_checks.learning import (
+from vla_rl.testing.trainer_cases import SAMPLES, Case, Cases, Rank
+from vla_rl.testing.trainer_dependence import check_dependence, lesson_of
+from vla_rl.testing.trainer_learning import (
     check_bandit,
     check_critic_warmup,
     check_heartbeats,
@@ -27,7 +27,7 @@ from vla_rl.testing.trainer_checks.learning import (
     check_parts,
     close,
 )
-from vla_rl.testing.trainer_checks.samples import made_up_data
+from vla_rl.testing.trainer_samples import made_up_data
 from vla_rl.toolkit.algorithms.result_checks import reserved
 from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state
 
@@ -41,8 +41,9 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
 
     An update trains something and leaves its data alone; its result does not depend on global random generators;
     gradients depend neither on the size of micro-batches nor on the number of ranks; checkpoints hold all that an
-    update depends on; no optimiser trains targets, which follow and lag behind. Other rewards, labels, ends or takeovers
-    lead to other weights; after some updates rewarded or demonstrated actions are likelier, and each network has moved.
+    update depends on; no optimiser trains targets, which follow and lag behind. Other rewards, labels, ends or
+    takeovers lead to other weights; after some updates rewarded or demonstrated actions are likelier, and each network
+    has moved.
 
     Args:
         plugin: trainer of trajectories, transitions, demonstrations or recordings; it is built with `config`.
@@ -136,10 +137,9 @@ def _check_update(f: Findings, cases: Cases) -> None:
     ):
         raise Unfit
     numbers = {**metrics.sums, **metrics.maxima}
-    texts = [
-        f"{name} of {type(value).__name__}" for name, value in numbers.items() if not isinstance(value, float | int)
-    ]
-    if not f.expect(not texts, "update", "metrics that are numbers", ", ".join(texts), "call float on tensors"):
+    others = {name: type(value).__name__ for name, value in numbers.items() if not isinstance(value, float | int)}
+    texts = ", ".join(f"{name} of {kind}" for name, kind in others.items())
+    if not f.expect(not others, "update", "metrics that are numbers", texts, "call float on tensors"):
         raise Unfit
     taken = sorted(set(reserved(numbers)) - OF_TRAINERS)
     f.expect(not taken, "update", "metrics of names that are free", taken, "the runtime writes these names itself")

@@ -1,4 +1,4 @@
-"""Made-up data of updates: of chance, and bandits that reward what has the sign of the state."""
+"""Parts of `check_trainer`: random data of updates, and bandits that reward what has the sign of the state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vla_rl.core.trainers import (
 from vla_rl.core.types import ActionSource, Array, Chunk, EnvInfo, Observation, RecordedRewards, TrainingData, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.testing.trainer_checks.cases import CHUNK, SAMPLES, Case
+from vla_rl.testing.trainer_cases import CHUNK, SAMPLES, Case
 
 RATE = 1e-2
 """Learning rate of optimiser steps on demonstrations."""

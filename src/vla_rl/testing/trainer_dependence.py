@@ -1,4 +1,4 @@
-"""Changes of single parts of an update's data, after which updates have to lead to other weights."""
+"""Parts of `check_trainer`: changes of single parts of the data, after which updates lead to other weights."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_checks.cases import SAMPLES, Cases
-from vla_rl.testing.trainer_checks.samples import Lesson, Recording, made_up_data
+from vla_rl.testing.trainer_cases import SAMPLES, Cases
+from vla_rl.testing.trainer_samples import Lesson, Recording, made_up_data
 
 UPDATES = 3
 """Updates of two optimiser steps each; those of transitions are two."""
 ROW = 1
-"""Sample that is changed; it belongs to the second of two optimiser steps."""
+"""Sample that is changed, counted from the end of a recording; it belongs to the second of two optimiser steps."""
 Change = Callable[[Any], Any]
 """Function of an update's data that returns them with a change."""
-
-
-@frozen
-class Question:
-    """Something that an update has to depend on."""
-
-    what: str
-    change: Change
-    remedy: str
 
 
 def check_dependence(f: Findings, cases: Cases, lesson: Lesson) -> None:
@@ -80,10 +71,10 @@ class _Answers:
         weights = self._weights(change, only)
         return any(not torch.equal(tensor, weights[name]) for name, tensor in self._first.items())
 
-    def expect(self, f: Findings, question: Question, only: int | None = None) -> None:
-        """Record a finding unless the weights depend on it."""
-        expected = f"other weights after other data ({question.what})"
-        f.expect(self.depend_on(question.change, only), "update", expected, "the same", question.remedy)
+    def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
+        """Record a finding unless the weights depend on it. `only`: as `depend_on` takes it."""
+        expected = f"other weights after other data ({what})"
+        f.expect(self.depend_on(change, only), "update", expected, "the same", remedy)
 
     def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
         case = self._cases.make(self._micro_batch, train=self._train, from_images=self._from_images)
@@ -98,21 +89,19 @@ class _Answers:
 
 def _check_trajectories(f: Findings, cases: Cases) -> None:
     answers = _Answers(cases, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
-    answers.expect(f, Question("advantages", _changed_field("advantages", np.negative), "multiply the loss by them"))
-    answers.expect(
-        f, Question("samples of the second optimiser step", _other_sample, "make all steps, each on its own")
-    )
+    answers.expect(f, "advantages", _changed_field("advantages", np.negative), "multiply the loss by them")
+    answers.expect(f, "samples of the second optimiser step", _other_sample, "make all steps, each on its own")
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
-    answers.expect(f, Question("the training step, and with it train.lr_schedule", _later_step, schedule))
+    answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
     case = cases.make()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has a loss of its own
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
         changed = _changed_field("log_probs", lambda x: x - 1)
-        answers.expect(f, Question("weights", _changed_field("weights", lambda x: x + 1), remedy))
-        answers.expect(f, Question("log_probs of the policy that acted", changed, remedy))
-        answers.expect(f, Question("valid", _changed_field("valid", np.logical_not), remedy))
-        answers.expect(f, Question("returns", _changed_field("returns", lambda x: x + 1), remedy))
+        answers.expect(f, "weights", _changed_field("weights", lambda x: x + 1), remedy)
+        answers.expect(f, "log_probs of the policy that acted", changed, remedy)
+        answers.expect(f, "valid", _changed_field("valid", np.logical_not), remedy)
+        answers.expect(f, "returns", _changed_field("returns", lambda x: x + 1), remedy)
 
 
 def _changed_field(name: str, change: Callable[[Array], Array]) -> Change:
@@ -141,16 +130,15 @@ def _later_step(data: TrajectoryData) -> TrajectoryData:
 
 def _check_demonstrations(f: Findings, cases: Cases) -> None:
     answers = _Answers(cases)
-    answers.expect(f, Question("actions", _turned_actions(cases), "clone the actions of the recording"))
-    answers.expect(f, Question("samples of the second optimiser step", _other_index, "make all steps, each on its own"))
-    answers.expect(f, Question("ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)"))
+    answers.expect(f, "actions", _turned_actions(cases), "clone the actions of the recording")
+    answers.expect(f, "samples of the second optimiser step", _other_index, "make all steps, each on its own")
+    answers.expect(f, "ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)")
     if cases.kind is TrainingData.RECORDINGS:
         remedy = "read them by `Demonstrations.read_rewards`"
-        answers.expect(f, Question("rewards", _other_rewards, remedy))
-        answers.expect(f, Question("the ends of episodes, by `following`", _earlier_end, remedy))
+        answers.expect(f, "rewards", _other_rewards, remedy)
+        answers.expect(f, "the ends of episodes, by `following`", _earlier_end, remedy)
     remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
-    augmented = Question("ImitationStep.augment", _augmented, remedy)
-    _Answers(cases, from_images=True).expect(f, augmented)
+    _Answers(cases, from_images=True).expect(f, "ImitationStep.augment", _augmented, remedy)
 
 
 def _recording(data: DemonstrationsData) -> Recording:
@@ -208,23 +196,23 @@ def _check_transitions(f: Findings, cases: Cases, lesson: Lesson) -> None:
     """Check that a trainer of transitions depends on all parts of what it learns from."""
     answers = _Answers(cases)
     info = cases.make().trained.info
-    later = Question("transitions of a later update", _other_frames, "keep the new transitions of each update")
-    answers.expect(f, later, only=2)
+    remedy = "keep the new transitions of each update"
+    answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
     if lesson is Lesson.LABELS:
-        answers.expect(f, Question("expert_actions", _turned("expert_actions", info), "clone the labels"))
+        answers.expect(f, "expert_actions", _turned("expert_actions", info), "clone the labels")
         return
     remedy = "learn from what was executed, whoever chose it"
-    answers.expect(f, Question("actions, and the policy's extras", _turned("actions", info), remedy))
+    answers.expect(f, "actions, and the policy's extras", _turned("actions", info), remedy)
     if lesson is Lesson.TAKEOVERS:
         remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
-        answers.expect(f, Question("source, and rewards", _other_source, remedy))
+        answers.expect(f, "source, and rewards", _other_source, remedy)
         return
     remedy = "add up the rewards of all actions of a chunk, discounted"
-    answers.expect(f, Question("reward of a chunk's last action", _more_reward(slice(-1, None)), remedy))
+    answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
-    answers.expect(f, Question("terminated", _never_terminated, remedy))
+    answers.expect(f, "terminated", _never_terminated, remedy)
     endless = _Answers(cases, base=_never_terminated)
-    endless.expect(f, Question("what follows chunks that did not terminate", _other_following, remedy))
+    endless.expect(f, "what follows chunks that did not terminate", _other_following, remedy)
 
 
 def lesson_of(cases: Cases) -> Lesson:

@@ -1,4 +1,4 @@
-"""A trainer with a small policy, as a learner would host it."""
+"""Parts of `check_trainer`: a trainer with a small policy, as a learner hosts it."""
 
 from __future__ import annotations
 

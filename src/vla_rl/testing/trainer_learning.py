@@ -1,4 +1,4 @@
-"""What updates lead to: better actions, trained networks, targets that follow; and how they are made."""
+"""Parts of `check_trainer`: what updates lead to (better actions, targets that follow), and how they are made."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.trainers import TrajectoryData, TrajectoryPart
 from vla_rl.core.types import Array, TrainingData
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_checks.cases import SAMPLES, Case, Cases, Rank, copied_state
-from vla_rl.testing.trainer_checks.samples import Lesson, bandit_data, bandit_observation, made_up_data
+from vla_rl.testing.trainer_cases import SAMPLES, Case, Cases, Rank, copied_state
+from vla_rl.testing.trainer_samples import Lesson, bandit_data, bandit_observation, made_up_data
 
 UPDATES = 5
 """Updates of a bandit; those of transitions are three."""
