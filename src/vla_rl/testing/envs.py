@@ -125,7 +125,7 @@ def _roll_out(
         wandering.what_is_shown_changes(player)
     if player.info.takeovers:
         with section("takeovers"):
-            wandering.takeovers_are_told(player)
+            wandering.takeovers_are_reported(player)
     with section("determinism"):
         arrangements.determinism(player, reference, first)
     with section("envs apart"):

@@ -13,8 +13,8 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.trainers import TrajectoryData, TrajectoryPart
 from vla_rl.core.types import Array, TrainingData
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_cases import SAMPLES, Case, Cases, Rank, copied_state
-from vla_rl.testing.trainer_samples import Lesson, bandit_data, bandit_observation, made_up_data
+from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase, copied_state
+from vla_rl.testing.trainer_samples import LearningSource, bandit_data, bandit_observation, made_up_data
 
 UPDATES = 5
 """Updates of a bandit; those of transitions are three."""
@@ -27,10 +27,10 @@ TOLERANCE = 1e-5
 # --------------------------------------------------------------------------------------------------------- bandits
 
 
-def check_bandit(f: Findings, cases: Cases, lesson: Lesson) -> None:
+def check_bandit(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
     """Train on two bandits that reward opposite actions. All else is equal in them, random numbers too."""
-    updates = 3 if cases.kind is TrainingData.TRANSITIONS else UPDATES
-    one, other = (_trained_case(f, cases, lesson, good, updates) for good in (1, -1))
+    updates = 3 if builder.kind is TrainingData.TRANSITIONS else UPDATES
+    one, other = (_trained_case(f, builder, learns_from, good, updates) for good in (1, -1))
     states = np.tile([1, -1], 8)
     obs = bandit_observation(one.trained.info, states, 0)
     preference = float(((one.leaning(obs) - other.leaning(obs)) * torch.from_numpy(states)).mean())
@@ -44,15 +44,17 @@ def check_bandit(f: Findings, cases: Cases, lesson: Lesson) -> None:
     )
 
 
-def _trained_case(f: Findings, cases: Cases, lesson: Lesson, good: int, updates: int) -> Case:
+def _trained_case(
+    f: Findings, builder: TrainerBuilder, learns_from: LearningSource, good: int, updates: int
+) -> TrainerCase:
     """Return a trainer after some updates. Record findings on networks that do not move, and on targets."""
-    case = cases.make(SAMPLES)
+    case = builder.make(SAMPLES)
     modules, targets = dict(case.trainer.modules()), dict(case.trainer.targets())
     first = {name: copied_state(module) for name, module in modules.items()}
     follows = {name: _Following(name, target, modules) for name, target in targets.items()}
     data = None
     for number in range(1, updates + 1):
-        data = bandit_data(case, number, good, lesson, data.demonstrations if case.clones and data else None)
+        data = bandit_data(case, number, good, learns_from, data.demonstrations if case.clones and data else None)
         case.trainer.update(data)
         for following in follows.values():
             following.look()
@@ -116,11 +118,11 @@ def _differs(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bo
 # ------------------------------------------------------------------------------------------------------ heartbeats
 
 
-def check_heartbeats(f: Findings, cases: Cases) -> None:
+def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
     """Count heartbeats: more passes have more of them."""
     counts = []
     for micro_batch in (SAMPLES, 2):
-        case = cases.make(micro_batch)
+        case = builder.make(micro_batch)
         for number in (1, 2):
             case.trainer.update(made_up_data(case, number, steps=2))
         counts.append(case.heartbeats.count)
@@ -136,15 +138,15 @@ def check_heartbeats(f: Findings, cases: Cases) -> None:
 # --------------------------------------------------------------------------------------------------- optimiser steps
 
 
-def check_optimizer_steps(f: Findings, cases: Cases) -> None:
+def check_optimizer_steps(f: Findings, builder: TrainerBuilder) -> None:
     """Check that an optimiser step has the gradients of its own samples alone."""
-    given = cases.kind in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS)
-    if not given or len(cases.make().trainer.modules()) > 1:
+    given = builder.kind in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS)
+    if not given or len(builder.make().trainer.modules()) > 1:
         return  # networks that learn at rates of their own change the second step
     gradients = []
     for alone in (True, False):
         rank = Rank()
-        case = cases.make(strategy=rank, train={"lr": 1e-12})
+        case = builder.make(strategy=rank, train={"lr": 1e-12})
         data = made_up_data(case, 1, steps=2)
         if case.clones:
             data = evolve(data, steps=[evolve(step, lr=0.0) for step in data.steps])
@@ -167,11 +169,11 @@ def close(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 # --------------------------------------------------------------------------------------------------- trajectories
 
 
-def check_critic_warmup(f: Findings, cases: Cases) -> None:
+def check_critic_warmup(f: Findings, builder: TrainerBuilder) -> None:
     """Check that the first training steps train the critic alone, if train.critic_warmup_steps says so."""
-    if cases.kind is not TrainingData.TRAJECTORIES:
+    if builder.kind is not TrainingData.TRAJECTORIES:
         return
-    case = cases.make(train={"critic_warmup_steps": 1})
+    case = builder.make(train={"critic_warmup_steps": 1})
     first = copied_state(case.trained.model.module)
     case.trainer.update(made_up_data(case, 1))
     changed = [name for name, p in case.trained.parameters.items() if not torch.equal(first[name], p)]
@@ -180,14 +182,14 @@ def check_critic_warmup(f: Findings, cases: Cases) -> None:
     f.expect(not others, "update", "a policy that stays as it is while the critic warms up", others, remedy)
 
 
-def check_parts(f: Findings, cases: Cases) -> None:
+def check_parts(f: Findings, builder: TrainerBuilder) -> None:
     """Check that samples that come in parts give the gradients of the whole, also after a step that was given up."""
-    if cases.kind is not TrainingData.TRAJECTORIES:
+    if builder.kind is not TrainingData.TRAJECTORIES:
         return
     gradients = []
     for parts, given_up in ((0, False), (2, False), (2, True)):
         rank = Rank()
-        case = cases.make(strategy=rank)
+        case = builder.make(strategy=rank)
         data = made_up_data(case, 1)
         if given_up:
             case.trainer.accumulate(next(_parts(made_up_data(case, 2), 2)))

@@ -23,13 +23,13 @@ from vla_rl.core.trainers import (
 from vla_rl.core.types import ActionSource, Array, Chunk, EnvInfo, Observation, RecordedRewards, TrainingData, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
-from vla_rl.testing.trainer_cases import CHUNK, SAMPLES, Case
+from vla_rl.testing.trainer_case import CHUNK, SAMPLES, TrainerCase
 
 RATE = 1e-2
 """Learning rate of optimiser steps on demonstrations."""
 
 
-class Lesson(Enum):
+class LearningSource(Enum):
     """What a trainer learns from."""
 
     REWARDS = "rewards"
@@ -41,7 +41,7 @@ class Lesson(Enum):
 
 
 @define(eq=False)
-class Recording(Demonstrations):
+class RecordedSamples(Demonstrations):
     """Recorded samples with rewards."""
 
     obs: Observation
@@ -61,7 +61,7 @@ class Recording(Demonstrations):
         return RecordedRewards(rewards=self.rewards[index], following=self.following[index])
 
 
-def made_up_data(case: Case, number: int, samples: Array | None = None, steps: int = 1) -> Any:
+def made_up_data(case: TrainerCase, number: int, samples: Array | None = None, steps: int = 1) -> Any:
     """Return the data of an update (from 1) of chance.
 
     Args:
@@ -79,7 +79,7 @@ def made_up_data(case: Case, number: int, samples: Array | None = None, steps: i
     own = np.arange(SAMPLES) if samples is None else samples
     if case.clones:
         last = np.arange(SAMPLES) % (SAMPLES // 2) == SAMPLES // 2 - 1
-        recording = Recording(  # two episodes of which the first earns a reward at its end
+        recording = RecordedSamples(  # two episodes of which the first earns a reward at its end
             obs=obs,
             actions=to_numpy(chunk.actions),
             rewards=(last & (np.arange(SAMPLES) < SAMPLES // 2)).astype(np.float32),
@@ -90,14 +90,16 @@ def made_up_data(case: Case, number: int, samples: Array | None = None, steps: i
     return _trajectories(case, number, obs, chunk, advantages, own, steps)
 
 
-def bandit_data(case: Case, number: int, good: int, lesson: Lesson, recording: Recording | None = None) -> Any:
+def bandit_data(
+    case: TrainerCase, number: int, good: int, learns_from: LearningSource, recording: RecordedSamples | None = None
+) -> Any:
     """Return the data of an update (from 1) in which an action is good if its sign is `good` (1 or -1) times the
     state's. The sign of an action says whether all of its numbers are at the upper or the lower bounds.
 
     Neighbours in the data differ in such a way that to mistake one for the other turns most of what is learnt round.
 
     Args:
-        lesson: what the trainer learns from. Good actions are rewarded, demonstrated, or those of a person.
+        learns_from: what the trainer learns from. Good actions are rewarded, demonstrated, or those of a person.
         recording: that of the update before, for trainers of recordings, which keep them.
     """
     states, signs = bandit_rows()
@@ -114,16 +116,16 @@ def bandit_data(case: Case, number: int, good: int, lesson: Lesson, recording: R
         advantages = np.where(is_good, 1, -1).astype(np.float32)
         return _trajectories(case, number, obs, evolve(chunk, log_probs=log_probs), advantages, np.arange(count), 1)
     if case.clones:
-        demonstrated = states * good if lesson is Lesson.LABELS else signs
+        demonstrated = states * good if learns_from is LearningSource.LABELS else signs
         if recording is None:
-            recording = Recording(
+            recording = RecordedSamples(
                 obs=obs,
                 actions=_edges(info, demonstrated),
                 rewards=is_good.astype(np.float32),
                 following=np.full(count, -1),
             )
         return _imitation(recording, number, [np.arange(count)] * 2, count)
-    taken_over = is_good & (lesson is Lesson.TAKEOVERS)
+    taken_over = is_good & (learns_from is LearningSource.TAKEOVERS)
     source = np.where(taken_over, ActionSource.PERSON, ActionSource.POLICY).astype(np.int8)
     transitions = Transitions(
         frames=Observation.concat([obs, obs.take(np.zeros(1, np.int64))]),
@@ -164,12 +166,12 @@ def _edges(info: EnvInfo, signs: Array) -> Array:
     return np.repeat(actions[:, None], CHUNK, axis=1)
 
 
-def _first_policy(case: Case) -> LinearModel:
+def _first_policy(case: TrainerCase) -> LinearModel:
     """Return the policy before any update."""
     return LinearModel(case.trained.info, CHUNK)
 
 
-def _imitation(recording: Recording, number: int, parts: list[Array], total: int) -> DemonstrationsData:
+def _imitation(recording: RecordedSamples, number: int, parts: list[Array], total: int) -> DemonstrationsData:
     """Return the `number`-th update, with an optimiser step for each part of the samples."""
     first = 1 + (number - 1) * len(parts)
     steps = [
@@ -180,7 +182,7 @@ def _imitation(recording: Recording, number: int, parts: list[Array], total: int
 
 
 def _trajectories(
-    case: Case, number: int, obs: Observation, chunk: Chunk, advantages: Array, own: Array, steps: int
+    case: TrainerCase, number: int, obs: Observation, chunk: Chunk, advantages: Array, own: Array, steps: int
 ) -> TrajectoryData:
     count = len(obs)
     size = case.trained.train.micro_batch
@@ -216,7 +218,7 @@ def _trajectories(
     )
 
 
-def _transitions(case: Case, number: int) -> TransitionsData:
+def _transitions(case: TrainerCase, number: int) -> TransitionsData:
     """Return three episodes of a third of the transitions each: as many as there are samples, and one more. A person
     acts in the odd ones.
     """

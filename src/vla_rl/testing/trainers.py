@@ -17,8 +17,8 @@ from vla_rl.core.trainers import UpdateMetrics
 from vla_rl.core.types import Array, Plugin, TrainingData, to_numpy
 from vla_rl.testing.common.findings import Findings, Unfit
 from vla_rl.testing.policy_traces import OWN, changed_generators, run_from
-from vla_rl.testing.trainer_cases import SAMPLES, Case, Cases, Rank
-from vla_rl.testing.trainer_dependence import check_dependence, lesson_of
+from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase
+from vla_rl.testing.trainer_inputs import check_trainer_inputs, learning_source
 from vla_rl.testing.trainer_learning import (
     check_bandit,
     check_critic_warmup,
@@ -58,20 +58,20 @@ def check_trainer(plugin: Plugin, config: Any = None) -> None:
     if not f.expect(plugin.trains_on is not None, "Plugin.trains_on", f"one of {kinds}", "None", "declare it"):
         f.close()
     with tempfile.TemporaryDirectory() as root:
-        _check_all(f, Cases(plugin, config, root))
+        _check_all(f, TrainerBuilder(plugin, config, root))
     f.close()
 
 
-def _check_all(f: Findings, cases: Cases) -> None:
+def _check_all(f: Findings, builder: TrainerBuilder) -> None:
     with f.section("parts"):
-        _check_networks(f, cases.make())
+        _check_networks(f, builder.make())
     updates = False
     with f.section("update"):
-        _check_update(f, cases)
+        _check_update(f, builder)
         updates = True
     if not updates:
         return
-    checks: dict[str, Callable[[Findings, Cases], None]] = {
+    checks: dict[str, Callable[[Findings, TrainerBuilder], None]] = {
         "gradients": _check_gradients,
         "optimiser steps": check_optimizer_steps,
         "resume": _check_resume,
@@ -82,16 +82,16 @@ def _check_all(f: Findings, cases: Cases) -> None:
     }
     for name, check in checks.items():
         with f.section(name):
-            check(f, cases)
+            check(f, builder)
 
 
-def _check_learning(f: Findings, cases: Cases) -> None:
-    lesson = lesson_of(cases)
-    check_dependence(f, cases, lesson)
-    check_bandit(f, cases, lesson)
+def _check_learning(f: Findings, builder: TrainerBuilder) -> None:
+    learns_from = learning_source(builder)
+    check_trainer_inputs(f, builder, learns_from)
+    check_bandit(f, builder, learns_from)
 
 
-def _check_networks(f: Findings, case: Case) -> None:
+def _check_networks(f: Findings, case: TrainerCase) -> None:
     modules = case.trainer.modules()
     optimizers = case.trainer.optimizers()
     policy = modules.get(POLICY)
@@ -121,8 +121,8 @@ def _check_networks(f: Findings, case: Case) -> None:
     )
 
 
-def _check_update(f: Findings, cases: Cases) -> None:
-    one = cases.make()
+def _check_update(f: Findings, builder: TrainerBuilder) -> None:
+    one = builder.make()
     before = one.weights()
     data = made_up_data(one, 1)
     original = copy.deepcopy(data)
@@ -162,7 +162,7 @@ def _check_update(f: Findings, cases: Cases) -> None:
         "make an optimiser step",
     )
     f.expect(_equal(data, original), "update", "data that stay as they are", "changed data", "copy what you change")
-    other = cases.make()
+    other = builder.make()
     again = run_from(12, lambda: other.trainer.update(made_up_data(other, 1)))
     moved = changed_generators(ran.start, ran.end)
     f.expect(not moved, "update", "the global random generators left alone", " and ".join(moved), OWN)
@@ -176,14 +176,14 @@ def _check_update(f: Findings, cases: Cases) -> None:
     )
 
 
-def _check_gradients(f: Findings, cases: Cases) -> None:
+def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
     """Check that the sum of gradients does not depend on the division into micro-batches and ranks."""
     everything = np.arange(SAMPLES)
-    expected = _gradients(cases, SAMPLES, everything)
+    expected = _gradients(builder, SAMPLES, everything)
     text = "gradients that are added up over the ranks before each optimiser step"
     if not f.expect(bool(expected), "update", text, "no reduction", "call TrainedModel.optimizer_step"):
         return
-    parts = _gradients(cases, 3, everything)
+    parts = _gradients(builder, 3, everything)
     f.expect(
         close(expected, parts),
         "update",
@@ -191,9 +191,9 @@ def _check_gradients(f: Findings, cases: Cases) -> None:
         "others",
         "divide each micro-batch's sum by the count of the whole optimiser step, not by its own",
     )
-    if cases.make().kind is TrainingData.TRANSITIONS:
+    if builder.make().kind is TrainingData.TRANSITIONS:
         return  # each rank draws from transitions of its own
-    ranks = [_gradients(cases, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
+    ranks = [_gradients(builder, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
     f.expect(
         all(ranks) and close(expected, [one + other for one, other in zip(*ranks, strict=True)]),
         "update",
@@ -203,24 +203,24 @@ def _check_gradients(f: Findings, cases: Cases) -> None:
     )
 
 
-def _gradients(cases: Cases, micro_batch: int, samples: Array) -> list[torch.Tensor]:
+def _gradients(builder: TrainerBuilder, micro_batch: int, samples: Array) -> list[torch.Tensor]:
     """Return a rank's gradients of the first optimiser step on these of all samples."""
     rank = Rank()
-    case = cases.make(micro_batch, strategy=rank)
+    case = builder.make(micro_batch, strategy=rank)
     if case.kind is TrainingData.TRANSITIONS:
         rank.world = 1
     case.trainer.update(made_up_data(case, 1, samples))
     return rank.reductions[0] if rank.reductions else []
 
 
-def _check_resume(f: Findings, cases: Cases) -> None:
-    through = cases.make()
+def _check_resume(f: Findings, builder: TrainerBuilder) -> None:
+    through = builder.make()
     for number in (1, 2):
         through.trainer.update(made_up_data(through, number))
     saved = _read_back(f, owned_state(through.trainer))
     policy = copy.deepcopy(through.trained.model.module.state_dict())
     optimizer = copy.deepcopy(through.trained.optimizer.state_dict())
-    resumed = cases.make(files=through.folder)
+    resumed = builder.make(files=through.folder)
     resumed.trained.model.module.load_state_dict(policy)
     resumed.trained.optimizer.load_state_dict(optimizer)
     load_owned_state(resumed.trainer, saved, "the state of this trainer")

@@ -168,7 +168,7 @@ def _opposite(ends: Sequence[End]) -> str:
     return ", but in others" if any(end.success for end in ends) else ""
 
 
-def takeovers_are_told(player: Player) -> None:
+def takeovers_are_reported(player: Player) -> None:
     """Check that what whoever takes over does is not always what the policy wanted."""
     sightings = player.seen
     if not sightings.taken_over:

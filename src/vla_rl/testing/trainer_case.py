@@ -41,7 +41,7 @@ CHUNK = 2
 SAMPLES = 8
 
 
-class Surrogate(Algorithm):
+class SurrogateAlgorithm(Algorithm):
     """The spec's algorithm: PPO's surrogate without clipping, and a critic on returns."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class GaussianPolicy(LinearModel):
         return torch.tanh(self.module.policy(self._features(obs)).unflatten(1, self._layout)[..., 0])
 
 
-class Heartbeats:
+class HeartbeatCounter:
     """Counter of heartbeats."""
 
     count = 0
@@ -142,7 +142,7 @@ class Heartbeats:
 
 
 @frozen(eq=False)
-class Case:
+class TrainerCase:
     """A trainer with its policy."""
 
     trainer: Trainer
@@ -150,8 +150,8 @@ class Case:
     kind: TrainingData
     folder: Path
     """Folder that the trainer may write to."""
-    algorithm: Surrogate
-    heartbeats: Heartbeats
+    algorithm: SurrogateAlgorithm
+    heartbeats: HeartbeatCounter
 
     @property
     def clones(self) -> bool:
@@ -180,7 +180,7 @@ def copied_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @define(eq=False)
-class Cases:
+class TrainerBuilder:
     """Maker of trainers, all from the same first weights."""
 
     plugin: Plugin
@@ -201,7 +201,7 @@ class Cases:
         files: Path | None = None,
         train: Mapping[str, Any] | None = None,
         from_images: bool = False,
-    ) -> Case:
+    ) -> TrainerCase:
         """Return a new trainer.
 
         Args:
@@ -221,12 +221,12 @@ class Cases:
         trained = TrainedModel(self._policy(info), spec, name="linear", device="cpu", info=info, acting=True)
         if strategy is not None:
             trained.strategy = strategy
-        algorithm = Surrogate()
-        heartbeats = Heartbeats()
+        algorithm = SurrogateAlgorithm()
+        heartbeats = HeartbeatCounter()
         training = TrainingContext(trained=trained, algorithm=algorithm, heartbeat=heartbeats, folder=folder)
         context = Context(chunk=CHUNK, env=info, training=training)
         trainer, _ = built("trainer", self.plugin, self.config, context)
-        return Case(trainer, trained, self.kind, folder, algorithm, heartbeats)
+        return TrainerCase(trainer, trained, self.kind, folder, algorithm, heartbeats)
 
     def _policy(self, info: EnvInfo) -> LinearModel:
         if self.kind is TrainingData.TRANSITIONS:

@@ -13,8 +13,8 @@ from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
 from vla_rl.testing.common.findings import Findings
-from vla_rl.testing.trainer_cases import SAMPLES, Cases
-from vla_rl.testing.trainer_samples import Lesson, Recording, made_up_data
+from vla_rl.testing.trainer_case import SAMPLES, TrainerBuilder
+from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
 
 UPDATES = 3
 """Updates of two optimiser steps each; those of transitions are two."""
@@ -24,14 +24,14 @@ Change = Callable[[Any], Any]
 """Function of an update's data that returns them with a change."""
 
 
-def check_dependence(f: Findings, cases: Cases, lesson: Lesson) -> None:
+def check_trainer_inputs(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
     """Change each part of the data in turn, and compare the weights after some updates."""
-    if cases.kind is TrainingData.TRAJECTORIES:
-        _check_trajectories(f, cases)
-    elif cases.kind is TrainingData.TRANSITIONS:
-        _check_transitions(f, cases, lesson)
+    if builder.kind is TrainingData.TRAJECTORIES:
+        _check_trajectories(f, builder)
+    elif builder.kind is TrainingData.TRANSITIONS:
+        _check_transitions(f, builder, learns_from)
     else:
-        _check_demonstrations(f, cases)
+        _check_demonstrations(f, builder)
 
 
 def unchanged(data: Any) -> Any:
@@ -44,7 +44,7 @@ class _Answers:
 
     def __init__(
         self,
-        cases: Cases,
+        builder: TrainerBuilder,
         *,
         train: Mapping[str, Any] | None = None,
         from_images: bool = False,
@@ -53,14 +53,14 @@ class _Answers:
         """Make the updates without a change.
 
         Args:
-            train, from_images: as `Cases.make` takes them.
+            train, from_images: as `TrainerBuilder.make` takes them.
             base: change of the data with which others are compared.
         """
-        self._cases = cases
+        self._builder = builder
         self._train = train
         self._from_images = from_images
         self._base = base
-        of_transitions = cases.kind is TrainingData.TRANSITIONS
+        of_transitions = builder.kind is TrainingData.TRANSITIONS
         self._updates = 2 if of_transitions else UPDATES
         self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
         self._first = self._weights(unchanged, None)
@@ -77,7 +77,7 @@ class _Answers:
         f.expect(self.depend_on(change, only), "update", expected, "the same", remedy)
 
     def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
-        case = self._cases.make(self._micro_batch, train=self._train, from_images=self._from_images)
+        case = self._builder.make(self._micro_batch, train=self._train, from_images=self._from_images)
         for number in range(1, self._updates + 1):
             data = self._base(made_up_data(case, number, steps=2))
             case.trainer.update(change(data) if only in (None, number) else data)
@@ -87,13 +87,13 @@ class _Answers:
 # ---------------------------------------------------------------------------------------------------- trajectories
 
 
-def _check_trajectories(f: Findings, cases: Cases) -> None:
-    answers = _Answers(cases, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
+def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
+    answers = _Answers(builder, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
     answers.expect(f, "advantages", _changed_field("advantages", np.negative), "multiply the loss by them")
     answers.expect(f, "samples of the second optimiser step", _other_sample, "make all steps, each on its own")
     schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
     answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
-    case = cases.make()
+    case = builder.make()
     case.trainer.update(made_up_data(case, 1))
     if case.algorithm.calls:  # else the trainer has a loss of its own
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
@@ -128,26 +128,26 @@ def _later_step(data: TrajectoryData) -> TrajectoryData:
 # -------------------------------------------------------------------------------------------------- demonstrations
 
 
-def _check_demonstrations(f: Findings, cases: Cases) -> None:
-    answers = _Answers(cases)
-    answers.expect(f, "actions", _turned_actions(cases), "clone the actions of the recording")
+def _check_demonstrations(f: Findings, builder: TrainerBuilder) -> None:
+    answers = _Answers(builder)
+    answers.expect(f, "actions", _turned_actions(builder), "clone the actions of the recording")
     answers.expect(f, "samples of the second optimiser step", _other_index, "make all steps, each on its own")
     answers.expect(f, "ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)")
-    if cases.kind is TrainingData.RECORDINGS:
+    if builder.kind is TrainingData.RECORDINGS:
         remedy = "read them by `Demonstrations.read_rewards`"
         answers.expect(f, "rewards", _other_rewards, remedy)
         answers.expect(f, "the ends of episodes, by `following`", _earlier_end, remedy)
     remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
-    _Answers(cases, from_images=True).expect(f, "ImitationStep.augment", _augmented, remedy)
+    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", _augmented, remedy)
 
 
-def _recording(data: DemonstrationsData) -> Recording:
-    assert isinstance(data.demonstrations, Recording)
+def _recording(data: DemonstrationsData) -> RecordedSamples:
+    assert isinstance(data.demonstrations, RecordedSamples)
     return data.demonstrations
 
 
-def _turned_actions(cases: Cases) -> Change:
-    info = cases.make().trained.info
+def _turned_actions(builder: TrainerBuilder) -> Change:
+    info = builder.make().trained.info
 
     def turned(data: DemonstrationsData) -> DemonstrationsData:
         actions = np.array(_recording(data).actions)
@@ -192,18 +192,18 @@ def _augmented(data: DemonstrationsData) -> DemonstrationsData:
 # ---------------------------------------------------------------------------------------------------- transitions
 
 
-def _check_transitions(f: Findings, cases: Cases, lesson: Lesson) -> None:
+def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
     """Check that a trainer of transitions depends on all parts of what it learns from."""
-    answers = _Answers(cases)
-    info = cases.make().trained.info
+    answers = _Answers(builder)
+    info = builder.make().trained.info
     remedy = "keep the new transitions of each update"
     answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
-    if lesson is Lesson.LABELS:
+    if learns_from is LearningSource.LABELS:
         answers.expect(f, "expert_actions", _turned("expert_actions", info), "clone the labels")
         return
     remedy = "learn from what was executed, whoever chose it"
     answers.expect(f, "actions, and the policy's extras", _turned("actions", info), remedy)
-    if lesson is Lesson.TAKEOVERS:
+    if learns_from is LearningSource.TAKEOVERS:
         remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
         answers.expect(f, "source, and rewards", _other_source, remedy)
         return
@@ -211,17 +211,19 @@ def _check_transitions(f: Findings, cases: Cases, lesson: Lesson) -> None:
     answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
     remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
     answers.expect(f, "terminated", _never_terminated, remedy)
-    endless = _Answers(cases, base=_never_terminated)
+    endless = _Answers(builder, base=_never_terminated)
     endless.expect(f, "what follows chunks that did not terminate", _other_following, remedy)
 
 
-def lesson_of(cases: Cases) -> Lesson:
+def learning_source(builder: TrainerBuilder) -> LearningSource:
     """Return what a trainer learns from. One of transitions that does not depend on rewards learns from takeovers."""
-    if cases.kind is not TrainingData.TRANSITIONS:
-        return Lesson.REWARDS if cases.kind is not TrainingData.DEMONSTRATIONS else Lesson.LABELS
-    if cases.plugin.expert_share is not None:
-        return Lesson.LABELS
-    return Lesson.REWARDS if _Answers(cases).depend_on(_more_reward(slice(None))) else Lesson.TAKEOVERS
+    if builder.kind is not TrainingData.TRANSITIONS:
+        return LearningSource.REWARDS if builder.kind is not TrainingData.DEMONSTRATIONS else LearningSource.LABELS
+    if builder.plugin.expert_share is not None:
+        return LearningSource.LABELS
+    return (
+        LearningSource.REWARDS if _Answers(builder).depend_on(_more_reward(slice(None))) else LearningSource.TAKEOVERS
+    )
 
 
 def _transitions(data: TransitionsData) -> Transitions:
