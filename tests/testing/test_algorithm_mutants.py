@@ -413,6 +413,34 @@ class RecomputedValuesAlone(Reinforce):
     needs = Requirements(recomputed_values=True)
 
 
+@found_by("`rewards` of its argument unchanged")
+class ScalesTheRolloutInPlace(Grpo):
+    def advantages(self, rollout):
+        rollout.rewards.mul_(2)
+        return super().advantages(rollout)
+
+
+@found_by("metric 'loss/spread': expected a finite number")
+class MetricOfNothing(Reinforce):
+    def loss(self, scores, batch):
+        loss = super().loss(scores, batch)
+        nothing = torch.zeros(0).mean()
+        return attrs.evolve(loss, metrics={**loss.metrics, "loss/spread": nothing})
+
+
+@found_by("select: expected bool [12], got int64")
+class SelectsByNumber(Grpo):
+    def select(self, rollout):
+        return super().select(rollout).nonzero().flatten()
+
+
+@found_by("a scalar total, got [1]")
+class TotalOfOneNumber(Reinforce):
+    def loss(self, scores, batch):
+        loss = super().loss(scores, batch)
+        return attrs.evolve(loss, total=loss.total[None])
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mistake_is_found(mutant) -> None:
     assert MUTANTS[mutant] in findings(mutant())

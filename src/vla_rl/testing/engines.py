@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
+import numpy as np
 import torch
 
+from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Context, EnvInfo, Plugin
+from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, to_numpy
 from vla_rl.testing import synthetic
-from vla_rl.testing.acting import check_acting, check_continuing
+from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
 from vla_rl.testing.common.findings import CheckFailed, Findings, built
 from vla_rl.testing.model_case import EngineCase
 
@@ -27,8 +31,8 @@ def check_engine(
     device: str = "cpu",
     atol: float = 1e-5,
 ) -> None:
-    """Act, continue chunks and load weights, and compare the engine with the model that it acts for. Raises CheckFailed
-    with all findings.
+    """Act, continue chunks, sleep, wake up and load weights, and compare the engine with the model that it acts for.
+    Raises CheckFailed with all findings.
 
     Args:
         engine: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `device` and `model`.
@@ -53,41 +57,109 @@ def check_engine(
     with f.section("act"):
         check_acting(case)
     check_continuing(case, component.continue_chunk if component.continues else None)
+    with f.section("sleep and wake_up"):
+        _check_sleep(case)
     if seated is not None:
         with f.section("log_probs"):
-            _scores(case, seated, "act")
+            _check_against_model(case, seated, "act")
         with f.section("load"):
-            _loading(case, seated)
+            _check_loading(case, seated)
     with f.section("close"):
         component.close()
         component.close()
     f.close()
 
 
-def _scores(case: EngineCase, model: VLAModel, where: str) -> None:
-    """Compare log-probs of sampled chunks with those that the model recomputes."""
-    chunk = case.sample()
-    if not case.f.expect(chunk.log_probs is not None, where, "log_probs", "None", "return those that were sampled"):
-        return
-    with torch.no_grad():
-        scores = model.chunk_log_probs(case.obs, chunk)
-    what = "log_probs equal to those of the model's chunk_log_probs"
-    case.near(chunk.log_probs, scores.log_probs, where, what, "sample from the model's distribution")
+def _check_sleep(case: EngineCase) -> None:
+    """Check that an engine acts after it slept as before."""
+    case.engine.wake_up()
+    before = case.sample(greedy=True).actions
+    case.engine.sleep()
+    case.engine.wake_up()
+    after = case.sample(greedy=True).actions
+    case.near(after, before, "wake_up", "the same chunk as before `sleep`", "bring back what `sleep` gave away")
+    case.engine.sleep()
+    case.engine.wake_up()
 
 
-def _loading(case: EngineCase, model: VLAModel) -> None:
-    """Load other weights, and put the first ones back."""
+def _check_against_model(case: EngineCase, model: VLAModel, where: str) -> bool:
+    """Compare what the engine does for several observations with the model that it acts for. Return whether it does
+    the same; the first finding ends the comparison."""
+    strangers = synthetic.observation(case.env, case.rows, seed=1)
+    others = attrs.evolve(strangers, instructions=case.obs.instructions)
+    checks = (_check_log_probs, _check_greedy, _check_values)
+    return all(check(attrs.evolve(case, obs=obs), model, where) for obs in (case.obs, others) for check in checks)
+
+
+def _check_log_probs(case: EngineCase, model: VLAModel, where: str) -> bool:
+    """Compare log-probs of chunks, sampled and greedy, with those that the model recomputes."""
+    what, remedy = "log_probs equal to those of the model's chunk_log_probs", "sample from the model's distribution"
+    for greedy in (False, True):
+        chunk = case.sample(greedy)
+        given = chunk.log_probs is not None
+        if not case.f.expect(given, where, "log_probs", "None", "return those that were sampled"):
+            return False
+        if not case.near(chunk.log_probs, _scored(model, case, chunk), where, what, remedy):
+            return False
+    return True
+
+
+def _check_greedy(case: EngineCase, model: VLAModel, where: str) -> bool:
+    """Compare how likely greedy chunks are with the model's, and sampled ones with greedy ones."""
+    sampled, greedy = case.sample(), case.sample(greedy=True)
+    of_model = [model.sample_chunk(case.obs, case.noise(), flag) for flag in (False, True)]
+    likelihood = _scored(model, case, greedy).sum((1, 2))
+    what, remedy = "greedy chunks as likely as the model's", "take the mode where `greedy` is True"
+    if not case.near(likelihood, _scored(model, case, of_model[1]).sum((1, 2)), where, what, remedy, KERNELS):
+        return False
+    random = not _equal(of_model[0].actions, of_model[1].actions)
+    holds = not random or not _equal(sampled.actions, greedy.actions)
+    return case.f.expect(holds, where, "sampled actions that differ from greedy ones", "the same", "draw from `noise`")
+
+
+def _check_values(case: EngineCase, model: VLAModel, where: str) -> bool:
+    """Compare values, where the model has some."""
+    try:
+        expected = model.values(case.obs)
+    except NotOffered:
+        return True
+    what, remedy = "the model's values of these observations", "compute them with the newest weights"
+    return case.near(case.engine.values(case.obs), expected, f"values ({where})", what, remedy, KERNELS)
+
+
+def _check_loading(case: EngineCase, model: VLAModel) -> None:
+    """Load other weights, sleep and wake up, and put the first ones back."""
     first = [(name, tensor.detach().clone()) for name, tensor in model.weights()]
     draws = torch.Generator().manual_seed(0)
     moved = [(name, t + (0.05 * torch.randn(t.shape, generator=draws)).to(t)) for name, t in first]
     before = case.sample().log_probs
     try:
         model.load_weights(moved)
-        case.engine.load(moved)
+        _load(case, moved)
         after = case.sample().log_probs
-        differs = before is None or after is None or not torch.equal(torch.as_tensor(before), torch.as_tensor(after))
+        differs = before is None or after is None or not _equal(before, after)
         case.f.expect(differs, "load", "other log_probs with other weights", "the same", "act with the loaded weights")
-        _scores(case, model, "load")
+        if _check_against_model(case, model, "load"):
+            case.engine.sleep()
+            case.engine.wake_up()
+            _check_against_model(case, model, "wake_up after load")
     finally:
         model.load_weights(first)
-        case.engine.load(first)
+        _load(case, first)
+
+
+def _load(case: EngineCase, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Load weights as a run does: pairs come once, and their tensors are gone after the call."""
+    passed = [(name, tensor.clone()) for name, tensor in weights]
+    case.engine.load(pair for pair in passed)
+    for _, tensor in passed:
+        tensor.zero_()
+
+
+def _scored(model: VLAModel, case: EngineCase, chunk: Chunk) -> torch.Tensor:
+    with torch.no_grad():
+        return model.chunk_log_probs(case.obs, chunk).log_probs
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(np.array_equal(to_numpy(one), to_numpy(other)))

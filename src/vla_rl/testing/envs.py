@@ -123,6 +123,9 @@ def _roll_out(
     with section("success and pictures"):
         wandering.success_is_reported(player)
         wandering.what_is_shown_changes(player)
+    if player.info.takeovers:
+        with section("takeovers"):
+            wandering.takeovers_are_reported(player)
     with section("determinism"):
         arrangements.determinism(player, reference, first)
     with section("envs apart"):

@@ -175,6 +175,9 @@ def _check_split(case: LossCase, full_loss: Loss, gradients: list[Tensor]) -> No
 def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> None:
     f, where = case.f, case.where
     for key, value in full_loss.metrics.items():
+        finite = bool(torch.isfinite(value.detach()).all())
+        if not f.expect(finite, f"{where}: metric {key!r}", "a finite number", float(value), "mind counts of 0"):
+            continue
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))
         f.expect(same, f"{where}: metric {key!r}", f"{float(value):.4g} from micro-batches", f"{summed:.4g}", SPLIT)

@@ -43,13 +43,15 @@ class ActingCase(ABC):
     def sample(self, greedy: bool = False, seed: int = 0) -> Chunk:
         return self.act(self.obs, self.noise(seed=seed), greedy)
 
-    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> None:
-        """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run."""
+    def near(self, a: Any, b: Any, where: str, what: str, remedy: str, slack: float = 0.0) -> bool:
+        """A finding unless equal within `atol`, or `slack` times that of 1 + |b|, where other kernels may have run.
+        Return whether they are."""
         a, b = to_numpy(a).astype(np.float64), to_numpy(b).astype(np.float64)
         bound = self.atol * slack * (1 + np.abs(b)) if slack else np.full(b.shape, self.atol)
         gap = np.abs(a - b)
         holds = bool((gap <= bound).all())
-        self.f.expect(holds, where, f"{what} (within {self.atol:g})", f"a difference of {gap.max():.2g}", remedy)
+        got = f"a difference of {gap.max():.2g}"
+        return self.f.expect(holds, where, f"{what} (within {self.atol:g})", got, remedy)
 
     def is_array(self, array: Any, shape: tuple[int, ...], where: str) -> bool:
         """Record a finding unless this is a finite float32 array of that shape. Return whether it is."""

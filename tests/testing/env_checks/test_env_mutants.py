@@ -11,6 +11,7 @@ import broken_batches
 import broken_ranges
 import broken_scenes
 import broken_surroundings
+import broken_takeovers
 import numpy as np
 import pytest
 import shared_state_envs
@@ -99,7 +100,9 @@ def test_a_broken_env_is_found(scene: type[Scene]) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [*broken_batches.BATCHES, *broken_surroundings.BATCHES], ids=lambda batch: batch.__name__
+    "batch",
+    [*broken_batches.BATCHES, *broken_surroundings.BATCHES, *broken_takeovers.BATCHES],
+    ids=lambda batch: batch.__name__,
 )
 def test_a_broken_batch_is_found_without_an_expert(batch: type[SmallEnv]) -> None:
     assert says_one_of(text := found(batch(), expert=False), batch), text
@@ -136,6 +139,12 @@ def test_other_chunks_pass(scene: type[Scene], chunk: int) -> None:
 @pytest.mark.parametrize("batch", unusual_scenes.BATCHES, ids=lambda batch: batch.__name__)
 def test_an_unusual_batch_passes(batch: type[SmallEnv]) -> None:
     check_env(batch(), chunk=4)
+
+
+@pytest.mark.parametrize("batch", broken_takeovers.RIGHT, ids=lambda batch: batch.__name__)
+def test_a_simulator_with_a_person_passes(batch: type[SmallEnv]) -> None:
+    """The person may even act in every step."""
+    check_env(batch(), chunk=4, expert=False)
 
 
 def independent_envs(env_type: type[SceneEnv]) -> SubprocEnvs:
@@ -191,6 +200,7 @@ def test_what_playing_cannot_show_is_said_and_is_no_finding() -> None:
         assert f"not seen: {what}" in text
     assert "an effect of number 1 of an action" in notices(examined(small_batch(unusual_scenes.NoGripper)))
     assert "not seen:" not in notices(examined(small_batch(Scene)))
+    assert "an effect of actions; somebody else chose all" in notices(examined(broken_takeovers.AlwaysAPerson()))
 
 
 def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> None:

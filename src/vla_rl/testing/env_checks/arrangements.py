@@ -248,9 +248,8 @@ def _before(trace: EnvTrace) -> int:
 
 
 def _cut(trace: EnvTrace, length: int) -> EnvTrace:
-    return trace if len(trace) <= length else evolve(trace, **{
-        name: getattr(trace, name)[:length] for name in ("rewards", "terminated", "truncated", "succeeded")
-    })  # fmt: skip
+    lists = ("rewards", "terminated", "truncated", "succeeded", "source", "executed_actions")
+    return trace if len(trace) <= length else evolve(trace, **{name: getattr(trace, name)[:length] for name in lists})
 
 
 def _drift(first: Mapping[int, EnvTrace], again: Mapping[int, EnvTrace], player: Player) -> int:

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed, generator
-from vla_rl.core.types import Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
+from vla_rl.core.types import ActionSource, Array, ChunkResult, Observation, ResetState, TaskInfo, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, Unfit, error_body
 from vla_rl.testing.env_checks.traces import EnvTrace, EnvView, Script, Slack, gap, views
 from vla_rl.testing.env_checks.values import check_observation, check_result
@@ -66,6 +66,12 @@ class Sightings:
     lost: bool = False
     """Success, and its absence, after an action."""
     chunks: int = 0
+    policy_acted: bool = False
+    """An action of the policy was executed."""
+    taken_over: int = 0
+    """Actions that somebody else chose."""
+    overruled: bool = False
+    """One of these differed from the policy's."""
     longest: int = 0
     """Actions of the longest episode, ended or not."""
     stride: Array | None = None
@@ -207,6 +213,8 @@ class Player:
         self._check_arguments_unchanged("chunk_step", zip(("actions", "active"), passed, originals, strict=True))
         valid = check_result(self, self.info, result, originals[1], actions.shape[1], stop)
         flags = {name: getattr(result, name) for name in ("rewards", "terminated", "truncated", "executed", "success")}
+        of_takeovers = {name: getattr(result, name) for name in ("source", "executed_actions", "late")}
+        flags |= {name: array for name, array in of_takeovers.items() if array is not None}
         self._check_earlier_results("chunk_step", _parts(result.obs) + list(flags.items()))
         if not valid:
             raise Unfit
@@ -226,6 +234,7 @@ class Player:
                 self.expect(not got, "chunk_step", "envs that are not active unchanged", got, "skip these envs")
             self._views[env_id] = view
         self.seen.chunks += 1
+        self._note_takeovers(result, originals[0])
         flag_arrays = {name: np.array(to_numpy(array)) for name, array in flags.items()}
         succeeded = None if result.succeeded is None else np.array(to_numpy(result.succeeded))
         return ChunkResult(obs=result.obs, succeeded=succeeded, **flag_arrays), env_views
@@ -391,6 +400,18 @@ class Player:
             move, largest = np.abs(view.state - before.state), self.seen.stride
             self.seen.stride = move if largest is None else np.maximum(largest, move)
 
+    def _note_takeovers(self, result: ChunkResult, actions: Array) -> None:
+        """Take note of who acted. `actions`: those of the policy, [N, C, A]."""
+        executed = to_numpy(result.executed)
+        if result.source is None or result.executed_actions is None:
+            self.seen.policy_acted |= bool(executed.any())
+            return
+        others = executed & (to_numpy(result.source) != ActionSource.POLICY)
+        self.seen.policy_acted |= bool((executed & ~others).any())
+        self.seen.taken_over += int(others.sum())
+        gap = np.abs(to_numpy(result.executed_actions) - actions)[others] / (self.high - self.low)
+        self.seen.overruled |= bool((gap > 1e-4).any())
+
     def _note_chunk(self, trace: EnvTrace, result: ChunkResult, env_id: int, stop: bool) -> None:
         """Take note of rewards, successes and ends of the chunk that was just recorded."""
         sightings, count = self.seen, int(result.executed[env_id].sum())
@@ -437,5 +458,11 @@ def _record(trace: EnvTrace, result: ChunkResult, env_id: int, view: EnvView, ke
     trace.truncated += result.truncated[env_id, :count].tolist()
     succeeded = result.succeeded
     trace.succeeded += [None] * count if succeeded is None else succeeded[env_id, :count].tolist()
+    source = [None] * count if result.source is None else to_numpy(result.source)[env_id, :count].tolist()
+    trace.source += source
+    trace.executed_actions += [
+        None if by in (None, ActionSource.POLICY) else np.array(to_numpy(result.executed_actions)[env_id, i])
+        for i, by in enumerate(source)
+    ]
     trace.success[len(trace)] = bool(result.success[env_id])
     trace.views[len(trace)] = view if keep(len(trace)) else EnvView({}, view.state, view.instruction)

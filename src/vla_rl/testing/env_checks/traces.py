@@ -110,6 +110,10 @@ class EnvTrace:
     terminated: list[bool] = field(factory=list)
     truncated: list[bool] = field(factory=list)
     succeeded: list[bool | None] = field(factory=list)
+    source: list[int | None] = field(factory=list)
+    """`ActionSource` of each action; None: nobody can take over."""
+    executed_actions: list[Array | None] = field(factory=list)
+    """Actions [A] of whoever took over; None where the policy acted."""
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -142,9 +146,12 @@ def difference(one: EnvTrace, two: EnvTrace, slack: Slack, upto: int | None = No
 
 
 def _reported(one: EnvTrace, two: EnvTrace, t: int) -> str:
-    for name in ("terminated", "truncated", "succeeded"):
+    for name in ("terminated", "truncated", "succeeded", "source"):
         a, b = getattr(one, name)[t - 1], getattr(two, name)[t - 1]
         if a is not None and b is not None and a != b:
             return f"{name} {b} instead of {a}"
+    acted, acted_again = one.executed_actions[t - 1], two.executed_actions[t - 1]
+    if acted is not None and acted_again is not None and not np.allclose(acted, acted_again, 1e-5, NUMBERS):
+        return f"executed_actions {acted_again.tolist()} instead of {acted.tolist()}"
     a, b = one.rewards[t - 1], two.rewards[t - 1]
     return f"reward {b:.6g} instead of {a:.6g}" if abs(a - b) > NUMBERS + 1e-5 * abs(a) else ""

@@ -116,6 +116,9 @@ def check_result(f: Expects, info: EnvInfo, result: ChunkResult, active: Array, 
     valid &= _check_takeovers(f, info, result, shape, where)
     if info.control_hz is not None:
         valid &= check_array(f, result.late, shape, "bool", f"{where}: late")
+        idle = valid and not (to_numpy(result.late) & ~to_numpy(result.executed)).any()
+        remedy = "multiply by executed"
+        f.expect(idle or not valid, f"{where}: late", "False where nothing was executed", "True", remedy)
     return valid and _check_masks(f, result, active, stop, where)
 
 

@@ -46,6 +46,9 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
 
 def actions_count(player: Player, whole_range: bool) -> None:
     """Other actions lead to something else, be it seen, rewarded or an end. `whole_range`: over all of their range."""
+    if not player.seen.policy_acted:
+        player.notice("not seen: an effect of actions; somebody else chose all that were executed")
+        return
     states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
     episode_limit = min(player.limit(state) for state in states)
     length = min(episode_limit, player.chunk * player.affordable(0.06, 4, episode_limit))
@@ -123,6 +126,8 @@ def _rewards_success(player: Player) -> None:
 def _limits_are_truncations(player: Player) -> None:
     """Check that episodes that reach a time limit are truncated, and solved or lost ones terminated."""
     ends = player.seen.ends
+    if not player.seen.policy_acted:
+        return  # who chooses all actions may end each episode alike
     expected = "truncated where an episode ends for want of time"
     remedy = "leave the step limit to core, or report it as truncated: what would follow a failure is worth nothing"
     late = [end for end in ends if end.steps == end.limit > 1]
@@ -161,6 +166,17 @@ def _limits_are_truncations(player: Player) -> None:
 
 def _opposite(ends: Sequence[End]) -> str:
     return ", but in others" if any(end.success for end in ends) else ""
+
+
+def takeovers_are_reported(player: Player) -> None:
+    """Check that what whoever takes over does is not always what the policy wanted."""
+    sightings = player.seen
+    if not sightings.taken_over:
+        player.notice("not seen: a takeover")
+    elif sightings.taken_over >= ENOUGH:
+        got = f"the policy's, in each of {sightings.taken_over} actions that it did not choose"
+        remedy = "report what was executed, and `source` where somebody else chose it"
+        player.expect(sightings.overruled, "executed_actions", "actions of whoever took over", got, remedy)
 
 
 def what_is_shown_changes(player: Player) -> None:

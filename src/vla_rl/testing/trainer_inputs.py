@@ -1,0 +1,271 @@
+"""Parts of `check_trainer`: changes of single parts of the data, after which updates lead to other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+
+from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
+from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
+from vla_rl.testing.common.findings import Findings
+from vla_rl.testing.trainer_case import SAMPLES, TrainerBuilder
+from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
+
+UPDATES = 3
+"""Updates of two optimiser steps each; those of transitions are two."""
+ROW = 1
+"""Sample that is changed, counted from the end of a recording; it belongs to the second of two optimiser steps."""
+Change = Callable[[Any], Any]
+"""Function of an update's data that returns them with a change."""
+
+
+def check_trainer_inputs(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
+    """Change each part of the data in turn, and compare the weights after some updates."""
+    if builder.kind is TrainingData.TRAJECTORIES:
+        _check_trajectories(f, builder)
+    elif builder.kind is TrainingData.TRANSITIONS:
+        _check_transitions(f, builder, learns_from)
+    else:
+        _check_demonstrations(f, builder)
+
+
+def unchanged(data: Any) -> Any:
+    """Return the data."""
+    return data
+
+
+class _Answers:
+    """The weights that updates lead to, with and without changes of their data."""
+
+    def __init__(
+        self,
+        builder: TrainerBuilder,
+        *,
+        train: Mapping[str, Any] | None = None,
+        from_images: bool = False,
+        base: Change = unchanged,
+    ) -> None:
+        """Make the updates without a change.
+
+        Args:
+            train, from_images: as `TrainerBuilder.make` takes them.
+            base: change of the data with which others are compared.
+        """
+        self._builder = builder
+        self._train = train
+        self._from_images = from_images
+        self._base = base
+        of_transitions = builder.kind is TrainingData.TRANSITIONS
+        self._updates = 2 if of_transitions else UPDATES
+        self._micro_batch = SAMPLES if of_transitions else SAMPLES // 2
+        self._first = self._weights(unchanged, None)
+
+    def depend_on(self, change: Change, only: int | None = None) -> bool:
+        """Return whether other weights follow from changed data. `only`: number of the update whose data are changed;
+        None: those of all."""
+        weights = self._weights(change, only)
+        return any(not torch.equal(tensor, weights[name]) for name, tensor in self._first.items())
+
+    def expect(self, f: Findings, what: str, change: Change, remedy: str, only: int | None = None) -> None:
+        """Record a finding unless the weights depend on it. `only`: as `depend_on` takes it."""
+        expected = f"other weights after other data ({what})"
+        f.expect(self.depend_on(change, only), "update", expected, "the same", remedy)
+
+    def _weights(self, change: Change, only: int | None) -> dict[str, torch.Tensor]:
+        case = self._builder.make(self._micro_batch, train=self._train, from_images=self._from_images)
+        for number in range(1, self._updates + 1):
+            data = self._base(made_up_data(case, number, steps=2))
+            case.trainer.update(change(data) if only in (None, number) else data)
+        return case.weights()
+
+
+# ---------------------------------------------------------------------------------------------------- trajectories
+
+
+def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
+    answers = _Answers(builder, train={"lr_schedule": "linear", "steps": 2 * UPDATES})
+    answers.expect(f, "advantages", _changed_field("advantages", np.negative), "multiply the loss by them")
+    answers.expect(f, "samples of the second optimiser step", _other_sample, "make all steps, each on its own")
+    schedule = "set the rates of `TrainSpec.factor(data.step)` (vla_rl.toolkit.trainers.optimizer.set_rates)"
+    answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
+    case = builder.make()
+    case.trainer.update(made_up_data(case, 1))
+    if case.algorithm.calls:  # else the trainer has a loss of its own
+        remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
+        changed = _changed_field("log_probs", lambda x: x - 1)
+        answers.expect(f, "weights", _changed_field("weights", lambda x: x + 1), remedy)
+        answers.expect(f, "log_probs of the policy that acted", changed, remedy)
+        answers.expect(f, "valid", _changed_field("valid", np.logical_not), remedy)
+        answers.expect(f, "returns", _changed_field("returns", lambda x: x + 1), remedy)
+
+
+def _changed_field(name: str, change: Callable[[Array], Array]) -> Change:
+    def changed(data: TrajectoryData) -> TrajectoryData:
+        array = np.array(data.fields[name])
+        array[ROW] = change(array[ROW])
+        return evolve(data, fields={**data.fields, name: array})
+
+    return changed
+
+
+def _other_sample(data: TrajectoryData) -> TrajectoryData:
+    first, second = data.steps
+    part, *rest = second.micro_batches
+    part = np.array(part)
+    part[0] = first.micro_batches[0][0]
+    return evolve(data, steps=[first, evolve(second, micro_batches=(part, *rest))])
+
+
+def _later_step(data: TrajectoryData) -> TrajectoryData:
+    return evolve(data, step=data.step + 1)
+
+
+# -------------------------------------------------------------------------------------------------- demonstrations
+
+
+def _check_demonstrations(f: Findings, builder: TrainerBuilder) -> None:
+    answers = _Answers(builder)
+    answers.expect(f, "actions", _turned_actions(builder), "clone the actions of the recording")
+    answers.expect(f, "samples of the second optimiser step", _other_index, "make all steps, each on its own")
+    answers.expect(f, "ImitationStep.lr", _higher_rate, "set it before the step (optimizer.set_rate)")
+    if builder.kind is TrainingData.RECORDINGS:
+        remedy = "read them by `Demonstrations.read_rewards`"
+        answers.expect(f, "rewards", _other_rewards, remedy)
+        answers.expect(f, "the ends of episodes, by `following`", _earlier_end, remedy)
+    remedy = "read samples by `read_samples` of vla_rl.toolkit.trainers.demonstration_reader"
+    _Answers(builder, from_images=True).expect(f, "ImitationStep.augment", _augmented, remedy)
+
+
+def _recording(data: DemonstrationsData) -> RecordedSamples:
+    assert isinstance(data.demonstrations, RecordedSamples)
+    return data.demonstrations
+
+
+def _turned_actions(builder: TrainerBuilder) -> Change:
+    info = builder.make().trained.info
+
+    def turned(data: DemonstrationsData) -> DemonstrationsData:
+        actions = np.array(_recording(data).actions)
+        actions[-ROW] = _opposite(info, actions[-ROW])
+        return evolve(data, demonstrations=evolve(_recording(data), actions=actions))
+
+    return turned
+
+
+def _opposite(info: EnvInfo, actions: Array) -> Array:
+    """Return the actions as far from the other end of their range."""
+    return (np.array(info.action_low) + np.array(info.action_high) - actions).astype(np.float32)
+
+
+def _other_index(data: DemonstrationsData) -> DemonstrationsData:
+    first, second = data.steps
+    indices = np.array(second.indices)
+    indices[0] = first.indices[0]
+    return evolve(data, steps=[first, evolve(second, indices=indices)])
+
+
+def _higher_rate(data: DemonstrationsData) -> DemonstrationsData:
+    return evolve(data, steps=[evolve(step, lr=2 * step.lr) for step in data.steps])
+
+
+def _other_rewards(data: DemonstrationsData) -> DemonstrationsData:
+    rewards = np.array(_recording(data).rewards)
+    rewards[-ROW] += 0.5
+    return evolve(data, demonstrations=evolve(_recording(data), rewards=rewards))
+
+
+def _earlier_end(data: DemonstrationsData) -> DemonstrationsData:
+    following = np.array(_recording(data).following)
+    following[ROW] = -1
+    return evolve(data, demonstrations=evolve(_recording(data), following=following))
+
+
+def _augmented(data: DemonstrationsData) -> DemonstrationsData:
+    return evolve(data, steps=[evolve(step, augment=AugmentSpec(random_brightness=0.5)) for step in data.steps])
+
+
+# ---------------------------------------------------------------------------------------------------- transitions
+
+
+def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: LearningSource) -> None:
+    """Check that a trainer of transitions depends on all parts of what it learns from."""
+    answers = _Answers(builder)
+    info = builder.make().trained.info
+    remedy = "keep the new transitions of each update"
+    answers.expect(f, "transitions of a later update", _other_frames, remedy, only=2)
+    if learns_from is LearningSource.LABELS:
+        answers.expect(f, "expert_actions", _turned("expert_actions", info), "clone the labels")
+        return
+    remedy = "learn from what was executed, whoever chose it"
+    answers.expect(f, "actions, and the policy's extras", _turned("actions", info), remedy)
+    if learns_from is LearningSource.TAKEOVERS:
+        remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
+        answers.expect(f, "source, and rewards", _other_source, remedy)
+        return
+    remedy = "add up the rewards of all actions of a chunk, discounted"
+    answers.expect(f, "reward of a chunk's last action", _more_reward(slice(-1, None)), remedy)
+    remedy = "add the value of the observations in which chunks end, but for episodes that terminated"
+    answers.expect(f, "terminated", _never_terminated, remedy)
+    endless = _Answers(builder, base=_never_terminated)
+    endless.expect(f, "what follows chunks that did not terminate", _other_following, remedy)
+
+
+def learning_source(builder: TrainerBuilder) -> LearningSource:
+    """Return what a trainer learns from. One of transitions that does not depend on rewards learns from takeovers."""
+    if builder.kind is not TrainingData.TRANSITIONS:
+        return LearningSource.REWARDS if builder.kind is not TrainingData.DEMONSTRATIONS else LearningSource.LABELS
+    if builder.plugin.expert_share is not None:
+        return LearningSource.LABELS
+    return (
+        LearningSource.REWARDS if _Answers(builder).depend_on(_more_reward(slice(None))) else LearningSource.TAKEOVERS
+    )
+
+
+def _transitions(data: TransitionsData) -> Transitions:
+    assert data.transitions is not None
+    return data.transitions
+
+
+def _transitions_with(data: TransitionsData, **changes: Any) -> TransitionsData:
+    return evolve(data, transitions=evolve(_transitions(data), **changes))
+
+
+def _other_frames(data: TransitionsData) -> TransitionsData:
+    frames = _transitions(data).frames
+    return _transitions_with(data, frames=evolve(frames, state=-np.asarray(frames.state)))
+
+
+def _turned(name: str, info: EnvInfo) -> Change:
+    def turned(data: TransitionsData) -> TransitionsData:
+        extras = {key: -array for key, array in _transitions(data).extras.items()}
+        return _transitions_with(data, **{name: _opposite(info, getattr(_transitions(data), name))}, extras=extras)
+
+    return turned
+
+
+def _more_reward(of_actions: slice) -> Change:
+    def rewarded(data: TransitionsData) -> TransitionsData:
+        rewards = np.array(_transitions(data).rewards)
+        rewards[::2, of_actions] += 1
+        return _transitions_with(data, rewards=rewards)
+
+    return rewarded
+
+
+def _never_terminated(data: TransitionsData) -> TransitionsData:
+    return _transitions_with(data, terminated=np.zeros_like(_transitions(data).terminated))
+
+
+def _other_following(data: TransitionsData) -> TransitionsData:
+    return _transitions_with(data, following=np.roll(_transitions(data).following, 3))
+
+
+def _other_source(data: TransitionsData) -> TransitionsData:
+    source = np.asarray(_transitions(data).source)
+    others = np.where(source == ActionSource.POLICY, ActionSource.PERSON, ActionSource.POLICY)
+    return _transitions_with(data, source=others.astype(np.int8))
