@@ -12,6 +12,7 @@ from vla_rl.core.spec.known_checkpoints import KnownCheckpoint, known_checkpoint
 from vla_rl.core.spec.source import Item
 from vla_rl.core.spec.spec import Spec, has_own_policy, known_checkpoint, suites_of
 from vla_rl.core.spec.structure import keys_of, to_plain
+from vla_rl.core.spec.yaml import value_at
 
 PATH = ("model", "checkpoint")
 
@@ -37,7 +38,7 @@ def checkpoint_problems(spec: Spec) -> Iterator[Item]:
     if row is None or expanded(spec.model.config.checkpoint).is_dir():
         return
     for key, text in row.required.items():
-        if not _is_given(spec, key):
+        if value_at(spec.to_dict(), key.split(".")) is None:
             yield PATH, f"{row.name} comes without what {key} names: {text}"
 
 
