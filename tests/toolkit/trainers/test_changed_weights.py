@@ -19,7 +19,7 @@ def share(statistics: dict[str, Statistic]) -> float:
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 0.5), (torch.bfloat16, 0.125)])
 def test_weights_are_compared_as_they_act(dtype: torch.dtype, expected: float) -> None:
-    """Of 8 masters 4 move, of which 1 reaches another bfloat16 number."""
+    """Four of eight masters move, and one of them reaches another bfloat16 number."""
     master = torch.ones(8)
     changed = ChangedWeights({"a": dtype})
     changed.begin({"a": master}, ["a"], RANK)

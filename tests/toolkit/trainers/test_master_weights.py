@@ -143,11 +143,13 @@ def test_a_step_on_a_gpu_equals_the_cpus() -> None:
         moments = {name: trained.optimizer.state[p].get("exp_avg") for name, p in trained.parameters.items()}
         assert all(moment is None or moment.dtype == torch.float32 for moment in moments.values())
         gradient = torch.cat([m.cpu().flatten() for m in moments.values() if m is not None])
-        moved = [p.detach().cpu() - before[name] for name, p in trained.parameters.items()]
+        stepping = [name for name, moment in moments.items() if moment is not None]
+        moved = [trained.parameters[name].detach().cpu() - before[name] for name in stepping]
         stepped[device] = gradient, torch.cat([difference.flatten() for difference in moved])
     (cpu_gradient, cpu_moved), (gpu_gradient, gpu_moved) = stepped["cpu"], stepped["cuda"]
     similarity = torch.nn.functional.cosine_similarity(cpu_gradient, gpu_gradient, dim=0)
     assert float(similarity) > 0.99, "gradients differ by bfloat16's rounding alone"
     assert gpu_gradient.norm() == pytest.approx(float(cpu_gradient.norm()), rel=0.02)
     assert float(cpu_moved.abs().max()) <= 1.01e-3 and float(gpu_moved.abs().max()) <= 1.01e-3
-    assert float((cpu_moved.sign() == gpu_moved.sign()).float().mean()) > 0.9
+    large = cpu_gradient.abs() > cpu_gradient.abs().mean()  # AdamW's first step has the sign of the gradient alone
+    assert float((cpu_moved[large].sign() == gpu_moved[large].sign()).float().mean()) > 0.99

@@ -20,7 +20,7 @@ FULL_RATE = 0.5
 
 
 @define
-class StandstillWatch:
+class WeightChangeWatch:
     """Watch over `update/weights_changed`: it warns once, if none of a run's first steps reaches `LEAST`. A policy that
     has learned its task may change less later.
     """
