@@ -63,8 +63,8 @@ def check_slots(plan: Plan, cluster: Cluster) -> None:
                 f"`index` for the number of that GPU on its node"
             )
         if not 0 <= slot.gpus <= 1 or slot.cpus < 0:
-            asked = f"{counted(slot.gpus, 'GPU')} and {counted(slot.cpus, 'CPU')}"
-            raise DoesNotFit(f"{slot_name} asks for {asked}; a worker has 0 to 1 GPU")
+            request = f"{counted(slot.gpus, 'GPU')} and {counted(slot.cpus, 'CPU')}"
+            raise DoesNotFit(f"{slot_name} asks for {request}; a worker has 0 to 1 GPU")
         if (slot.device == "cpu") != (slot.gpus == 0):
             raise DoesNotFit(
                 f"{slot_name} is on {slot.device} with {counted(slot.gpus, 'GPU')}; set `device` and `gpus` together"
