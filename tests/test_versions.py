@@ -39,7 +39,7 @@ def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPa
         assert [m.evaluate({"python_version": version}) for m in markers if m] == [wanted] * len(marked)
 
     def requirements(dist: str, path: tuple[str, ...]) -> tuple[Requirement, ...]:
-        """As an installation of this tree has them."""
+        """Return the metadata that an installation of this tree has."""
         split = [(*line.partition(";")[::2], extra) for extra, lines in extras.items() for line in lines]
         return tuple(
             Requirement(f"{line}; {f'({marker.strip()}) and ' if marker else ''}extra == '{extra}'")

@@ -452,8 +452,8 @@ def _version(dist: str, path: tuple[str, ...]) -> str | None:
     """Return the installed version of a distribution. Cached per `sys.path`, since reading opens a file. Parsing all of
     it takes a millisecond a distribution."""
     try:
-        found = VERSION.search(metadata.distribution(dist).read_text("METADATA") or "")
-        return found[1] if found else metadata.version(dist)
+        line = VERSION.search(metadata.distribution(dist).read_text("METADATA") or "")
+        return line[1] if line else metadata.version(dist)
     except metadata.PackageNotFoundError:
         return None
 
