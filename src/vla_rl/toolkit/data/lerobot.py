@@ -244,8 +244,8 @@ class LeRobotWriter:
             lines = [line for file in _lists(self.folder) for line in pq.read_table(arrow_name(file)).to_pylist()]
             tasks = pq.read_table(arrow_name(self.folder / "meta" / "tasks.parquet")).to_pydict()
             identities = self._read_origins(len(lines))
-            places = [(line["data/chunk_index"], line["data/file_index"]) for line in lines]
-            same_layout = places == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
+            file_numbers = [(line["data/chunk_index"], line["data/file_index"]) for line in lines]
+            same_layout = file_numbers == [divmod(i, FILES_IN_CHUNK) for i in range(len(lines))]
             same_layout = same_layout and info["codebase_version"] == VERSION and info["data_path"] == DATA
             self.features = info["features"]
             self.tasks = dict(zip(tasks["task"], tasks["task_index"], strict=True))

@@ -14,7 +14,7 @@ from vla_rl.toolkit.json_files import read_record
 
 KIND = "success_classifier"
 WHAT = "the classifier's folder"
-"""Its name in messages about paths."""
+"""Name of the folder in messages about paths."""
 VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -29,7 +29,7 @@ loftq, lora_ga) it changes them when it inserts the adapter, and stores the adap
 
 @frozen(kw_only=True)
 class AdapterSettings:
-    """Which weights a plain LoRA adapter changes, and how much."""
+    """Settings of a plain LoRA adapter: the base that it changes, and how much."""
 
     base: str
     """Name of the base, as in a spec."""
