@@ -176,7 +176,9 @@ def _check_metrics(case: LossCase, full_loss: Loss, parts: Sequence[Loss]) -> No
     f, where = case.f, case.where
     for key, value in full_loss.metrics.items():
         finite = bool(torch.isfinite(value.detach()).all())
-        if not f.expect(finite, f"{where}: metric {key!r}", "a finite number", float(value), "mind counts of 0"):
+        if not f.expect(
+            finite, f"{where}: metric {key!r}", "a finite number", float(value.detach()), "mind counts of 0"
+        ):
             continue
         summed = float(sum(float(part.metrics[key]) for part in parts))
         same = abs(summed - float(value)) <= 1e-4 * max(1.0, abs(float(value)))

@@ -159,7 +159,8 @@ def _turned_actions(builder: TrainerBuilder) -> Change:
 
 def _opposite(info: EnvInfo, actions: Array) -> Array:
     """Return the actions as far from the other end of their range."""
-    return (np.array(info.action_low) + np.array(info.action_high) - actions).astype(np.float32)
+    opposite: Array = np.array(info.action_low) + np.array(info.action_high) - actions
+    return opposite.astype(np.float32)
 
 
 def _other_index(data: DemonstrationsData) -> DemonstrationsData:
