@@ -20,8 +20,8 @@ FULL_RATE = 0.5
 
 
 @define
-class WeightChangeWatch:
-    """Watch over `update/weights_changed`: it warns once, if none of a run's first steps reaches `LEAST`. A policy that
+class WeightChangeMonitor:
+    """Monitor of `update/weights_changed` that warns once, if none of a run's first steps reaches `LEAST`. A policy that
     has learned its task may change less later.
     """
 
