@@ -21,8 +21,8 @@ FULL_RATE = 0.5
 
 @define
 class WeightChangeMonitor:
-    """Monitor of `update/weights_changed` that warns once, if none of a run's first steps reaches `LEAST`. A policy that
-    has learned its task may change less later.
+    """Monitor of `update/weights_changed`: it warns once, if none of the first steps of a run reaches `LEAST`. Later a
+    policy that has learned its task may change less.
     """
 
     spec: Spec
