@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from vla_rl.core.run.weight_changes import CHANGED, STEPS, WeightChangeWatch
+from vla_rl.core.run.weight_changes import CHANGED, STEPS, WeightChangeMonitor
 from vla_rl.core.spec.spec import parse_spec
 
 SPEC = {
@@ -24,7 +24,7 @@ SPEC = {
 def warnings(shares: list[float], caplog: Any, factor: float = 1.0, dtype: str = "bfloat16") -> list[str]:
     spec = parse_spec(SPEC)
     spec = evolve(spec, model=evolve(spec.model, config=evolve(spec.model.config, dtype=dtype)))
-    watch = WeightChangeWatch(spec)
+    watch = WeightChangeMonitor(spec)
     with caplog.at_level(logging.WARNING):
         for share in shares:
             watch.note({CHANGED: share}, factor)

@@ -72,7 +72,7 @@ class Cloning(Session):
             self.progress(f"epoch {epoch + 1}", done, steps_per_epoch)
 
         learned = imitation.train(first, last, lr, on_step)
-        self.weight_change_watch.note(learned, section.factor(last))
+        self.weight_change_monitor.note(learned, section.factor(last))
         self.state.step = last
         self.runtime.publish()
         seconds = perf_counter() - start

@@ -60,7 +60,7 @@ class ReinforcementLearning(Session):
                 prepared = runtime.prepare(take_columns(rollout, columns), columns)
                 advantages = algorithm.advantages(prepared)
                 metrics |= {**advantages.metrics, **runtime.update(prepared, advantages)}
-                self.weight_change_watch.note(metrics, self.spec.train.factor(step))
+                self.weight_change_monitor.note(metrics, self.spec.train.factor(step))
                 state.reused += prepared.valid.shape[1] - len(columns)
             metrics |= runtime.finish(trained)
             self.flow.finish("trained" if trained else "discarded")

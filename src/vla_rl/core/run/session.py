@@ -24,7 +24,7 @@ from vla_rl.core.interrupts import Interrupts, RunStopped, StopRequested
 from vla_rl.core.manager import broadcast
 from vla_rl.core.run.runtime import Runtime, StartRuntime
 from vla_rl.core.run.state import RunStore, State
-from vla_rl.core.run.weight_changes import WeightChangeWatch
+from vla_rl.core.run.weight_changes import WeightChangeMonitor
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Context
 
@@ -49,8 +49,8 @@ class Session(ABC):
     _untraced: bool = field(default=False, init=False)
     """A warning that the trace cannot be written has been logged."""
     _phase: tuple[str, int, int] = field(default=("starting", 0, 0), init=False)
-    weight_change_watch: WeightChangeWatch = field(
-        init=False, default=Factory(lambda self: WeightChangeWatch(self.spec), takes_self=True)
+    weight_change_monitor: WeightChangeMonitor = field(
+        init=False, default=Factory(lambda self: WeightChangeMonitor(self.spec), takes_self=True)
     )
 
     mode: ClassVar[str]  # for `Run.mode`

@@ -20,9 +20,9 @@ FULL_RATE = 0.5
 
 
 @define
-class WeightChangeWatch:
-    """Watch over `update/weights_changed`: it warns once, if none of a run's first steps reaches `LEAST`. A policy that
-    has learned its task may change less later.
+class WeightChangeMonitor:
+    """Monitor of `update/weights_changed`: it warns once, if none of the first steps of a run reaches `LEAST`. Later a
+    policy that has learned its task may change less.
     """
 
     spec: Spec
