@@ -23,8 +23,6 @@ SHARED = Path(__file__).parents[1] / "tests" / "plugins" / "test_combinations.py
 sys.path.insert(0, str(SHARED.parent))
 from test_combinations import ALGORITHMS, MODELS  # noqa: E402 - the combinations that the tests train, and a lottery
 
-from vla_rl.runtime.run_folder.old_names import current_metric  # noqa: E402
-
 PLACES: dict[str, dict[str, Any]] = {
     "local": {"runtime": {"backend": "local"}},
     "ray, 1 learner": {"runtime": {"backend": "ray"}, "placement": {"type": "collocated", "workers": 1}},
@@ -89,14 +87,6 @@ def weights(folder: Path) -> str:
     return digest.hexdigest() if files else "none"
 
 
-def with_current_names(recorded: dict[str, Any]) -> dict[str, Any]:
-    """Return a recording with the metrics' names of this version."""
-    return {
-        run: {**content, "lines": [{current_metric(k): v for k, v in line.items()} for line in content["lines"]]}
-        for run, content in recorded.items()
-    }
-
-
 def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
     """Print what differs, and return the number of runs that do."""
     different = 0
@@ -135,9 +125,7 @@ def main() -> None:
     if arguments.command == "record":
         arguments.file.write_text(json.dumps(record(arguments.only), indent=1, default=str))
     else:
-        before, after = (
-            with_current_names(json.loads(file.read_text())) for file in (arguments.before, arguments.after)
-        )
+        before, after = (json.loads(file.read_text()) for file in (arguments.before, arguments.after))
         sys.exit(min(1, compare(before, after)))
 
 

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
-
 from vla_rl.core.errors import UserError
-from vla_rl.runtime.run_folder.old_names import RESULT_KEYS, current_metric, current_trace, renamed
 from vla_rl.runtime.run_folder.state_file import check_rate
 from vla_rl.toolkit.json_files import LARGEST, LARGEST_NUMBER, Record, read_record
 
@@ -24,8 +21,7 @@ def read_results(file: Path) -> Mapping[str, Any]:
     """results.json, or nothing where the run has none yet. Raises UserError for one that no run writes."""
     if not file.exists():
         return {}
-    read = read_record(file)
-    results = evolve(read, data=renamed(read.data, RESULT_KEYS))
+    results = read_record(file)
     for key in RATES:
         if results.data.get(key) is not None:
             check_rate(results.record(key))
@@ -65,8 +61,7 @@ def read_trace(file: Path) -> Mapping[str, Any]:
         check_roles(trace.record("otherData").record("roles"))
     if not isinstance(events, list):
         raise UserError(f"{file}: 'traceEvents' is no list")
-    current = current_trace({"traceEvents": [event for event in events if _is_event(event)]})
-    return {"traceEvents": current["traceEvents"], "otherData": about}
+    return {"traceEvents": [event for event in events if _is_event(event)], "otherData": about}
 
 
 def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
@@ -79,7 +74,7 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict) and type(record.get("step")) is int and 0 <= record["step"] <= LARGEST:
-            yield {current_metric(name): value for name, value in record.items() if _is_number(value)}
+            yield {name: value for name, value in record.items() if _is_number(value)}
 
 
 def read_captions(folder: Path) -> dict[str, tuple[str, str]]:

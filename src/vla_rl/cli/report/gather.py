@@ -12,7 +12,6 @@ from vla_rl.cli.report.checks import read_captions, read_environment, read_metri
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import wilson
 from vla_rl.core.spec.yaml import parse
-from vla_rl.runtime.run_folder.old_names import current_spec
 
 EVALUATED = ("eval/success_rate", "eval/success_low", "eval/success_high", "eval/episodes")
 
@@ -87,7 +86,7 @@ def gather(folder: Path) -> ReportData:
     steps = {int(m["step"]): m for m in lines if "time/step" in m}  # a resumed run may have written a step twice
     return ReportData(
         folder=folder,
-        spec=current_spec(spec) if isinstance(spec, dict) else {},
+        spec=spec if isinstance(spec, dict) else {},
         spec_text=text,
         results=read_results(folder / "results.json"),
         environment=read_environment(folder / "environment.json"),

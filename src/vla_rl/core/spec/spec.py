@@ -7,14 +7,14 @@ other keys. Reading a spec imports only the plugins' declarations, not what thei
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, cast, get_args
 
 import attrs
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
@@ -191,14 +191,13 @@ class Spec:
 def load_spec(
     path: str | Path,
     overrides: Sequence[str] = (),
-    convert: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
+    recorded: bool = False,
 ) -> Spec:
     """Read a spec file. Raise SpecError with every problem.
 
     Args:
         overrides: `dotted.path=value`, with values as in YAML.
-        convert: returns the file's plain data with the keys of this version, for the spec of a run, in which all keys
-            are recorded; None: a spec as a user writes it.
+        recorded: it is the spec of a run, in which all keys are recorded, and not one as a user writes it.
     """
     path = Path(path)
     try:
@@ -215,9 +214,7 @@ def load_spec(
     except OSError as exc:
         raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
     document = parse(text)
-    if convert is not None and isinstance(document.data, dict):
-        document = evolve(document, data=convert(document.data))
-    recorded = convert is not None and not any(text.startswith("model") for text in overrides)
+    recorded = recorded and not any(text.startswith("model") for text in overrides)
     return _parse(document, str(path), overrides, path.resolve().parent, recorded)
 
 

@@ -11,12 +11,9 @@ import attrs
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.run.flow import Ledger
-from vla_rl.runtime.run_folder.old_names import renamed
 from vla_rl.toolkit.json_files import read_record
 
 FILE = "imagination.json"
-OLD_FILE = "practice.json"
-"""Name of the file in earlier versions."""
 
 
 class ImaginationTotals:
@@ -66,8 +63,5 @@ class ImaginationTotals:
 
     def load(self, folder: Path) -> Ledger:
         """Restore what `save` wrote, and return the counts of imagined tickets."""
-        file = folder / FILE
-        if not file.exists() and (folder / OLD_FILE).exists():
-            file = folder / OLD_FILE
-        self.values = renamed(read_record(file, CheckpointError).data, {"tickets.void": "tickets.discarded"})
+        self.values = dict(read_record(folder / FILE, CheckpointError).data)
         return Ledger(**self.values.pop("tickets"))

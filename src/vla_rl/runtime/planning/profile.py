@@ -16,7 +16,6 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.paths import read_text, why
 from vla_rl.core.spec.structure import Problems, Structurer
 from vla_rl.core.spec.yaml import dotted
-from vla_rl.runtime.run_folder.old_names import current_trace
 
 Event = Mapping[str, Any]
 Seconds = float | tuple[float, ...]
@@ -162,7 +161,7 @@ def _load(file: Path) -> Profile:
         raise UserError(f"{file} is not JSON: {exc}") from exc
     if isinstance(data, dict) and "traceEvents" in data:
         try:
-            return from_trace(current_trace(data), str(file))
+            return from_trace(data, str(file))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
             raise UserError(
                 f"{file} is no trace of a run ({type(exc).__name__}: {exc}); give RUN/trace.json as the run wrote it"

@@ -12,7 +12,6 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.spec.yaml import parse
-from vla_rl.runtime.run_folder.old_names import current_spec
 
 
 class Effect(Enum):
@@ -132,7 +131,7 @@ def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
         first = document.errors[0] if document.errors else None
         line, why = (first.line, first.message) if first else (1, "holds no spec")
         raise UserError(f"{spec_file}:{line}: {why}; it says what the run is: put back what it was")
-    changes = _differences(current_spec(document.data), spec.to_dict())
+    changes = _differences(document.data, spec.to_dict())
     return [change for change in changes if change.key.partition(".")[0] not in NOT_READ[mode]]
 
 

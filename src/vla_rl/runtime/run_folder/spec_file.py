@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vla_rl.core.spec.spec import Spec, load_spec
-from vla_rl.runtime.run_folder.old_names import current_spec
 
 SPEC = "spec.yaml"
 """Name of the file."""
 
 
 def load_run_spec(folder: Path, overrides: Sequence[str] = ()) -> Spec:
-    """Read the spec of a run, also of one that an earlier version made. Raise SpecError with every problem.
+    """Read the spec of a run. Raise SpecError with every problem.
 
     Args:
-        overrides: `dotted.path=value`, with the keys of this version.
+        overrides: `dotted.path=value`.
     """
-    return load_spec(folder / SPEC, overrides, current_spec)
+    return load_spec(folder / SPEC, overrides, recorded=True)

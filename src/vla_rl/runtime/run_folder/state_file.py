@@ -11,7 +11,6 @@ import attrs
 from vla_rl.core.errors import CheckpointError, did_you_mean
 from vla_rl.core.run.flow import Ledger
 from vla_rl.core.run.state import State
-from vla_rl.runtime.run_folder.old_names import STATE_KEYS, renamed
 from vla_rl.toolkit.json_files import Record, read_record
 
 COUNTS = {"step": 0, "env_steps": 0, "faults": 0, "evaluated": -1, "reused": 0, "refilled": 0}
@@ -28,11 +27,8 @@ def write_state(file: Path, state: State) -> None:
 
 
 def read_state_file(file: Path) -> State:
-    """Return what `write_state` wrote, also in an earlier version: a missing key has its default. Raises
-    CheckpointError, which names the key.
-    """
-    read = read_record(file, CheckpointError)
-    record = attrs.evolve(read, data=renamed(read.data, STATE_KEYS))
+    """Return what `write_state` wrote. Raises CheckpointError, which names the key."""
+    record = read_record(file, CheckpointError)
     state_fields = attrs.fields_dict(State)
     for inside, names in ((record.data, state_fields), (record.data.get("tickets"), attrs.fields_dict(Ledger))):
         unknown = [key for key in inside if key not in names] if isinstance(inside, dict) else []

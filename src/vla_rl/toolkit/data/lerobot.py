@@ -375,8 +375,7 @@ def _statistics_in(line: Mapping[str, Any]) -> dict[str, FeatureStatistics]:
         if column.startswith("stats/"):
             _, name, key = column.split("/")
             parts.setdefault(name, {})[key] = value
-    # Earlier versions wrote the number of sampled images as their count.
-    return {name: evolve(FeatureStatistics.from_dict(numbers), count=line["length"]) for name, numbers in parts.items()}
+    return {name: FeatureStatistics.from_dict(numbers) for name, numbers in parts.items()}
 
 
 def _write_table(file: Path, table: Any) -> None:

@@ -88,9 +88,9 @@ def load_trained(engine: PolicyEngine, file: Path) -> None:
     types in which they act, with the model's `instruction_suffix`. Raises CheckpointError where they belong to another
     model, and for a suffix where the engine has no model in this process to take it.
     """
-    saved = read_pickled(file, ("weights",), mmap=True)
+    saved = read_pickled(file, ("weights", "acting_types"), mmap=True)
     weights = saved["weights"]
-    types = saved.get("acting_types", {})  # files of earlier versions have none
+    types = saved["acting_types"]
     suffix = saved.get("instruction_suffix", "")
     if engine.model is not None:
         _check_shapes(weights, engine.model.weights(), file)
@@ -101,7 +101,7 @@ def load_trained(engine: PolicyEngine, file: Path) -> None:
             f"not add; use rollout.engine.type: torch"
         )
     try:
-        engine.load((name, weight.to(types.get(name, weight.dtype))) for name, weight in weights.items())
+        engine.load((name, weight.to(types[name])) for name, weight in weights.items())
     except (KeyError, RuntimeError, AttributeError) as exc:
         raise CheckpointError(f"{file} holds the weights of another model: {exc}") from exc
 
