@@ -70,7 +70,7 @@ def no_play(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--output", "full"], "--output full cannot be used: it is a folder and not a file"),
         (["--output", "file/x.json"], "--output file/x.json cannot be used: a part of it is a file and not a folder"),
         (["--output", LONG], "cannot be used: a name in it is too long"),
-        (["--output", "a\0b"], "'--output': Value error, embedded null byte"),
+        (["--output", "a\0b"], "embedded null"),  # in the words of the Python version
         (["--record", "/proc/x"], "--record /proc/x cannot be used: there is no such file or folder"),
         (["--record", "file"], "--record file cannot be used: it is a file and not a folder"),
         (["--benchmark", "tabletop", "--folder", "/proc/x"], "--folder /proc/x cannot be used: there is no such file"),

@@ -52,12 +52,16 @@ def expanded(path: str | Path) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """Return where a path leads. Raises OSError for links that lead to each other; `Path.resolve` raises a
-    RuntimeError before Python 3.13."""
+    """Return where a path leads. Raises OSError for links that lead to each other: `Path.resolve` raises a RuntimeError
+    before Python 3.13, and since then returns one of the links."""
     try:
-        return path.resolve()
+        target = path.resolve()
+        looped = target.is_symlink()
     except RuntimeError:
-        raise OSError(errno.ELOOP, "", str(path)) from None
+        looped = True
+    if looped:
+        raise OSError(errno.ELOOP, "", str(path))
+    return target
 
 
 def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
