@@ -223,9 +223,9 @@ def answering(env, answers):
 
     def press():
         panel = env._panel
-        answered = ""
+        answered = None
         for answer in answers:
-            while (question := panel.state()["text"]) == answered or not panel.press(answer):
+            while (question := panel.state()["question"]) == answered or not panel.press(question, answer):
                 time.sleep(0.005)
             answered = question
 
@@ -257,7 +257,7 @@ def test_a_stop_in_an_episode_lets_the_robot_hold(make, ports):
     reset(env)
     thread.join()
     step(env, 50.0, length=2)
-    env._panel.press("stop")
+    env._panel.stop()
     with pytest.raises(SafetyStop, match="a person stopped the robot"):
         step(env, 50.0)
     assert sent(ports) == [[10] * 3, [20] * 3, [20] * 3]
