@@ -125,6 +125,7 @@ NAMES = {
     "policy/ratio_abs_log_p95",
     "policy/ratio_max",
     "policy/ratio_cut",
+    "update/weights_changed",
 }
 
 
