@@ -179,10 +179,9 @@ def test_the_specs_of_the_page_are_read(monkeypatch):
     Path("page.yaml").write_text(spec)
     loaded = load_spec("page.yaml")
     (line, *_) = checkpoint_lines(loaded)
-    said = " ".join(
-        part.strip() for part in PAGE.read_text("utf-8").split("    checkpoint RLinf/")[1].split("\n\n")[0].splitlines()
-    )
-    assert line.startswith(f"checkpoint RLinf/{said.partition(' (vla-rl models')[0]}")
+    printed = PAGE.read_text("utf-8").split("\n    checkpoint ")[1].split("\n\n")[0]
+    said = " ".join(part.strip() for part in printed.splitlines())
+    assert line.startswith(f"checkpoint {said.partition(' (vla-rl models')[0]}")
     Path("mine.yaml").write_text(table)
     monkeypatch.setenv("VLA_RL_CHECKPOINTS", "mine.yaml")
     with_own = spec_of("acme/vla", chunk="")
