@@ -44,6 +44,8 @@ def test_what_a_checkpoint_says_of_the_simulator_is_exact(run, tmp_path):
         tasks=(TaskInfo(name="t", instruction='say "é"', max_steps=7, instruction_varies=True),),
         notes=("n",),
         deterministic=False,
+        action_names=("x", "y", "grip"),
+        state_names=("joint",),
     )
     write_env_info(tmp_path, odd)
     found = read_env_info(tmp_path)

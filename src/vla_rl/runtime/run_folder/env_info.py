@@ -14,6 +14,8 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import EnvInfo, TaskInfo
 
 NAME = "env.json"
+TUPLES = ("action_low", "action_high", "notes", "action_names", "state_names")
+"""Fields of EnvInfo that JSON holds as lists."""
 
 
 def write_env_info(checkpoint: Path, info: EnvInfo) -> None:
@@ -31,14 +33,10 @@ def read_env_info(checkpoint: Path) -> EnvInfo:
     file = checkpoint / NAME
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        return EnvInfo(
-            cameras={name: (height, width) for name, (height, width) in data.pop("cameras").items()},
-            action_low=tuple(data.pop("action_low")),
-            action_high=tuple(data.pop("action_high")),
-            tasks=tuple(_task(task) for task in data.pop("tasks")),
-            notes=tuple(data.pop("notes")),
-            **data,
-        )
+        cameras = {name: (height, width) for name, (height, width) in data.pop("cameras").items()}
+        tasks = tuple(_task(task) for task in data.pop("tasks"))
+        tuples = {name: tuple(data.pop(name)) for name in TUPLES}
+        return EnvInfo(cameras=cameras, tasks=tasks, **tuples, **data)
     except FileNotFoundError:
         raise CheckpointError(
             f"{file} is missing, which says what the policy sees and does; every checkpoint of a run has one: go on "
