@@ -27,7 +27,7 @@ class DyingModel(LinearModel):
     def __init__(self, config: DyingConfig, context: Context) -> None:
         super().__init__(context.env, context.chunk, seed=context.seed)
         self.dying = config
-        self.sent = -1  # the learner's first call is for the layout
+        self.sent = -2  # the learner's first calls are for types and layout
         self.received = 0
         self.saved = 0
 
