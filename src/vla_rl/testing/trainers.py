@@ -30,10 +30,9 @@ from vla_rl.testing.trainer_learning import (
 from vla_rl.testing.trainer_samples import made_up_data
 from vla_rl.toolkit.algorithms.result_checks import reserved
 from vla_rl.toolkit.trainers.master_weights import is_narrow
+from vla_rl.toolkit.trainers.result_checks import OF_TRAINERS
 from vla_rl.toolkit.trainers.trainer_state import POLICY, load_owned_state, owned_state, unreadable
 
-OF_TRAINERS = frozenset({"loss/total", "loss/imitation", "policy/grad_norm", "policy/recompute_kl"})
-"""Names that are reserved for trainers."""
 SAVED = "give `state` numbers, texts, tensors, and lists and dictionaries of these: torch.from_numpy(array), int(count)"
 
 
