@@ -35,8 +35,8 @@ def read_env_info(checkpoint: Path) -> EnvInfo:
         data = json.loads(file.read_text(encoding="utf-8"))
         cameras = {name: (height, width) for name, (height, width) in data.pop("cameras").items()}
         tasks = tuple(_task(task) for task in data.pop("tasks"))
-        tuples = {name: tuple(data.pop(name)) for name in TUPLES}
-        return EnvInfo(cameras=cameras, tasks=tasks, **tuples, **data)
+        data |= {name: tuple(data[name]) for name in TUPLES}
+        return EnvInfo(cameras=cameras, tasks=tasks, **data)
     except FileNotFoundError:
         raise CheckpointError(
             f"{file} is missing, which says what the policy sees and does; every checkpoint of a run has one: go on "
