@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from vla_rl.core.run.weight_changes import CHANGED, STEPS, WeightChangeMonitor
+from vla_rl.core.run.weight_changes import STEPS, WEIGHTS_CHANGED, WeightChangeMonitor
 from vla_rl.core.spec.spec import parse_spec
 
 SPEC = {
@@ -27,7 +27,7 @@ def warnings(shares: list[float], caplog: Any, factor: float = 1.0, dtype: str =
     watch = WeightChangeMonitor(spec)
     with caplog.at_level(logging.WARNING):
         for share in shares:
-            watch.note({CHANGED: share}, factor)
+            watch.note({WEIGHTS_CHANGED: share}, factor)
             watch.note({}, factor)  # a step in which nothing was trained
     return [record.message for record in caplog.records]
 

@@ -43,7 +43,7 @@ CAR = "id: MountainCarContinuous-v0, instruction: drive up the hill, success: te
 PENDULUM = "id: Pendulum-v1, instruction: hold the pendulum up, success: terminated, cameras: {main: {size: 48}}, "
 METAWORLD = (
     "id: Meta-World/MT1, imports: [metaworld], instruction: close the drawer, success: success, "
-    "kwargs: {env_name: drawer-close-v3, camera_name: corner2, width: 64, height: 64}, "
+    "kwargs: {env_name: drawer-close-v3, seed: 1, camera_name: corner2, width: 64, height: 64}, "
     "cameras: {main: {size: 48, turn: 180}}, state: observation"
 )
 

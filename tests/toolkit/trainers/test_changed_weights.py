@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vla_rl.core.run.weight_changes import WEIGHTS_CHANGED
 from vla_rl.core.types import Statistic
 from vla_rl.toolkit.trainers import changed_weights
-from vla_rl.toolkit.trainers.changed_weights import METRIC, ChangedWeights
+from vla_rl.toolkit.trainers.changed_weights import ChangedWeights
 from vla_rl.toolkit.trainers.parallel import SingleRank
 
 RANK = SingleRank()
 
 
 def share(statistics: dict[str, Statistic]) -> float:
-    return statistics[METRIC].read(METRIC)[METRIC]
+    return statistics[WEIGHTS_CHANGED].read(WEIGHTS_CHANGED)[WEIGHTS_CHANGED]
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 0.5), (torch.bfloat16, 0.125)])
@@ -46,9 +47,9 @@ def test_many_weights_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     changed.begin(weights, list(weights), RANK)
     for tensor in weights.values():
         tensor[:, :24] = 1
-    statistic = changed.end(weights, RANK)[METRIC]
+    statistic = changed.end(weights, RANK)[WEIGHTS_CHANGED]
     assert 3000 < float(statistic.sums[1]) <= 4096 + 8
-    assert share({METRIC: statistic}) == pytest.approx(0.25, abs=0.05)
+    assert share({WEIGHTS_CHANGED: statistic}) == pytest.approx(0.25, abs=0.05)
 
 
 def test_ranks_add_up() -> None:
@@ -59,5 +60,5 @@ def test_ranks_add_up() -> None:
         changed = ChangedWeights({"a": torch.float32})
         changed.begin({"a": weight}, ["a"], RANK)
         weight[:moved] = 1
-        results.append(changed.end({"a": weight}, RANK)[METRIC])
-    assert share({METRIC: results[0] + results[1]}) == 5 / 8
+        results.append(changed.end({"a": weight}, RANK)[WEIGHTS_CHANGED])
+    assert share({WEIGHTS_CHANGED: results[0] + results[1]}) == 5 / 8

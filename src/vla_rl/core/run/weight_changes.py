@@ -10,7 +10,7 @@ from attrs import define, field
 from vla_rl.core.spec.spec import Spec
 
 logger = logging.getLogger(__name__)
-CHANGED = "update/weights_changed"
+WEIGHTS_CHANGED = "update/weights_changed"
 LEAST = 0.01
 """Share of the trained weights that one training step has to change."""
 STEPS = 10
@@ -31,7 +31,7 @@ class WeightChangeMonitor:
 
     def note(self, metrics: Mapping[str, float], rate_factor: float) -> None:
         """Note the metrics of a training step, and log a warning where it is due."""
-        share = metrics.get(CHANGED)
+        share = metrics.get(WEIGHTS_CHANGED)
         if share is None or not self._watching or rate_factor < FULL_RATE:
             return
         self._shares.append(share)
@@ -44,5 +44,6 @@ class WeightChangeMonitor:
         precision = "" if dtype == "float32" else ", or set model.dtype: float32, in which smaller steps show"
         return (
             f"warning: the policy hardly moves: each of {STEPS} training steps changed at most {max(self._shares):.2%} "
-            f"of its trained weights as it acts with them ({dtype}; {CHANGED}); raise the learning rate{precision}"
+            f"of its trained weights as it acts with them ({dtype}; {WEIGHTS_CHANGED}); raise the learning rate"
+            f"{precision}"
         )

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 
 import torch
 
+from vla_rl.core.run.weight_changes import WEIGHTS_CHANGED
 from vla_rl.core.types import Statistic
 from vla_rl.toolkit.algorithms.statistics import Mean
 from vla_rl.toolkit.trainers.parallel import ParallelStrategy
 
-METRIC = "update/weights_changed"
 SAMPLED = 2**20
 """Weights of a rank that are compared at most."""
 WIDTH_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
@@ -52,7 +52,7 @@ class ChangedWeights:
         after = self._sampled({name: strategy.own_part(parameters[name]) for name in before})
         changed = torch.stack([(after[name] != before[name]).sum() for name in before]).sum()
         compared = sum(tensor.numel() for tensor in before.values())
-        return {METRIC: Mean(torch.tensor([float(changed), float(compared)], dtype=torch.float64))}
+        return {WEIGHTS_CHANGED: Mean(torch.tensor([float(changed), float(compared)], dtype=torch.float64))}
 
     def _sampled(self, own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return every n-th weight of each tensor in its acting type, as a copy."""
