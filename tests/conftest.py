@@ -1,4 +1,5 @@
-"""Files with long tests begin first, so that with several processes (`make test`) none has a long file left."""
+"""Files whose tests start a Ray run first, then those with long tests, so that with several processes (`make test`) the
+shared Ray is started once in each, and none has a long file left."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from shared_ray import start_shared_ray, stop_shared_ray
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it for jobs in the background
@@ -36,8 +39,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
     length: Counter[str] = Counter()
+    apart = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("own_ray")}
     for item in items:
         length[item.nodeid.partition("::")[0]] += max(
             (SECONDS.get(mark.name, 0.1) for mark in item.iter_markers()), default=0.1
         )
-    items.sort(key=lambda item: -length[item.nodeid.partition("::")[0]])
+
+    def sort_key(file: str) -> tuple[bool, float]:
+        return file not in apart, -length[file]
+
+    items.sort(key=lambda item: sort_key(item.nodeid.partition("::")[0]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of the test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("own_ray"):
+        stop_shared_ray()
+    elif item.get_closest_marker("ray"):
+        start_shared_ray()
+
+
+def pytest_sessionfinish() -> None:
+    stop_shared_ray()

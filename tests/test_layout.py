@@ -89,14 +89,16 @@ def plugin_of(module: str) -> str:
 FOLDERS = {name for name in PLUGINS if name.startswith("vla_rl.")}
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_imports_point_inwards(file):
-    module = name_of(file)
-    room = room_of(module)
-    upward = [name for name in imports(file) if room and room_of(name) not in ("", room, *ROOMS[room])]
-    assert not upward, f"{module} imports {upward}"
-    others = [name for name in imports(file) if room == "plugins" and plugin_of(name) not in ("", plugin_of(module))]
-    assert not others, f"{module} imports other plugins: {others}"
+def test_imports_point_inwards():
+    wrong = {}
+    for file in FILES:
+        module = name_of(file)
+        room = room_of(module)
+        upward = [name for name in imports(file) if room and room_of(name) not in ("", room, *ROOMS[room])]
+        others = [name for name in imports(file) if room == "plugins" and plugin_of(name) not in ("", plugin_of(module))]
+        if upward or others:
+            wrong[module] = {"layers above": upward, "other plugins": others}
+    assert not wrong
 
 
 def test_every_plugin_is_in_a_folder_of_an_entry_point():
@@ -154,13 +156,18 @@ def folder_of(module: str) -> str:
     return max((name for name in RUNTIME if inside == name or inside.startswith(name + ".")), key=len, default="")
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if room_of(name_of(file)) == "runtime"], ids=name_of)
-def test_driver_and_workers_meet_in_messages(file):
-    module = name_of(file)
-    folder = folder_of(module)
-    assert folder or module in ("vla_rl.runtime", "vla_rl.runtime.start"), f"{module} is in no folder of the rule"
-    other = {folder_of(name) for name in imports(file) if room_of(name) == "runtime"} - {folder, ""}
-    assert not folder or not other - RUNTIME[folder], f"{module} imports {sorted(other - RUNTIME[folder])}"
+def test_driver_and_workers_meet_in_messages():
+    wrong = {}
+    for file in FILES:
+        module = name_of(file)
+        if room_of(module) != "runtime":
+            continue
+        folder = folder_of(module)
+        assert folder or module in ("vla_rl.runtime", "vla_rl.runtime.start"), f"{module} is in no folder of the rule"
+        other = {folder_of(name) for name in imports(file) if room_of(name) == "runtime"} - {folder, ""}
+        if folder and other - RUNTIME[folder]:
+            wrong[module] = sorted(other - RUNTIME[folder])
+    assert not wrong
 
 
 def test_no_folder_imports_what_imports_it():
@@ -267,22 +274,18 @@ def _reads_text(call: ast.Call) -> bool:
     return any(keyword.arg in ("text", "universal_newlines") for keyword in call.keywords)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_state_changes_one_statement_at_a_time(file):
+def test_state_changes_one_statement_at_a_time():
     """No `self.a, self.b = ...`, in which a change of state is easily overlooked."""
-    targets = [
-        target
+    several = [
+        f"{name_of(file)}:{target.lineno}"
+        for file in FILES
         for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Tuple)
+        and any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self" for part in target.elts)
     ]
-    several = [
-        target.lineno
-        for target in targets
-        if any(isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self" for part in target.elts)
-    ]
-    assert not several, f"{name_of(file)}: lines {several}"
+    assert not several
 
 
 def test_every_exhaustive_test_exists() -> None:

@@ -4,7 +4,6 @@ import pytest
 from scripted_runs import read_metrics, scripted_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.comm.backends.own_ray import SYSTEM
 from vla_rl.runtime.start import run
 
 
@@ -17,13 +16,3 @@ def train(tmp_path):
         return results, read_metrics(tmp_path / folder)
 
     return start
-
-
-@pytest.fixture(scope="module")
-def one_ray():
-    """One Ray for all runs of a file, which saves its start."""
-    import ray
-
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
-    yield
-    ray.shutdown()

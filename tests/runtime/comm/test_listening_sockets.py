@@ -45,6 +45,7 @@ def ask(address, **variables):
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkeypatch):
     for name in (MODE, TOKEN, own_ray.TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
@@ -70,6 +71,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_a_ray_without_tokens_is_mentioned(tmp_path):
     """In a process of its own: Ray reads the mode once and keeps it."""
     spec = scripted_spec(runtime={"backend": "ray"}, train={"steps": 1}, eval={"before": False, "every": 0})

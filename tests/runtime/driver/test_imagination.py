@@ -307,7 +307,6 @@ def never_finite(self, windows, actions, after):
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("placement", [{"type": "collocated", "workers": 1}, {"type": "disaggregated"}])
 def test_on_ray_it_gives_the_same_numbers(whole, tmp_path, placement) -> None:
     _, results, metrics = whole["edm"]

@@ -339,7 +339,6 @@ def work_in(folder, name):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_heavy_parts_come_while_the_learner_trains(train, tmp_path):
     """And the run is that of one process, to the bit, where each trajectory is trained on twice."""
     steps = {"train": {"steps": 5}, "model": {"type": "linear", "learn_latency_s": 0.02}, **GIPO}
@@ -360,7 +359,6 @@ def test_heavy_parts_come_while_the_learner_trains(train, tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_ranks_change_no_number(train):
     """Samples stay with the learner that trained on them first, and each gets equally many."""
     changes = {**GIPO, "train": {"steps": 4}, "rollout": {"group_size": 1, "lag": 1}, "eval": SHORT}

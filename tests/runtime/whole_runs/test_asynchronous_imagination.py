@@ -17,7 +17,7 @@ from scripted_runs import read_metrics, weights_in
 
 from vla_rl.core.spec.spec import parse_spec
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 WORLDS = pytest.mark.parametrize(("world", "lag"), [(ORACLE, 2), (EDM, 1)], ids=["oracle", "edm"])
 APART: dict[str, Any] = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
 SHOWN = ("loss/", "policy/", "world_model/", "imagination/", "env/", "advantages/")

@@ -41,7 +41,6 @@ def test_more_envs_than_tickets(train):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("lag", [1, 2])
 def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path, lag):
     """Bit for bit, whatever takes how long."""
@@ -57,7 +56,6 @@ def test_pinned_weights_give_the_run_that_is_simulated(train, tmp_path, lag):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("lag", [1, 3])
 def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
     """And every ticket ends once, also over a stop and with filters; evaluations come between."""
@@ -81,7 +79,6 @@ def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_an_evaluation_is_of_one_version(train, tmp_path):
     """What is played is waited for and kept; the evaluation is that of the checkpoint."""
     results, _ = train(asynchrony={"max_lag": 2}, train={"steps": 4}, eval={"every": 2}, **APART, **UNEVEN)
@@ -125,7 +122,6 @@ def test_keys_that_contradict_each_other_are_refused(changes, message):
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train, tmp_path):
     """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
     plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(slow_model.__file__))]

@@ -24,7 +24,6 @@ from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault
 
-pytestmark = pytest.mark.usefixtures("one_ray")
 RAY = {"runtime": {"backend": "ray"}}
 ENVS = {**RAY, "placement": {"type": "disaggregated", "lanes": "envs"}}
 UNEVEN = {"env": {"independent_envs": True, "latency_s": 0.004, "latency_sigma": 1.0}}

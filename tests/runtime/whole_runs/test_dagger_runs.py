@@ -97,7 +97,7 @@ def test_killed_between_checkpoints_a_run_loses_nothing(tmp_path):
 
 
 @pytest.mark.ray
-def test_ray_workers_label_the_same(tmp_path, one_ray):
+def test_ray_workers_label_the_same(tmp_path):
     changes: dict[str, Any] = {"train": {"steps": 1}, "trainer": {"beta": 0.5}}
     local, ray = (train(tmp_path / backend, runtime={"backend": backend}, **changes) for backend in ("local", "ray"))
     names = ("dagger/labelled", "env/intervention_rate", "env/success_rate")

@@ -35,7 +35,6 @@ def test_a_simulator_that_breaks_its_contract_is_named(train, backend, fault, me
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("restarts", [3, 0])
 def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplog, restarts):
     """A death in the second checkpoint is a worker's death, and no fault of the disk."""
@@ -60,28 +59,24 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplo
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_a_worker_that_dies_is_named(train):
     with pytest.raises(WorkerDied, match=r"worker 0 \(sim"):
         train(env={"fault": "exit"}, runtime={"backend": "ray"})
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0})
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_a_hang_in_a_process_of_its_own_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 def test_a_worker_that_is_stopped_is_killed_and_the_run_goes_on(train, tmp_path, monkeypatch, caplog):
     """It simulates, acts and learns; once stopped, it answers nobody."""
     stopped: list[psutil.Process] = []

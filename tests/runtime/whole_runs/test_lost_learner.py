@@ -16,7 +16,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import run
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.ray]
 APART = {"runtime": {"backend": "ray"}, "placement": {"type": "disaggregated"}}
 PATIENCE_S = 120.0
 

@@ -13,7 +13,7 @@ from vla_rl.runtime.comm.backends.reservation import nodes_of
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.start import start
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.own_ray]
 APART = {"type": "hybrid", "sim": "body:cpu", "policy": "brain:0", "learner": "brain:0"}
 JOIN = {"backend": "ray", "address": "auto"}
 

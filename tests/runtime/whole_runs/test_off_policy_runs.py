@@ -140,7 +140,7 @@ def stored(folder, info):
 
 
 @pytest.mark.ray
-def test_ray_workers_collect_the_same(tmp_path, one_ray):
+def test_ray_workers_collect_the_same(tmp_path):
     local = train(tmp_path / "local", train={"steps": 2})
     ray = train(tmp_path / "ray", train={"steps": 2}, runtime={"backend": "ray"})
     counts = [

@@ -10,7 +10,6 @@ from scripted_runs import LOSS_APART, read_metrics, scripted_spec
 from vla_rl.core.spec.spec import load_spec, parse_spec
 from vla_rl.runtime.start import run
 
-pytestmark = pytest.mark.usefixtures("one_ray")
 TABLETOP = Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml"
 SLOTS = {"type": "slots"}
 CASES = {

@@ -64,7 +64,7 @@ def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_fil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.own_ray])])
 def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, backend):
     process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}")
     wait_for_step(tmp_path / "run", 3, process)
@@ -84,7 +84,7 @@ def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, back
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.own_ray])])
 def test_ctrl_c_twice_stops_at_once(spec_file, tmp_path, backend):
     process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}", "env.latency_s=0.5")
     wait_for_step(tmp_path / "run", 0, process)

@@ -36,7 +36,7 @@ ENDLESS = {"env": {"length": 10**6, "max_steps": 10**6, "latency_s": 0.05}, "eva
 ROOT = Path(__file__).parents[3]
 KILLS = ROOT / "benchmarks" / "kills.py"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import ray
 from scripted_runs import (
     KL_APART,
     LOSS_APART,
@@ -17,7 +16,6 @@ from scripted_runs import (
 )
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.comm.backends.own_ray import SYSTEM
 from vla_rl.runtime.start import start
 
 ONE_WORKER = np.arange(4)
@@ -29,13 +27,6 @@ PLACEMENTS = {
     "three collocated": {"type": "collocated", "workers": 3},
     "hybrid": {"type": "hybrid", "sim": "0-1", "policy": "2-3", "learner": "0-3"},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray():
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM)
-    yield
-    ray.shutdown()
 
 
 def train_on(keep, **changes):

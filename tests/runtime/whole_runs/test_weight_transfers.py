@@ -11,7 +11,7 @@ from scripted_runs import weights_in
 
 from vla_rl.runtime.driver import startup
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_ray")]
+pytestmark = [pytest.mark.ray]
 PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(dying_model.__file__))]
 
 

@@ -12,7 +12,7 @@ from vla_rl.runtime.comm.backends.own_ray import OwnRay
 
 ray = pytest.importorskip("ray")
 NICENESS = "RAY_worker_niceness"
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.own_ray]
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def test_a_worker_that_no_node_has_room_for_is_said_at_once():
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray
 def test_what_others_use_is_not_there(monkeypatch):
     monkeypatch.setattr(reservation, "PATIENCE_S", 1.0)
     with one_token():

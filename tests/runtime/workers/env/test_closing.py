@@ -45,7 +45,6 @@ def test_a_close_that_does_not_end_is_left(tmp_path, caplog, monkeypatch, closes
 
 
 @pytest.mark.ray
-@pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize(
     ("closes", "said"),
     [("raise", r"env 'unclosable': close failed \("), ("sleep", "worker 0 .*: close has not returned within 2 s")],
