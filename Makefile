@@ -1,8 +1,11 @@
 # make quickstart  install what a run needs, train the tabletop example, print success before and after; the folder is
 #                  runs/quickstart; ARGS="train.steps=12" for a shorter run
-# make test        install everything tests need, then `make check`, the documentation and all tests; `make -j2 test`
-#                  installs GL beside the packages
-# make exhaustive  further cases of slow tests: each model with the compiler, each measured row of memory
+# make test        install everything tests need, then `make check`, the documentation and the tests of all that a change
+#                  can break; `make -j2 test` installs GL beside the packages
+# make test-rest   the other tests (tests/exhaustive.txt): kills at random moments, whole suites of simulators, full recipes,
+#                  each model with the compiler; PART=0/3 for a third of them
+# make test-all    test, test-rest, test-lowest and test-newest
+# make test-times  `make test` with a table of what takes how long, build/test-times.md
 # make test-lowest  the tests of core, models, algorithms and runtime with the lowest versions (lowest.txt), in
 #                  build/lowest; TESTS="tests/core" for fewer
 # make test-newest  all tests but those that step a simulator with the newest versions that pip finds within our bounds, in
@@ -20,9 +23,10 @@ PYTHON313 ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/
 INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test test-rest test-all test-times test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
@@ -30,10 +34,20 @@ quickstart: $(VENV)/.run
 
 test: check renderers
 	$(BUILD_DOCS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+	$(PYTEST) -m "not exhaustive"
 
-exhaustive: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m exhaustive
+test-rest: $(VENV)/.test renderers
+	$(PYTEST) -m exhaustive $(if $(PART),--part $(PART))
+
+test-all: test
+	$(MAKE) test-rest
+	$(MAKE) test-lowest
+	$(MAKE) test-newest
+
+test-times: $(VENV)/.test renderers
+	rm -rf build/test-times
+	PYTHONPATH=tools $(PYTEST) -m "not exhaustive" -p test_times
+	$(BIN)/python tools/test_times.py > build/test-times.md
 
 renderers:
 	sh tools/install_gl.sh

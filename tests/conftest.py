@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -33,8 +34,19 @@ EXHAUSTIVE = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="only the K-th of N parts of the tests, K from 0; by names, so that a part stays the same",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("part"):
+        chosen, parts = map(int, part.split("/"))
+        items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == chosen]
     for item in items:
         if item.nodeid in EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)

@@ -95,7 +95,9 @@ def test_imports_point_inwards():
         module = name_of(file)
         room = room_of(module)
         upward = [name for name in imports(file) if room and room_of(name) not in ("", room, *ROOMS[room])]
-        others = [name for name in imports(file) if room == "plugins" and plugin_of(name) not in ("", plugin_of(module))]
+        others = [
+            name for name in imports(file) if room == "plugins" and plugin_of(name) not in ("", plugin_of(module))
+        ]
         if upward or others:
             wrong[module] = {"layers above": upward, "other plugins": others}
     assert not wrong
