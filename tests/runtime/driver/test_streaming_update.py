@@ -92,9 +92,9 @@ def same(folder, other, names=("whole", "streamed"), tolerance=2e-6):
         line, wanted = (
             {k: v for k, v in of.items() if k not in AHEAD and "/age_" not in k} for of in (found, expected_line)
         )
+        shares = [metrics.pop("update/weights_changed", 0.0) for metrics in (line, wanted)]
         # A weight whose gradient is rounding alone may move in one of the runs.
-        shares = [metrics.pop("update/weights_changed", None) for metrics in (line, wanted)]
-        assert (shares[0] is None) == (shares[1] is None) and min(filter(None, shares), default=1.0) > 0.9
+        assert shares[0] == pytest.approx(shares[1], abs=0.05)
         assert repeats[0] == repeats[1] and line == pytest.approx(wanted, rel=1e-4, abs=2e-6)
 
 
