@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen, parts = map(int, part.split("/"))
         items[:] = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts == chosen]
     for item in items:
-        if item.nodeid in EXHAUSTIVE:
+        if {item.nodeid, item.nodeid.partition("[")[0]} & EXHAUSTIVE:
             item.add_marker(pytest.mark.exhaustive)
     length: Counter[str] = Counter()
     apart = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("own_ray")}

@@ -170,6 +170,7 @@ class Dying:
 
 
 @pytest.mark.ray
+@pytest.mark.own_ray  # its processes get this test's environment variables
 def test_learners_train_while_tickets_are_played(train, tmp_path, monkeypatch):
     """Two of them, a sim worker is killed meanwhile, and the trace shows it."""
     monkeypatch.setenv("SIMULATORS_DIE", str(tmp_path / "died"))
