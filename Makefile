@@ -132,7 +132,7 @@ clean:
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo 'vla-rl needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 # Stamps: an install is repeated only after pyproject.toml or constraints.txt changed. torch comes first, so that its
 # build (CPU, or a CUDA version) is settled before anything depends on it.

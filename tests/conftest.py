@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shared_ray import start_shared_ray, stop_shared_ray
+from suite_start import check_start
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it for jobs in the background
@@ -40,6 +41,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="K/N",
         help="only the K-th of N parts of the tests, K from 0; by names, so that a part stays the same",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):  # as `make test` starts it
+        check_start(config.rootpath)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
