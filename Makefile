@@ -12,6 +12,7 @@
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
 # make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
+# make release     CHANGELOG.md from changes/, dist/ with sdist and wheel, and each of the two tried in an empty environment
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +23,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format release base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
@@ -105,6 +106,9 @@ format: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	$(BUILD_DOCS)
+
+release: $(VENV)/.test
+	OMP_NUM_THREADS=1 sh tools/release.sh $(abspath $(BIN)/python)
 
 base-checkpoint: $(VENV)/.run
 	$(BIN)/python tools/base_checkpoint.py
