@@ -280,7 +280,7 @@ def test_a_state_that_cannot_be_is_refused(whole, tmp_path, values, message):
 
 
 def test_a_state_without_later_keys_has_their_defaults(whole, tmp_path):
-    """As a checkpoint of an earlier version is read."""
+    """A checkpoint of an earlier version lacks keys."""
     checkpoint = tmp_path / "step_000006"
     shutil.copytree(whole / "checkpoints" / "step_000006", checkpoint)
     state = json.loads((checkpoint / STATE).read_text())
