@@ -15,6 +15,7 @@
 # make robotwin    RoboTwin's runtime in build/robotwin (CPU), a robot of boxes, short tests, and the conformance tests on two tasks
 # make check       style, types and spelling
 # make docs        the documentation site, in build/site; a broken link fails it
+# make release     CHANGELOG.md from changes/, dist/ with sdist and wheel, and each of the two tried in an empty environment
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +27,8 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test test-rest test-all test-times test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers kernels gymnasium-packages \
+  robotwin check docs format release base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
@@ -119,6 +121,9 @@ format: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	$(BUILD_DOCS)
+
+release: $(VENV)/.test
+	OMP_NUM_THREADS=1 sh tools/release.sh $(abspath $(BIN)/python)
 
 base-checkpoint: $(VENV)/.run
 	$(BIN)/python tools/base_checkpoint.py

@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vla_rl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from vla_rl.cli.python import (
         Served,
@@ -93,7 +95,6 @@ if TYPE_CHECKING:
     from vla_rl.core.world_models import Windows, WorldModel
     from vla_rl.serving.policy import BadObservation, Policy, open_policy
 
-__version__ = "0.1.0"
 __all__ = [
     "ActionSource",
     "AdvantageScope",

@@ -207,7 +207,7 @@ def test_letters_that_a_terminal_cannot_show_end_no_command(monkeypatch, encodin
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding=encoding))
     monkeypatch.setattr(sys, "argv", ["vla-rl", "--version"])
-    monkeypatch.setattr("vla_rl.__version__", "✓ ü\udcff")
+    monkeypatch.setattr("vla_rl.version.__version__", "✓ ü\udcff")
     with pytest.raises(SystemExit):
         main()
     sys.stdout.flush()

@@ -177,6 +177,57 @@ def test_whose_method_a_function_goes_around_is_said(world):
         check_module("hooks", module(reset=hookimpl(wraps="wrold")(lambda: (yield))))
 
 
+class Older:
+    """A kind of plugin with an argument and a hook that the next minor version drops."""
+
+    @hookspec(firstresult=True, warn_on_impl_args={"pixels": FutureWarning("`pixels` goes in 0.3; use `frames`")})
+    def reset(self, frames: Any, pixels: Any) -> Any:
+        return None
+
+    @hookspec(firstresult=True, warn_on_impl=FutureWarning("`pause` goes in 0.3; `close` replaces it"))
+    def pause(self) -> None:
+        return None
+
+
+class WithFrames(Older):
+    def reset(self, frames):
+        return frames
+
+
+class WithPixels(Older):
+    def reset(self, frames, pixels):
+        return (frames, pixels)
+
+
+class Pausing(WithFrames):
+    def pause(self):
+        return None
+
+
+@hookimpl(wraps="older")
+def reset_around(pixels):
+    return [*(yield), pixels]
+
+
+@pytest.mark.parametrize(
+    ("component", "wrappers", "message", "line"),
+    [
+        (WithPixels(), {}, "`pixels` goes in 0.3; use `frames`", WithPixels.reset),
+        (WithFrames(), {"hooks": {"reset": reset_around}}, "`pixels` goes in 0.3; use `frames`", reset_around),
+        (Pausing(), {}, "`pause` goes in 0.3; `close` replaces it", Pausing.pause),
+        (WithFrames(), {}, None, None),
+    ],
+)
+def test_an_author_is_warned_of_a_deprecated_argument_or_hook(monkeypatch, recwarn, component, wrappers, message, line):
+    """At the line of the implementation; the contract's own methods, which every component inherits, warn of nothing."""
+    monkeypatch.setitem(KINDS, "older", Kind("older", "vla_rl.older", Older))
+    modules = {name: module(**functions) for name, functions in wrappers.items()}
+    assert wrap("older", component, "old", modules).reset((1, 2), 3)
+    places = [(str(w.message), w.category, w.filename, w.lineno) for w in recwarn]
+    expected = [] if line is None else [(message, FutureWarning, __file__, line.__code__.co_firstlineno)]
+    assert places == expected
+
+
 class Broken(Twice):
     def advantages(self, rollout):
         raise ValueError("boom")

@@ -537,7 +537,7 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Train vision-language-action models by reinforcement learning."""
     if version:
-        from vla_rl import __version__
+        from vla_rl.version import __version__
 
         typer.echo(__version__)
         raise typer.Exit

@@ -137,6 +137,12 @@ class Manager(pluggy.PluginManager):
         self._check(name, function, getattr(plugin, name), options)
         return dict(options)
 
+    def _verify_hook(self, hook: pluggy.HookCaller, hookimpl: pluggy.HookImpl) -> None:
+        # A component inherits the contract's own optional methods. They count as implementations, but their author is
+        # not the one to be warned of a deprecated hook or argument.
+        if not hasattr(hookimpl.function, "vla_rl_spec"):
+            super()._verify_hook(hook, hookimpl)
+
     def description(self, hook: str) -> str:
         """Format a hook for messages. Hooks of components carry their kind, since another kind may have one of the same
         name."""

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from attrs import define, field, frozen
 
-from vla_rl import __version__
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.toolkit.models.key_maps import PRESETS, KeyMap, plain
 from vla_rl.toolkit.models.openpi import FrameError, pack, unpack
+from vla_rl.version import __version__
 
 Frame = str | bytes
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from vla_rl import __version__
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
@@ -28,6 +27,7 @@ from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.weight_versions import load_trained
+from vla_rl.version import __version__
 
 Key = tuple[int, int, int]
 

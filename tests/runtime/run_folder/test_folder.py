@@ -279,6 +279,17 @@ def test_a_state_that_cannot_be_is_refused(whole, tmp_path, values, message):
         read_state(checkpoint)
 
 
+def test_a_state_without_later_keys_has_their_defaults(whole, tmp_path):
+    """A checkpoint of an earlier version lacks keys."""
+    checkpoint = tmp_path / "step_000006"
+    shutil.copytree(whole / "checkpoints" / "step_000006", checkpoint)
+    state = json.loads((checkpoint / STATE).read_text())
+    (checkpoint / STATE).write_text(json.dumps({key: state[key] for key in ("step", "mode")}))
+    (checkpoint / "manifest.json").unlink()
+    write_manifest(checkpoint)
+    assert read_state(checkpoint) == State(step=6, mode="training")
+
+
 def test_a_manifest_names_only_its_own_files(whole, tmp_path):
     checkpoint = tmp_path / "step_000006"
     shutil.copytree(whole / "checkpoints" / "step_000006", checkpoint)

@@ -29,13 +29,15 @@ def _task(data: dict[str, Any]) -> TaskInfo:
 
 
 def read_env_info(checkpoint: Path) -> EnvInfo:
-    """Return exactly what was written. Raises CheckpointError."""
+    """Return what was written, with the default of an optional field that an earlier version did not have. Raises
+    CheckpointError.
+    """
     file = checkpoint / NAME
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         cameras = {name: (height, width) for name, (height, width) in data.pop("cameras").items()}
         tasks = tuple(_task(task) for task in data.pop("tasks"))
-        data |= {name: tuple(data[name]) for name in TUPLES}
+        data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         return EnvInfo(cameras=cameras, tasks=tasks, **data)
     except FileNotFoundError:
         raise CheckpointError(

@@ -10,9 +10,9 @@ from typing import Any
 
 from vla_rl.core.catalogue import KINDS, installed
 from vla_rl.core.spec.spec import Spec
+from vla_rl.version import __version__
 
 LIBRARIES = (
-    "vla-rl",
     "torch",
     "numpy",
     "ray",
@@ -27,8 +27,8 @@ LIBRARIES = (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed `LIBRARIES`."""
-    installed = {"python": platform.python_version()}
+    """Return the versions of Python, of vla-rl and of the installed `LIBRARIES`."""
+    installed = {"python": platform.python_version(), "vla-rl": __version__}
     for name in LIBRARIES:
         try:
             installed[name] = metadata.version(name)
