@@ -123,6 +123,7 @@ docs: $(VENV)/.docs
 	$(BUILD_DOCS)
 
 release: $(VENV)/.test
+	$(INSTALL) -c constraints.txt twine
 	OMP_NUM_THREADS=1 sh tools/release.sh $(abspath $(BIN)/python)
 
 base-checkpoint: $(VENV)/.run

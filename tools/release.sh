@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds what a release uploads and tries it; `make release` runs it with an interpreter that has the `dev` extra.
+# Builds what a release uploads and tries it; `make release` runs it with an interpreter that has the `dev` extra and twine.
 # CHANGELOG.md gets the files of changes/, dist/ the sdist and the wheel. Each of the two is installed in an empty
 # environment, build/release-*, where the first steps of the quickstart run; it stays only where something fails.
 set -eu
