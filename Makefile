@@ -3,6 +3,8 @@
 # make test        install everything tests need, then `make check`, the documentation and all tests; `make -j2 test`
 #                  installs GL beside the packages
 # make exhaustive  further cases of slow tests: each model with the compiler, each measured row of memory
+# make test-changed  the tests that are near to what differs from main, nearest first; installs nothing; ARGS="--depth 3"
+#                  for more of them, ARGS="--since HEAD~3" for what differs from another commit
 # make test-lowest  the tests of core, models, algorithms and runtime with the lowest versions (lowest.txt), in
 #                  build/lowest; TESTS="tests/core" for fewer
 # make test-newest  all tests but those that step a simulator with the newest versions that pip finds within our bounds, in
@@ -22,7 +24,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-.PHONY: quickstart test exhaustive test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
+.PHONY: quickstart test exhaustive test-changed test-lowest test-newest renderers kernels gymnasium-packages robotwin check docs format base-checkpoint progress-encoder clean
 
 quickstart: $(VENV)/.run
 	@mkdir -p runs/quickstart-$(STAMP) && ln -sfn quickstart-$(STAMP) runs/quickstart
@@ -34,6 +36,10 @@ test: check renderers
 
 exhaustive: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m exhaustive
+
+test-changed:
+	@files=$$($(BIN)/python tools/changed_tests.py $(ARGS)) || exit 1; test -z "$$files" || \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not exhaustive" $$files
 
 renderers:
 	sh tools/install_gl.sh
