@@ -6,6 +6,8 @@
 #                  each model with the compiler; PART=0/3 for a third of them
 # make test-all    test, test-rest, test-lowest and test-newest
 # make test-times  `make test` with a table of what takes how long, build/test-times.md
+# make test-changed  the tests that are near to what differs from main, nearest first; installs nothing; ARGS="--depth 3"
+#                  for more of them, ARGS="--since HEAD~3" for what differs from another commit
 # make test-lowest  the tests of core, models, algorithms and runtime with the lowest versions (lowest.txt), in
 #                  build/lowest; TESTS="tests/core" for fewer
 # make test-newest  all tests but those that step a simulator with the newest versions that pip finds within our bounds, in
@@ -50,6 +52,10 @@ test-times: $(VENV)/.test renderers
 	rm -rf build/test-times
 	PYTHONPATH=tools $(PYTEST) -m "not exhaustive" -p test_times
 	$(BIN)/python tools/test_times.py > build/test-times.md
+
+test-changed:
+	@files=$$($(BIN)/python tools/changed_tests.py $(ARGS)) || exit 1; test -z "$$files" || \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not exhaustive" $$files
 
 renderers:
 	sh tools/install_gl.sh
