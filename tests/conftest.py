@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from fork_server import ForkServer
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # mujoco reads it at import, and loading a model may import mujoco
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell leaves it for jobs in the background
@@ -41,3 +44,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (SECONDS.get(mark.name, 0.1) for mark in item.iter_markers()), default=0.1
         )
     items.sort(key=lambda item: -length[item.nodeid.partition("::")[0]])
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Forks programs from an interpreter that has imported torch and vla_rl; the first test that asks for it waits."""
+    server = ForkServer()
+    yield server
+    server.close()
