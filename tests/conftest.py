@@ -7,11 +7,13 @@ import os
 import signal
 import zlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fork_server import ForkServer
 from shared_ray import start_shared_ray, stop_shared_ray
 from suite_start import check_start
 
@@ -100,3 +102,11 @@ def pytest_sessionfinish() -> None:
 def collected_cases(pytestconfig: pytest.Config) -> Counter[str]:
     """Number of cases of every test that was collected, those that `-m` left out included."""
     return pytestconfig.stash[CASES]
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Forks programs from an interpreter that has imported torch and vla_rl; the first test that asks for it waits."""
+    server = ForkServer()
+    yield server
+    server.close()

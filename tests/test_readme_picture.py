@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -135,8 +133,8 @@ def test_recordings_of_a_run_are_made_once(recordings, tmp_path, monkeypatch):
     ]
 
 
-def test_the_command_says_what_it_takes():
-    result = subprocess.run([sys.executable, tool.__file__, "--help"], capture_output=True, text=True, check=True)
+def test_the_command_says_what_it_takes(fork_server):
+    result = fork_server.run_python(tool.__file__, "--help", check=True)
     assert "python tools/readme_picture.py runs/" in result.stdout
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -146,19 +143,22 @@ def hub():
     server.server_close()
 
 
-def push(hub: Any, trained: Path, target: Path, *options: str) -> tuple[int, str]:
-    """In another process: the address of the hub is read once."""
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_mine"}
-    environment.pop("HF_HUB_OFFLINE", None)
-    command = [str(Path(sys.executable).with_name("vla-rl")), "export", str(trained), "--to", str(target)]
-    done = subprocess.run(
-        [*command, "--push", "me/toy", *options], env=environment, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def push(fork_server, hub, trained):
+    """Export to a folder and to the hub, in another process: the address of the hub is read once."""
+
+    def export_to(target: Path) -> tuple[int, str]:
+        environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_mine"}
+        environment.pop("HF_HUB_OFFLINE", None)
+        command = ("-m", "vla_rl.cli.main", "export", trained, "--to", target, "--push", "me/toy")
+        done = fork_server.run_python(*command, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    return export_to
 
 
-def test_an_upload_is_private_and_by_the_users_own_login(hub, trained, tmp_path):
-    status, said = push(hub, trained, tmp_path / "given")
+def test_an_upload_is_private_and_by_the_users_own_login(hub, push, tmp_path):
+    status, said = push(tmp_path / "given")
     assert status == 0, said
     (created,) = [json.loads(body) for path, _, body in hub.asked if path.endswith("/create")]
     assert created["visibility"] == "private" and created["name"] == "toy"
@@ -167,16 +167,16 @@ def test_an_upload_is_private_and_by_the_users_own_login(hub, trained, tmp_path)
     assert all(f'"path": "{file.name}"' in commit for file in (tmp_path / "given").iterdir())
 
 
-def test_an_upload_that_is_refused_leaves_the_folder(hub, trained, tmp_path):
+def test_an_upload_that_is_refused_leaves_the_folder(hub, push, tmp_path):
     hub.refuses = True
-    status, said = push(hub, trained, tmp_path / "given")
+    status, said = push(tmp_path / "given")
     assert status == 2 and "could not be uploaded" in said and "hf auth login" in said and "Traceback" not in said
     assert (tmp_path / "given" / "README.md").is_file()
 
 
-def test_a_hub_that_cannot_be_reached(hub, trained, tmp_path):
+def test_a_hub_that_cannot_be_reached(hub, push, tmp_path):
     hub.address = "http://127.0.0.1:9"
-    status, said = push(hub, trained, tmp_path / "given")
+    status, said = push(tmp_path / "given")
     assert status == 2 and "me/toy could not be uploaded to http://127.0.0.1:9: " in said and "Traceback" not in said
     assert (tmp_path / "given" / "README.md").is_file()
 

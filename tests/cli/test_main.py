@@ -1,4 +1,4 @@
-"""The command line as a user meets it: the installed script in another process."""
+"""The command line as a user meets it: in another process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,10 @@ train: {steps: 1, lr: 1e-4, micro_batch: 8}
 """
 
 
-def vla_rl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    script = Path(sys.executable).with_name("vla-rl")
-    return subprocess.run([str(script), *arguments], capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture
+def vla_rl(fork_server):
+    """Run a command in another process; -> its status and output."""
+    return partial(fork_server.run_python, "-m", "vla_rl.cli.main", timeout=60)
 
 
 @pytest.fixture
@@ -37,20 +39,21 @@ def spec(tmp_path: Path) -> Path:
     return file
 
 
-def test_help_names_every_command():
-    result = vla_rl("--help")
+def test_the_installed_script_names_every_command():
+    script = Path(sys.executable).with_name("vla-rl")
+    result = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0
     for command in ("run", "check", "eval", "check-env", "plugins", "new-plugin", "doctor"):
         assert f"  {command} " in result.stdout
 
 
-def test_check_says_ok(spec):
+def test_check_says_ok(spec, vla_rl):
     result = vla_rl("check", str(spec), "train.steps=7")
     assert result.stderr == ""
     assert "ok: openvla_oft on tabletop (8 envs) with grpo, 7 steps, collocated on ray" in result.stdout
 
 
-def test_check_shows_the_resolved_spec(spec, tmp_path):
+def test_check_shows_the_resolved_spec(spec, tmp_path, vla_rl):
     result = vla_rl("check", str(spec), "--show")
     shown = tmp_path / "shown.yaml"
     shown.write_text(result.stdout)
@@ -58,7 +61,7 @@ def test_check_shows_the_resolved_spec(spec, tmp_path):
     assert vla_rl("check", str(shown)).returncode == 0
 
 
-def test_a_wrong_spec_is_a_message_and_no_traceback(spec):
+def test_a_wrong_spec_is_a_message_and_no_traceback(spec, vla_rl):
     result = vla_rl("check", str(spec), "train.lrr=3", "rollout.episodes=7")
     assert result.returncode == 2
     assert "override: train.lrr: unknown key; did you mean 'lr'?" in result.stderr
@@ -84,21 +87,21 @@ def test_a_wrong_spec_is_a_message_and_no_traceback(spec):
         (["rollout.reward_coef=.nan"], "rollout.reward_coef: expected a finite number, got nan"),
     ],
 )
-def test_check_tells_what_a_run_would_refuse(spec, overrides, message):
+def test_check_tells_what_a_run_would_refuse(spec, overrides, message, vla_rl):
     result = vla_rl("check", str(spec), *overrides)
     assert result.returncode == 2
     assert message in result.stderr and "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "check", "eval"])
-def test_a_missing_file_is_a_message(command):
+def test_a_missing_file_is_a_message(command, vla_rl):
     result = vla_rl(command, "nowhere")
     assert result.returncode == 2
     assert "nowhere" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_plugins_as_json():
+def test_plugins_as_json(vla_rl):
     rows = json.loads(vla_rl("plugins", "--json").stdout)
     (tabletop,) = [row for row in rows if row["name"] == "tabletop"]
     assert tabletop["kind"] == "env"
@@ -181,12 +184,12 @@ def test_check_env_says_what_it_did_not_see():
         (["tabletop", "image_size"], "'env.image_size' is not of the form path=value"),
     ],
 )
-def test_check_env_with_wrong_settings(arguments, message):
+def test_check_env_with_wrong_settings(arguments, message, vla_rl):
     result = vla_rl("check-env", *arguments)
     assert result.returncode == 2 and message in result.stderr
 
 
-def test_check_env_names_the_plugin_and_its_keys_where_some_are_missing():
+def test_check_env_names_the_plugin_and_its_keys_where_some_are_missing(vla_rl):
     result = vla_rl("check-env", "gymnasium", "id=Pendulum-v1")
     assert result.returncode == 2
     assert result.stderr.startswith("env 'gymnasium' cannot be set up:\n  instruction: required, but missing\n")
@@ -195,7 +198,7 @@ def test_check_env_names_the_plugin_and_its_keys_where_some_are_missing():
     assert "Traceback" not in result.stderr
 
 
-def test_a_checkpoint_for_another_robot_is_refused_with_both_numbers(spec):
+def test_a_checkpoint_for_another_robot_is_refused_with_both_numbers(spec, vla_rl):
     result = vla_rl("check", str(spec), "model={type: openvla_oft, checkpoint: builtin:tabletop}", "env.type=libero",
                     "env.suite=libero_goal")  # fmt: skip
     assert result.returncode == 2

@@ -10,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from vla_rl.cli.new_plugin import VARIANTS, new_plugin
 from vla_rl.core.catalogue import KINDS
 from vla_rl.core.errors import UserError
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
-def test_every_kind_of_project_passes_its_own_test(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_project_passes_its_own_test(kind: str, tmp_path: Path, fork_server: ForkServer) -> None:
     project = new_plugin(kind, f"my-{kind}", tmp_path / "project")
     env = os.environ | {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     code = f"import sys, my_{kind}; print(my_{kind}.plugin.summary); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, cwd=project, env=env, text=True, capture_output=True, check=False)
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    done = fork_server.run_python(*command, cwd=project, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" in done.stdout
 

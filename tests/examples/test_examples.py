@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -100,12 +98,12 @@ def test_simulators_train_on_from_a_clone(name, package, tmp_path):
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.timeout(600)
-def test_sac_trains_on_from_a_clone_of_recorded_demonstrations(tmp_path):
+def test_sac_trains_on_from_a_clone_of_recorded_demonstrations(tmp_path, fork_server):
     skip_without("metaworld")
     example = EXAMPLES / "metaworld_sac.yaml"
     folder = tmp_path / "demonstrations"
     tool = EXAMPLES.parent / "tools" / "record_expert.py"
-    subprocess.run([sys.executable, tool, example, folder, "--episodes", "2", "env.num_envs=2"], check=True)
+    fork_server.run_python(tool, example, folder, "--episodes", "2", "env.num_envs=2", check=True)
     short = [*SHORT, "env.num_envs=2", "eval={before: false, episodes_per_task: 1}", f"imitation.data.folder={folder}"]
     clone(load_spec(example, [*short, "imitation.steps=4"]), tmp_path / "sft", False)
     few = ["train.steps=2", "rollout.episodes=2", "rollout.max_steps=16"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from fork_server import ForkedProcess
 
 pytest.importorskip("websockets", reason="pip install -e '.[serve]'")
 pytest.importorskip("msgpack", reason="pip install -e '.[serve]'")
@@ -79,23 +80,27 @@ def run(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("served") / "run")
 
 
-def start(run: Path, port: int) -> subprocess.Popen[str]:
-    """`vla-rl serve`, once it listens."""
-    arguments = ["serve", str(run), "--port", str(port), "--device", "cpu", "--keys", "libero"]
-    command = [sys.executable, "-u", "-m", "vla_rl.cli.main", *arguments]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert "ws://127.0.0.1" in server.stdout.readline()
-    return server
+@pytest.fixture
+def start_server(fork_server, run):
+    """Start `vla-rl serve`; -> the process, once it listens on this port."""
+
+    def listen(port: int) -> ForkedProcess:
+        command = ("-m", "vla_rl.cli.main", "serve", run, "--port", str(port), "--device", "cpu", "--keys", "libero")
+        server = fork_server.start_python(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert "ws://127.0.0.1" in server.stdout.readline()
+        return server
+
+    return listen
 
 
-def test_it_gets_actions_errors_and_comes_back_after_a_kill(python, run, tmp_path):
+def test_it_gets_actions_errors_and_comes_back_after_a_kill(python, run, start_server, tmp_path):
     policy = vla_rl.open_policy(run)
     seen = sight(policy, 0)
     wanted = policy.act(**seen)
     np.savez(tmp_path / "seen.npz", **seen["images"], state=seen["state"], instruction=seen["instruction"])
     with served(policy, keys=PRESETS["libero"]) as free:
         port = free.settings.port
-    servers = [start(run, port)]
+    servers = [start_server(port)]
     command = [str(python), "-c", CLIENT, str(port), str(tmp_path)]
     client = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={}
@@ -111,7 +116,7 @@ def test_it_gets_actions_errors_and_comes_back_after_a_kill(python, run, tmp_pat
         client.stdin.write("\n")
         client.stdin.flush()
         told |= json.loads(client.stdout.readline())
-        servers.append(start(run, port))
+        servers.append(start_server(port))
         rest, errors = client.communicate(timeout=WAIT)
         told |= json.loads(rest or "{}")
     finally:

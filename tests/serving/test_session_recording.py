@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -112,10 +111,10 @@ def test_a_folder_of_something_else_is_refused_before_anybody_comes(policy, tmp_
         pass
 
 
-def test_sigterm_writes_what_there_is(run, policy, tmp_path):
+def test_sigterm_writes_what_there_is(run, policy, tmp_path, fork_server):
     """The episode of a client that is still connected is written."""
-    command = [sys.executable, "-m", "vla_rl.cli.main", "serve", run, "--port", "0", "--record", tmp_path / "set"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ("-m", "vla_rl.cli.main", "serve", run, "--port", "0", "--record", tmp_path / "set")
+    server = fork_server.start_python(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     line = next(line for line in server.stdout if "ws://" in line)
 
     class Address:

@@ -306,7 +306,7 @@ def test_a_robot_that_hangs_is_a_fault(make, monkeypatch):
     assert env.faults() == {0: ["robot 'chain_follower' has not answered within 0.3 s (send)"]}
 
 
-def test_the_robot_is_let_go_when_the_process_of_its_env_is_killed(ports):
+def test_the_robot_is_let_go_when_the_process_of_its_env_is_killed(ports, fork_server):
     script = f"""
 import time
 import numpy as np
@@ -322,7 +322,7 @@ print("moved", flush=True)
 time.sleep(60)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as child:
+    with fork_server.start_python("-c", script, stdout=subprocess.PIPE, env=environment) as child:
         assert child.stdout.readline() == "moved\n"
         child.send_signal(signal.SIGKILL)
     until = time.monotonic() + 10

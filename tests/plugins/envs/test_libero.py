@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from fork_server import ForkServer
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context
 from vla_rl.plugins.envs.libero import LiberoConfig, plugin
@@ -202,14 +203,12 @@ if __name__ == "__main__":
 """
 
 
-def test_envs_die_with_a_killed_owner_while_they_build(tmp_path: Path) -> None:
+def test_envs_die_with_a_killed_owner_while_they_build(tmp_path: Path, fork_server: ForkServer) -> None:
     script = tmp_path / "owner.py"
     script.write_text(ORPHANS)
     root = Path(__file__).parents[3]
     path = os.pathsep.join([str(root), *sys.path])
-    owner = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
+    owner = fork_server.start_python(script, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path})
     assert owner.stdout is not None
     env_ids = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
     assert len(env_ids) == 2

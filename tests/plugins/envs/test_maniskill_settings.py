@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fork_server import ForkServer
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
 from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
@@ -93,7 +93,7 @@ def test_what_a_spec_asks_for_has_to_exist(
 
 
 @pytest.mark.sim
-def test_preflight_leaves_sapien_out_of_the_process(vulkan: None) -> None:
+def test_preflight_leaves_sapien_out_of_the_process(vulkan: None, fork_server: ForkServer) -> None:
     code = """
 import sys
 from vla_rl.core.errors import UserError
@@ -105,7 +105,7 @@ if __name__ == "__main__":
     except UserError as exc:
         print(exc, "sapien" in sys.modules, "mani_skill" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=True)
+    done = fork_server.run_python("-c", code, timeout=280, check=True)
     said = (
         "'base_camra' is no camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
     )

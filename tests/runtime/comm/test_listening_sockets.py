@@ -72,19 +72,13 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
 
 @pytest.mark.ray
 @pytest.mark.own_ray
-def test_a_ray_without_tokens_is_mentioned(tmp_path):
+def test_a_ray_without_tokens_is_mentioned(tmp_path, start_run):
     """In a process of its own: Ray reads the mode once and keeps it."""
     spec = scripted_spec(runtime={"backend": "ray"}, train={"steps": 1}, eval={"before": False, "every": 0})
     parse_spec(spec).dump(tmp_path / "spec.yaml")
-    done = subprocess.run(
-        [sys.executable, "-m", "vla_rl.cli.main", "run", tmp_path / "spec.yaml", "--folder", tmp_path / "run"],
-        env=os.environ | {MODE: "disabled"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
+    process = start_run(tmp_path / "spec.yaml", tmp_path / "run", env=os.environ | {MODE: "disabled"})
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
     assert "asks for no token" in said and "RAY_AUTH_MODE=disabled" in said
 
 
@@ -107,7 +101,7 @@ def test_the_store_of_a_learner_group_listens_at_its_door_only(monkeypatch):
 
 
 @pytest.mark.parametrize("moment", ["in use", "while its files are removed"])
-def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, moment):
+def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, fork_server, moment):
     mine = PrivateFolder(tmp_path)
     code = (
         "import os, shutil, signal, sys\n"
@@ -125,8 +119,7 @@ def test_a_private_folder_of_a_killed_process_is_removed_by_the_next(tmp_path, m
         "    folder.remove()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    command = [sys.executable, "-c", code, str(tmp_path), moment]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    killed = fork_server.run_python("-c", code, tmp_path, moment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     left = Path(killed.stdout.strip())
     assert left.exists()

@@ -7,7 +7,6 @@ import json
 import math
 import random
 import signal
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -163,21 +162,22 @@ def test_a_stop_in_the_midst_of_practice_saves_what_the_last_step_left(
 
 @pytest.mark.slow
 @WORLDS
-def test_killed_at_three_moments_and_resumed_equals_never_killed(whole, tmp_path, world) -> None:
+def test_killed_at_three_moments_and_resumed_equals_never_killed(whole, tmp_path, start_run, world) -> None:
     _, results, metrics = whole[world["type"]]
     parse_spec(small(world_model=world)).dump(tmp_path / "spec.yaml")
     folder, moments = tmp_path / "killed", random.Random(time.time_ns())
-    command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(folder)]
+    command = (tmp_path / "spec.yaml", folder)
     for kill in range(3):
         again = ["--resume"] if (folder / "spec.yaml").exists() else []
-        process = subprocess.Popen([*command, *again], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = start_run(*command, *again)
         while process.poll() is None and not lines_of(folder) > kill:
             time.sleep(0.005)
         time.sleep(moments.random() * 0.5)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = start_run(*command, "--resume")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
     assert steps_of(read_metrics(folder)) == steps_of(metrics)
     assert without_seconds(json.loads((folder / "results.json").read_text())) == without_seconds(results)
 

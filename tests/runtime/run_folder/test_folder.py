@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -486,9 +485,9 @@ def test_a_read_only_disk(spec_that_starts_no_worker, tmp_path, folder):
 # --------------------------------------------------------------------------------------------------------- kills
 
 
-def test_killed_at_any_operation_of_a_save_it_leaves_a_folder_to_go_on_from(tmp_path):
+def test_killed_at_any_operation_of_a_save_it_leaves_a_folder_to_go_on_from(tmp_path, fork_server):
     script = Path(__file__).with_name("killed_saves.py")
-    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    done = fork_server.run_python(script, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     kills, operations = json.loads(done.stdout.splitlines()[-1])
     assert kills > 30

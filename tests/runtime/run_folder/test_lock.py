@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from threading import Event, Thread
@@ -47,12 +46,11 @@ def test_a_copy_of_a_folder_that_is_held_is_free(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, train, caplog):
+def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, train, start_run, caplog):
     spec = parse_spec(scripted_spec(**LONG))
     spec.dump(tmp_path / "spec.yaml")
     folder = tmp_path / "run"
-    command = ["-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(folder)]
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
+    with start_run(tmp_path / "spec.yaml", folder, stdout=subprocess.DEVNULL) as process:
         while not (folder / "checkpoints" / "last").exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -67,7 +65,7 @@ def test_a_run_is_not_resumed_while_it_runs_and_is_once_it_was_killed(tmp_path, 
     assert read_metrics(folder) == expected
 
 
-def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path):
+def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path, fork_server):
     script = (
         "import os, subprocess, sys, time\n"
         "from pathlib import Path\n"
@@ -77,13 +75,13 @@ def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path):
         "if os.fork() == 0: print(started.pid, os.getpid(), flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
+    with fork_server.start_python("-c", script, tmp_path, stdout=subprocess.PIPE) as owner:
         left = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
         try:
             with pytest.raises(FolderInUse, match=f"process {owner.pid} "):
                 RunLock(tmp_path)
             owner.send_signal(signal.SIGKILL)
-            psutil.wait_procs([psutil.Process(owner.pid)], timeout=10)
+            owner.wait(10)
             assert all(process.is_running() for process in left)
             RunLock(tmp_path).release()
         finally:

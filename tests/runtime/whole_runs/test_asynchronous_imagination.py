@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -92,14 +90,13 @@ def real_steps_in(folder, name) -> int:
     return sum(start < at < end for start, end in spans for at in begun)
 
 
-def test_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path) -> None:
+def test_killed_and_resumed_it_equals_a_whole_run(simulated, tmp_path, start_run) -> None:
     """The tickets that were played ahead are played again."""
     folder, results, expected = simulated[1]
     changes = {"world_model": EDM, "asynchrony": {"max_lag": 1, "weights": "pinned"}, **APART}
     parse_spec(small(**changes)).dump(tmp_path / "spec.yaml")
     killed, lines = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
-    command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(killed)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start_run(tmp_path / "spec.yaml", killed)
     while process.poll() is None and not (lines.exists() and len(lines.read_text().splitlines()) > 2):
         time.sleep(0.005)
     time.sleep(random.Random(time.time_ns()).random() * 0.3)

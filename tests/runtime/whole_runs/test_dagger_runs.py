@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -79,13 +78,12 @@ def test_a_resumed_run_equals_a_whole_one(tmp_path, auto_reset):
 
 
 @pytest.mark.slow
-def test_killed_between_checkpoints_a_run_loses_nothing(tmp_path):
+def test_killed_between_checkpoints_a_run_loses_nothing(tmp_path, start_run):
     changes: dict[str, Any] = {"train": {"steps": 8, "checkpoint_every": 3}, "env": {"latency_s": 0.05}}
     whole = train(tmp_path / "whole", **changes)
     parse_spec(dagger_spec(**changes)).dump(tmp_path / "spec.yaml")
     folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml"), "--folder", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with start_run(tmp_path / "spec.yaml", folder, stdout=subprocess.DEVNULL) as process:
         lines = folder / "metrics.jsonl"
         while not lines.exists() or len(lines.read_text().splitlines()) < 6:  # before the first step, and five of them
             assert process.poll() is None, "the run ended early"

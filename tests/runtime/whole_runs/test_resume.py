@@ -9,7 +9,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
+from fork_server import ForkedProcess
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.run_folder.folder import RunFolder, State
@@ -24,12 +24,7 @@ from vla_rl.runtime.run_folder.folder import RunFolder, State
 LONG = {"train": {"steps": 12, "checkpoint_every": 2}, "eval": {"every": 3}, "env": {"latency_s": 0.02}}
 
 
-def start(spec_file: Path, folder: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(spec_file), "--folder", str(folder), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for_step(folder: Path, step: int, process: ForkedProcess) -> None:
     while process.poll() is None:
         file = folder / "metrics.jsonl"
         if file.exists() and len(file.read_text().splitlines()) > step:
@@ -46,16 +41,16 @@ def spec_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_file, tmp_path, train):
+def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_file, tmp_path, train, start_run):
     _, expected = train("whole", **LONG)
     folder, moments = tmp_path / "killed", random.Random(time.time_ns())
     for kill in range(3):
-        process = start(spec_file, folder, *(["--resume"] if kill else []))
+        process = start_run(spec_file, folder, *(["--resume"] if kill else []))
         wait_for_step(folder, moments.randint(3 * kill + 1, 3 * kill + 3), process)
         time.sleep(moments.random() * 0.2)
         process.kill()
         process.wait()
-    process = start(spec_file, folder, "--resume")
+    process = start_run(spec_file, folder, "--resume")
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
     assert read_metrics(folder) == expected
@@ -65,8 +60,8 @@ def test_killed_at_three_random_moments_and_resumed_equals_never_killed(spec_fil
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.own_ray])])
-def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, backend):
-    process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}")
+def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, backend, start_run):
+    process = start_run(spec_file, tmp_path / "run", f"runtime.backend={backend}")
     wait_for_step(tmp_path / "run", 3, process)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
@@ -79,14 +74,14 @@ def test_one_ctrl_c_saves_and_leaves_no_process(spec_file, tmp_path, train, back
     assert saved is not None and 1 <= saved[0].step < 12
     if backend == "local":
         _, expected = train("whole", **LONG)
-        output, _ = start(spec_file, tmp_path / "run", "--resume").communicate(timeout=120)
+        output, _ = start_run(spec_file, tmp_path / "run", "--resume").communicate(timeout=120)
         assert read_metrics(tmp_path / "run") == expected, output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.own_ray])])
-def test_ctrl_c_twice_stops_at_once(spec_file, tmp_path, backend):
-    process = start(spec_file, tmp_path / "run", f"runtime.backend={backend}", "env.latency_s=0.5")
+def test_ctrl_c_twice_stops_at_once(spec_file, tmp_path, backend, start_run):
+    process = start_run(spec_file, tmp_path / "run", f"runtime.backend={backend}", "env.latency_s=0.5")
     wait_for_step(tmp_path / "run", 0, process)
     family = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
@@ -133,7 +128,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tiny file system needs root")
 @pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path, spec_file):
+def test_a_disk_that_is_really_full(tmp_path, spec_file, start_run):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -142,7 +137,7 @@ def test_a_disk_that_is_really_full(tmp_path, spec_file):
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
     try:
-        process = start(spec_file, disk / "run", "train.keep_checkpoints=2")
+        process = start_run(spec_file, disk / "run", "train.keep_checkpoints=2")
         wait_for_step(disk / "run", 5, process)
         with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
             while True:  # the run writes meanwhile: what is free is known only when nothing is left

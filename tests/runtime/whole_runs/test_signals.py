@@ -40,27 +40,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 
 @pytest.fixture
-def begin(tmp_path):
+def begin(tmp_path, start_run):
     """Start a run of its own process group; -> its process."""
     begun = []
 
     def start(backend, *options, folder="run", **changes):
         parse_spec(scripted_spec(**changes)).dump(tmp_path / "spec.yaml")
-        command = [sys.executable, "-m", "vla_rl.cli.main", "run", str(tmp_path / "spec.yaml")]
-        output = (tmp_path / "output").open("w")
-        process = subprocess.Popen(
-            [*command, "--folder", str(tmp_path / folder), f"runtime.backend={backend}", *options],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        given = (tmp_path / "spec.yaml", tmp_path / folder, f"runtime.backend={backend}", *options)
+        with (tmp_path / "output").open("w") as output:
+            process = start_run(*given, stdout=output, start_new_session=True)
         begun.append(process)
         return process
 
     yield start
     for process in begun:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
 
 
 def wait_for(happened, process):

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from attrs import evolve
 from PIL import Image
 
+from fork_server import ForkServer
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
 from vla_rl.plugins.data.lerobot import LeRobotConfig
@@ -269,14 +269,12 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
         write(tmp_path / "set", [])
 
 
-def test_there_is_one_writer(tmp_path: Path) -> None:
+def test_there_is_one_writer(tmp_path: Path, fork_server: ForkServer) -> None:
     code = (
         "import sys; from pathlib import Path; from vla_rl.toolkit.data.lerobot import LeRobotWriter\n"
         "writer = LeRobotWriter(Path(sys.argv[1]), fps=10, robot='arm'); print('open', flush=True); sys.stdin.read()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    other = fork_server.start_python("-c", code, tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None and other.stdout.readline() == "open\n"
     with pytest.raises(UserError, match="another process writes to this data set"):
         write(tmp_path, [])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from attrs import frozen
 
+from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
 from vla_rl.toolkit.models.checkpoints import (
     check_names,
@@ -175,7 +176,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
             find_weights(tmp_path)
 
 
-def test_the_command_for_weights_of_fsdps_processes_merges_them(tmp_path: Path) -> None:
+def test_the_command_for_weights_of_fsdps_processes_merges_them(tmp_path: Path, fork_server: ForkServer) -> None:
     """It is run as it stands in the message."""
     commands = pytest.importorskip("accelerate.commands.accelerate_cli")
     torch = pytest.importorskip("torch")
@@ -192,7 +193,7 @@ def test_the_command_for_weights_of_fsdps_processes_merges_them(tmp_path: Path) 
     program, *arguments = shlex.split(command)
     assert program == "accelerate"
     code = f"import {commands.__name__} as cli; cli.main()"
-    subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, timeout=120, check=True)
+    fork_server.run_python("-c", code, *arguments, timeout=120, check=True)
     assert find_weights(folder).shapes == {"a": (6,)}
 
 

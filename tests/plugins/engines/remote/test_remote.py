@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -473,28 +472,21 @@ def test_a_server_that_hangs_is_given_up(policy, monkeypatch):
         go.set()
 
 
-def command(run, port):
-    return subprocess.Popen(
-        [sys.executable, "-m", "vla_rl.cli.main", "serve", str(run), "--port", str(port), "--device", "cpu"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_a_server_that_is_killed_and_comes_back(run, policy):
+def test_a_server_that_is_killed_and_comes_back(run, policy, fork_server):
     """The command line's; what was not answered is asked again. SIGTERM ends it, and it says what it did."""
     obs = observation(policy.info)
     with served(policy) as server:
         wanted = choose(remote(url_of(server), policy.info), obs)
         port = server.settings.port
-    first = command(run, port)
+    command = ("-m", "vla_rl.cli.main", "serve", run, "--port", str(port), "--device", "cpu")
+    start = functools.partial(fork_server.start_python, *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = start()
     try:
         model = remote(f"ws://127.0.0.1:{port}", policy.info)
         assert np.array_equal(choose(model, obs), wanted)
         first.kill()
         first.wait(WAIT)
-        second = command(run, port)
+        second = start()
         try:
             assert np.array_equal(choose(model, obs), wanted)
             second.send_signal(signal.SIGTERM)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+
+from fork_server import ForkServer
 
 FOLDER = Path(__file__).parents[4] / "benchmarks"
 
@@ -45,9 +47,12 @@ def test_both_sides_of_the_learner_step_of_a_model_that_denoises(learner: Module
     assert not torch.equal(plain.probe, before)
 
 
-def run_gpu(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "gpu.py"), *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run_gpu(fork_server: ForkServer) -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return fork_server.run_python(FOLDER / "gpu.py", *arguments, env=os.environ | environment)
+
+    return run
 
 
 MODES = ("eager", "merged adapters", "merged, compiled blocks", "merged, CUDA graphs")
@@ -70,7 +75,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("stages", FIGURES, ids=" ".join)
-def test_code_of_the_gpu_benchmark_runs_on_a_cpu(stages: tuple[str, ...], tmp_path: Path) -> None:
+def test_code_of_the_gpu_benchmark_runs_on_a_cpu(stages: tuple[str, ...], tmp_path: Path, run_gpu) -> None:
     file = tmp_path / "figures.json"
     done = run_gpu("--tiny", "--only", *stages, "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,7 +87,7 @@ def test_code_of_the_gpu_benchmark_runs_on_a_cpu(stages: tuple[str, ...], tmp_pa
     assert "CPU; PyTorch" in done.stdout and FIGURES[stages][-1].split(": ", 1)[1] in done.stdout
 
 
-def test_gpu_benchmark_needs_cuda(tmp_path: Path) -> None:
+def test_gpu_benchmark_needs_cuda(tmp_path: Path, run_gpu) -> None:
     file = tmp_path / "figures.json"
     done = run_gpu("--only", "card", "--json", str(file), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from model_cases import noise, reloading
 from openvla_cases import CHUNK, ENV, empty, observation, policy
 from safetensors.torch import load_file, save_file
 
+from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
 from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
@@ -242,7 +241,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_hub_names_without_network(saved: Path, tmp_path: Path) -> None:
+def test_hub_names_without_network(saved: Path, tmp_path: Path, fork_server: ForkServer) -> None:
     cache, commit = tmp_path / "hub", "0123456789abcdef0123456789abcdef01234567"
     repository = cache / "models--acme--openvla-oft-tiny"
     copy(saved, repository / "snapshots" / commit)
@@ -255,7 +254,7 @@ def test_hub_names_without_network(saved: Path, tmp_path: Path) -> None:
     (half.parents[1] / "refs" / "main").write_text(commit)
     names = ["acme/openvla-oft-tiny", f"acme/openvla-oft-tiny@{commit}", "acme/half", "acme/nothing", "acme/x@v2"]
     env = os.environ | {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", OFFLINE, *names], env=env, capture_output=True, text=True, check=True)
+    done = fork_server.run_python("-c", OFFLINE, *names, env=env, check=True)
     lines = done.stdout.splitlines()
     count = sum(p.numel() for p in policy(checkpoint=str(saved)).module.parameters())
     assert lines[0] == lines[1] == f"3 {count}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -158,7 +157,7 @@ def test_signals_to_all_processes_of_a_job_reach_no_env():
     env.close()
 
 
-def test_a_process_ends_though_it_did_not_close_its_envs():
+def test_a_process_ends_though_it_did_not_close_its_envs(fork_server):
     code = (
         "import fragile, numpy as np\n"
         "from vla_rl.core.types import Context\n"
@@ -168,9 +167,7 @@ def test_a_process_ends_though_it_did_not_close_its_envs():
     )
     here = Path(fragile.__file__).parent
     path = os.pathsep.join([str(here), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
+    done = fork_server.run_python("-c", code, env=os.environ | {"PYTHONPATH": path}, check=True)
     assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import fragile
@@ -29,10 +27,10 @@ SPEC = scripted_spec(
         (["if __name__ == '__main__':", "    vla_rl.run(SPEC, 'run')"], None),
     ],
 )
-def test_a_script_without_the_guard_is_told_where_it_belongs(tmp_path, lines, line):
+def test_a_script_without_the_guard_is_told_where_it_belongs(tmp_path, fork_server, lines, line):
     script = tmp_path / "train.py"
     script.write_text("\n".join(["import vla_rl", f"SPEC = {SPEC!r}", *lines]))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = fork_server.run_python(script, cwd=tmp_path)
     if line is None:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "run" / "results.json").exists()
