@@ -166,7 +166,7 @@ def card(stage: Stage) -> None:
 def oft_step(stage: Stage) -> None:
     from learner import Learner
 
-    from vla_rl.plugins.models.openvla import LoRAConfig
+    from vla_rl.toolkit.models.adapters import LoRAConfig
 
     micro_batches = (2, 4) if stage.tiny else (8, 16, 32)
     largest = micro_batches[-1:]  # a run has one size, too; code that is compiled for several is slower
@@ -191,8 +191,7 @@ def oft_step(stage: Stage) -> None:
 def oft_act(stage: Stage) -> None:
     from learner import Learner, noise
 
-    from vla_rl.plugins.models.openvla import LoRAConfig
-    from vla_rl.toolkit.models.adapters import MergedAdapters
+    from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters
 
     config = {"dtype": "bfloat16", "autocast": True, "lora": LoRAConfig(rank=4 if stage.tiny else 32)}
     learner = Learner(stage.preset, 1, stage.device, **config)
@@ -210,8 +209,8 @@ def openvla(stage: Stage) -> None:
     from learner import ACTION_DIM, PIXELS, TEMPERATURE, noise
 
     from vla_rl.core.types import Context
-    from vla_rl.plugins.models.openvla import OpenVLAARConfig
     from vla_rl.plugins.models.openvla import openvla as plugin
+    from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
     from vla_rl.testing import synthetic
 
     env = synthetic.env_info(cameras=1, pixels=PIXELS.get(stage.preset, 64), state_dim=0, action_dim=ACTION_DIM)
@@ -255,15 +254,15 @@ def flow(stage: Stage, plugin: Any, config: Any, **keys: Any) -> None:
 
 
 def pi0(stage: Stage) -> None:
-    from vla_rl.plugins.models.pi0 import Pi0Config
     from vla_rl.plugins.models.pi0 import plugin as pi0_plugin
+    from vla_rl.plugins.models.pi0.config import Pi0Config
 
     flow(stage, pi0_plugin, Pi0Config)
 
 
 def pi05(stage: Stage) -> None:
-    from vla_rl.plugins.models.pi0 import Pi05Config
     from vla_rl.plugins.models.pi0 import pi05 as pi05_plugin
+    from vla_rl.plugins.models.pi0.config import Pi05Config
 
     # With the state in it the prompt has another length at every step, and a graph has one.
     flow(stage, pi05_plugin, Pi05Config, state_in_prompt="none")
@@ -287,7 +286,7 @@ def weights(stage: Stage) -> None:
 def simulator(stage: Stage) -> None:
     from vla_rl.core.catalogue import build
     from vla_rl.core.types import Context
-    from vla_rl.plugins.envs.tabletop import TabletopConfig
+    from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 
     chunk = 4
     for num_envs, pixels in ((8, 32),) if stage.tiny else ((256, 64), (1024, 64), (4096, 64), (1024, 224)):

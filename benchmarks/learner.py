@@ -31,13 +31,15 @@ from torch import Tensor, nn
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context, Scores
-from vla_rl.plugins.models.gr00t import GrootConfig
 from vla_rl.plugins.models.gr00t import plugin as gr00t
-from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
-from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
+from vla_rl.plugins.models.gr00t.config import GrootConfig
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
+from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
-from vla_rl.plugins.models.smolvla import SmolVLAConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.flow_config import FlowConfig
 from vla_rl.toolkit.trainers.master_weights import MasterWeights

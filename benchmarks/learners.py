@@ -29,12 +29,13 @@ import torch
 from attrs import frozen
 
 from vla_rl.core.catalogue import build
+from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import component, parse_spec
 from vla_rl.core.trainers import ModelInputs, OptimizerStep
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
@@ -68,7 +69,7 @@ class Bulky(LinearModel):
         self.module.bulk = torch.nn.ParameterList(torch.randn(size).to(dtype) for _ in range(TENSORS))
 
 
-vla_rl_plugins = {"model": {"bulky": Plugin(config=BulkyConfig, build=Bulky, summary="100 MB of weights")}}
+vla_rl_plugins = {"model": {"bulky": ModelPlugin(config=BulkyConfig, build=Bulky, summary="100 MB of weights")}}
 
 
 class Copier:

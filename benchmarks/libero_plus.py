@@ -270,7 +270,8 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
 def play_here(variant: Any, assets: Path) -> dict[str, Array]:
     """Return what `play_official` does, from the plugin."""
     from vla_rl.core.types import Context
-    from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+    from vla_rl.plugins.envs.libero import plugin
+    from vla_rl.plugins.envs.libero.config import LiberoConfig
     from vla_rl.plugins.envs.libero.plus import PlusConfig
     from vla_rl.plugins.envs.libero.plus.noise import noisy
 

@@ -16,7 +16,8 @@ CHUNK = 8
 
 def libero_env(num_envs: int, tasks: tuple[int, ...] = (0,), **changes: Any) -> tuple[Any, dict[str, list[int]]]:
     """-> the public environment, and its evaluation states by task."""
-    from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+    from vla_rl.plugins.envs.libero import plugin
+    from vla_rl.plugins.envs.libero.config import LiberoConfig
     from vla_rl.toolkit.envs.settings import SharedProcesses
 
     processes = SharedProcesses(envs_per_process=changes.pop("envs_per_process", 1))

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Chunk, ChunkResult, Context, Observation, Plugin, ResetState
-from vla_rl.plugins.envs.tabletop import TabletopConfig, env_info
+from vla_rl.core.types import Chunk, ChunkResult, Context, Observation, ResetState
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
+from vla_rl.plugins.envs.tabletop.info import describe_env
 from vla_rl.testing.linear import LinearModel
 
 
@@ -76,10 +78,10 @@ def build(config: NoNetworkConfig, context: Context) -> NoNetwork:
 
 
 vla_rl_plugins = {
-    "model": {"random_actions": Plugin(config=NoNetworkConfig, build=build, summary="plays random numbers")},
+    "model": {"random_actions": ModelPlugin(config=NoNetworkConfig, build=build, summary="plays random numbers")},
     "env": {
-        "timed_tabletop": Plugin(
-            config=TabletopConfig, build=TimedTabletop, env_info=env_info, summary="tabletop with a stopwatch"
+        "timed_tabletop": EnvPlugin(
+            config=TabletopConfig, build=TimedTabletop, env_info=describe_env, summary="tabletop with a stopwatch"
         )
     },
 }

@@ -26,9 +26,9 @@ from measuring import Figures, command_line, write_json
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
-from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.trainers.context import TrainingContext

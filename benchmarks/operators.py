@@ -32,12 +32,13 @@ from torch._inductor.async_compile import AsyncCompile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
-from vla_rl.plugins.models.pi0 import Pi0Config
+from vla_rl.plugins.models.openvla import openvla
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
 from vla_rl.plugins.models.pi0 import plugin as pi0
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
-from vla_rl.toolkit.models.adapters import MergedAdapters
+from vla_rl.toolkit.models.adapters import LoRAConfig, MergedAdapters
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
 ROWS = 4

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import field, frozen
 
-from vla_rl import Context, Noise, Observation, Plugin, Windows, WorldModel, build, load
+from vla_rl import Context, Noise, Observation, Windows, WorldModel, WorldModelPlugin, build, load
 
 ENDS = 0.15
 """Probability that a chunk succeeds, and that it fails, where the outcome is constant."""
@@ -63,5 +63,7 @@ def _build(config: SabotagedConfig, context: Context) -> Sabotaged:
 
 
 vla_rl_plugins = {
-    "world_model": {"sabotaged": Plugin(config=SabotagedConfig, build=_build, summary="edm, of no use on purpose")}
+    "world_model": {
+        "sabotaged": WorldModelPlugin(config=SabotagedConfig, build=_build, summary="edm, of no use on purpose")
+    }
 }

@@ -250,7 +250,8 @@ def metaworld_official(size: int) -> Callable[[Array], Any]:
 
 def metaworld_env(size: int, fast_render: bool) -> Any:
     """The public environment with one env in this process, after a reset."""
-    from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
+    from vla_rl.plugins.envs.metaworld import plugin
+    from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
 
     config = MetaWorldConfig(tasks=(METAWORLD_TASK,), cameras={"corner2": size}, fast_render=fast_render)
     env = plugin.build(config, Context(num_envs=1, chunk=METAWORLD_CHUNK))
@@ -329,7 +330,8 @@ MANISKILL_CHUNK = 4
 
 def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any:
     """PickCube with one env in this process."""
-    from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+    from vla_rl.plugins.envs.maniskill import plugin
+    from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 
     config = ManiSkillConfig(
         task="PickCube-v1",

@@ -22,9 +22,10 @@ import torch
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
-from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.testing import synthetic
 
 CHUNK, ACTION_DIM, STATE_DIM, BATCH = 8, 7, 9, 64

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.tabletop import TabletopConfig, plugin
+from vla_rl.plugins.envs.tabletop import plugin
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 
 
 def measure(num_envs: int, size: int, seconds: float) -> float:

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from figures import report
 from vla_rl.core.randomness import Noise, generator
 from vla_rl.core.types import Context, Observation
-from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.render import WRIST_VIEW
 from vla_rl.plugins.envs.tabletop.scenes import THINGS, draw_scenes
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop

@@ -24,8 +24,8 @@ from figures import report
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.plugins.algorithms.srpo.encoder import BUILTIN, Frames, frame_indices, preprocess
-from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.scenes import draw_scenes
 from vla_rl.plugins.envs.tabletop.simulator import Tabletop
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS

@@ -177,8 +177,8 @@ def test_a_module_of_plugins_that_cannot_serve(folder, source, message):
 
 def test_a_misspelt_event_of_a_hook_plugin(folder):
     (folder / "p.py").write_text(
-        "import attrs\nfrom vla_rl import Plugin\n@attrs.frozen\nclass C: ...\nclass L:\n  def on_updat_end(self): ...\n"
-        "vla_rl_plugins = {'hook': {'l': Plugin(config=C, build=lambda c, x: L(), summary='')}}\n"
+        "import attrs\nfrom vla_rl import HookPlugin\n@attrs.frozen\nclass C: ...\nclass L:\n  def on_updat_end(self): ...\n"
+        "vla_rl_plugins = {'hook': {'l': HookPlugin(config=C, build=lambda c: L(), summary='')}}\n"
     )
     code, said = check(changed("plugins: []", "plugins: [p.py]"), "hooks=[{type: l}]")
     assert code == 2

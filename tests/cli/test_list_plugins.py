@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -9,7 +10,7 @@ from importlib import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from vla_rl.cli.list_plugins import rows
+from vla_rl.cli.list_plugins import rows, table_lines
 from vla_rl.core import catalogue
 
 LIGHT = {"attrs", "cattrs", "packaging", "pluggy", "pyyaml", "rich", "typer", "vla-rl"}
@@ -25,7 +26,26 @@ def test_nothing_heavy_is_imported() -> None:
     code = "import sys; from vla_rl.cli.list_plugins import main; main(False); print('LOADED', *sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     table, _, loaded = out.partition("LOADED ")
-    assert "tabletop" in table and not heavy & set(loaded.split())
+    modules = set(loaded.split())
+    assert "tabletop" in table and not heavy & modules
+    assert not {"attrs", "cattrs", "pluggy", "rich", "yaml"} & modules, "declarations need none of them"
+    of_plugins = {name.rpartition(".")[2] for name in modules if re.match(r"vla_rl\.plugins\.\w+\.\w+\.", name)}
+    assert of_plugins == {"interpreter", "label"}, "settings and implementations are not imported"
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_table_fits_the_terminal(width: int) -> None:
+    missing = {"ready": False, "status": "needs vroom>=2: pip install 'acme[fast]'", "summary": "drives"}
+    entries = [*rows(), {"kind": "env", "name": "vroom", "dist": "acme", "version": "0.1", **missing}]
+    heading, rule, *lines = table_lines(entries, width)
+    assert heading.split()[:5] == ["kind", "name", "dist", "version", "ready"] and rule == "-" * width
+    assert max(map(len, lines)) <= width
+    at = next(i for i, line in enumerate(lines) if "vroom" in line)
+    assert "not ready" in lines[at]
+    assert "needs vroom>=2: pip install 'acme[fast]'" in lines[at + (width == 80)]
+    assert lines[-1].strip() == "drives"
+    (tabletop,) = [i for i, line in enumerate(lines) if line.split()[:2] == ["env", "tabletop"]]
+    assert "Embedded: pick and put coloured blocks" in lines[tabletop + (width == 80)]
 
 
 def test_a_plugin_is_ready_or_names_what_its_extra_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,12 @@ def test_a_name_of_a_package_that_an_extra_installs_is_refused(tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("kind", "name", "class_name"),
-    [("env", "sim-env", "SimEnv"), ("algorithm", "loss", "Loss"), ("hook", "run", "Run"), ("data", "plugin", "Plugin")],
+    [
+        ("env", "sim-env", "SimEnv"),
+        ("algorithm", "loss", "Loss"),
+        ("hook", "run", "Run"),
+        ("data", "context", "Context"),
+    ],
 )
 def test_a_class_of_the_name_of_an_import_is_refused(kind: str, name: str, class_name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"its class would be {class_name}, as one of vla_rl"):

@@ -215,11 +215,11 @@ def test_a_link_and_a_device_stay_what_they_are(folder):
 def test_a_plugin_that_raises_what_is_no_exception(folder, where):
     lines = {name: f"    raise GeneratorExit('{name}')" if name == where else "    pass" for name in ("check", "build")}
     Path("odd.py").write_text(
-        "from attrs import frozen\nfrom vla_rl import Plugin\n"
+        "from attrs import frozen\nfrom vla_rl import HookPlugin\n"
         + ("raise GeneratorExit('import')\n" if where == "import" else "")
         + "@frozen\nclass Config:\n    pass\n"
-        + f"def check(config, context):\n{lines['check']}\ndef build(config, context):\n{lines['build']}\n"
-        + "vla_rl_plugins = {'hook': {'odd': Plugin(config=Config, build=build, check=check, summary='')}}\n"
+        + f"def check(config, context):\n{lines['check']}\ndef build(config):\n{lines['build']}\n"
+        + "vla_rl_plugins = {'hook': {'odd': HookPlugin(config=Config, build=build, check=check, summary='')}}\n"
     )
     Path("spec.yaml").write_text(
         json.dumps({**SPEC, "plugins": [*SPEC["plugins"], "odd.py"], "hooks": [{"type": "odd"}]})

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.core.catalogue import build, hook_modules, installed, load, missing_requirements
+from vla_rl.core.catalogue import build, hook_modules, installed, load, load_declaration, missing_requirements
+from vla_rl.core.declarations import PlacementPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, Job, Plan
-from vla_rl.core.types import Context, Plugin
 
 GOOD = """
 import attrs
-from vla_rl import Placement, Plugin
+from vla_rl import Placement, PlacementPlugin
 from vla_rl.core.plan import Plan, Slot
 
 @attrs.frozen(kw_only=True)
@@ -27,8 +27,11 @@ class One(Placement):
     def plan(self, cluster, job):
         return Plan(slots=(Slot(roles=("sim", "policy", "learner")),))
 
-plugin = Plugin(config=Config, build=lambda config, context: One(), summary="one worker")
+plugin = PlacementPlugin(config=Config, build=lambda config: One(), summary="one worker")
 """
+
+
+NAMED = GOOD.partition("plugin = ")[0]
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def test_listing_imports_nothing(offer):
 def test_build_gives_a_component(offer):
     offer("acme-one", "one", GOOD)
     plugin = load("placement", "one")
-    component = build("placement", "one", plugin.config(), Context())
+    component = build("placement", "one", plugin.config())
     assert isinstance(component, Placement)
     assert component.plan(Cluster(cpus=1, gpus=0, memory=1), Job(num_envs=1, group_size=1, env="toy")).stages == 1
 
@@ -98,8 +101,23 @@ def test_only_listed_third_parties_are_seen(offer, monkeypatch):
         ),
         ("\nimport sys; sys.exit(3)", "acme_one_module.py:2: SystemExit: 3; it must not end the process"),
         ("import acme_one_module.part", r"cannot be imported: .*acme_one_module.py:1: ModuleNotFoundError"),
-        ("plugin = 3", "acme_one_module:plugin is 3, not a Plugin"),
-        ("from vla_rl import Plugin\nplugin = Plugin(config=int, build=int, summary='')", "not an attrs class"),
+        ("plugin = 3", "acme_one_module:plugin is 3; name an instance of vla_rl.PlacementPlugin there$"),
+        (
+            "from vla_rl import PlacementPlugin\nplugin = PlacementPlugin(config=int, build=int, summary='')",
+            "not an attrs class",
+        ),
+        (
+            "from vla_rl import EnvPlugin\nplugin = EnvPlugin(config=int, build=int, summary='')",
+            "is an instance of EnvPlugin; name an instance of vla_rl.PlacementPlugin there, or register this one as env$",
+        ),
+        (
+            f"{NAMED}plugin = PlacementPlugin(config='acme_one_module:Confg', build='acme_one_module:One', summary='')",
+            "config of PlacementPlugin names 'acme_one_module:Confg', and module .* has no 'Confg'; did you mean 'Config'",
+        ),
+        (
+            f"{NAMED}plugin = PlacementPlugin(config='vroom.config:Config', build='acme_one_module:One', summary='')",
+            r"needs 'vroom', which is not installed; try: pip install 'acme-one\[fast\]'",
+        ),
         ("import vroom", r"needs 'vroom', which is not installed; try: pip install 'acme-one\[fast\]'"),
         ("import zoom.sub", "needs 'zoom.*try: pip install acme-one$"),
     ],
@@ -110,30 +128,47 @@ def test_what_cannot_be_loaded_names_plugin_and_distribution(offer, source, mess
         load("placement", "one")
 
 
+def test_targets_are_imported_where_they_are_first_used(offer):
+    source = "from vla_rl import PlacementPlugin\nplugin = PlacementPlugin(\n"
+    targets = "config='acme_one_rest:Config', build='acme_one_rest:One', check='acme_one_rest:check', summary='named')"
+    offer("acme-one", "one", source + targets)
+    site = Path(sys.path[0])
+    (site / "acme_one_rest.py").write_text(
+        NAMED.replace("class One(Placement):", "class One(Placement):\n    def __init__(self, config):\n        pass\n")
+    )
+    declaration = load_declaration("placement", "one")
+    assert declaration.summary == "named" and "acme_one_rest" not in sys.modules
+    config = load("placement", "one").config
+    assert config is sys.modules["acme_one_rest"].Config
+    assert type(build("placement", "one", config())).__name__ == "One"
+    with pytest.raises(PluginError, match="check of PlacementPlugin names 'acme_one_rest:check'"):
+        _ = declaration.check
+
+
 def test_missing_dependency_at_build_gives_the_command_of_the_extra(offer):
-    source = GOOD.replace("lambda config, context: One()", "lambda config, context: __import__('zoom')")
+    source = GOOD.replace("lambda config: One()", "lambda config: __import__('zoom')")
     offer("acme-one", "one", source.replace('summary="one worker"', 'summary="", extra="zoom"'))
     with pytest.raises(PluginError, match=r"needs 'zoom', which is not installed; try: pip install 'acme-one\[zoom\]'"):
-        build("placement", "one", None, Context())
+        build("placement", "one", None)
 
 
 def test_errors_of_a_builder_keep_their_type_and_name_the_plugin(offer):
     offer("acme-one", "one", GOOD.replace("One()", "1 / 0"))
     with pytest.raises(ZeroDivisionError) as caught:
-        build("placement", "one", None, Context())
+        build("placement", "one", None)
     assert caught.value.__notes__ == ["in plugin 'one', building the placement"]
 
 
 def test_a_builder_that_ends_the_process_is_an_error(offer):
     offer("acme-one", "one", GOOD.replace("One()", "exit(3)"))
     with pytest.raises(PluginError, match="building it ended the process: .*acme_one_module.py:.*SystemExit: 3"):
-        build("placement", "one", None, Context())
+        build("placement", "one", None)
 
 
 def test_a_component_of_another_kind_is_refused(offer):
     offer("acme-one", "one", GOOD.replace("One()", "config"))
     with pytest.raises(PluginError, match="build returned Config, which is no Placement; subclass it"):
-        build("placement", "one", load("placement", "one").config(), Context())
+        build("placement", "one", load("placement", "one").config())
 
 
 def test_a_name_of_another_kind_says_of_which():
@@ -145,9 +180,9 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
     file = tmp_path / "toy.py"
     file.write_text(GOOD + "\nvla_rl_plugins = {'placement': {'toy': plugin}}\n")
     plugin = load("placement", "toy", [str(file)])
-    assert isinstance(plugin, Plugin)
+    assert isinstance(plugin, PlacementPlugin)
     assert load("placement", "toy", [str(file)]) is plugin, "a file is imported once"
-    assert isinstance(build("placement", "toy", plugin.config(), Context(), [str(file)]).plan(None, None), Plan)
+    assert isinstance(build("placement", "toy", plugin.config(), None, [str(file)]).plan(None, None), Plan)
     assert [name for name, _ in hook_modules([str(file)])] == [str(file)]
 
 
@@ -167,9 +202,20 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
             "vla_rl_plugins = {'env': ['t2']}",
             r"vla_rl_plugins of module .*toy.py, 'env': is \['t2'\]; it must be a dict",
         ),
-        ("vla_rl_plugins = {'env': {'t2': 42}}", "'env': 't2' is 42, not a Plugin; name an instance of vla_rl.Plugin"),
+        ("vla_rl_plugins = {'env': {'t2': 42}}", "'env': 't2' is 42; name an instance of vla_rl.EnvPlugin there"),
         ("vla_rl_plugins = {'env': {3: 4}}", "'env': 3 is no name of a plugin; names are strings"),
-        ("from vla_rl import Plugin\nPlugin(config=int, build=3, summary='')", "toy.py:2: NotCallableError"),
+        (
+            "from vla_rl import EnvPlugin\nEnvPlugin(config=int, build=3, summary='')",
+            "toy.py:2: TypeError: build=3 of EnvPlugin is neither a class or function nor the name of one; give its name",
+        ),
+        (
+            "from vla_rl import EnvPlugin\nEnvPlugin(config=int, build='toy.build', summary='')",
+            "toy.py:2: TypeError: build='toy.build' of EnvPlugin is neither .*'package.module:attribute'",
+        ),
+        (
+            "from vla_rl import TrainerPlugin\nTrainerPlugin(config=int, build=int, summary='')",
+            "toy.py:2: TypeError: .*'trains_on'",
+        ),
     ],
 )
 def test_a_module_that_cannot_serve_is_an_error(tmp_path, source, message):

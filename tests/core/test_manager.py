@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
+from vla_rl.core.declarations import Declaration
 from vla_rl.core.errors import HookFailed, NotOffered, PluginError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
@@ -136,7 +137,7 @@ class Still(SimEnv):
 
 @pytest.fixture
 def world(monkeypatch):
-    monkeypatch.setitem(KINDS, "world", Kind("world", "vla_rl.worlds", World))
+    monkeypatch.setitem(KINDS, "world", Kind("world", "vla_rl.worlds", Declaration, f"{__name__}:World"))
 
 
 def test_two_kinds_may_have_a_hook_of_one_name(world):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.catalogue import KINDS, installed, load, missing_requirements
+from vla_rl.core.catalogue import KINDS, installed, load, load_declaration, missing_requirements
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.manager import broadcast
-from vla_rl.core.types import Context
 from vla_rl.testing import check_algorithm, check_env, check_model, check_placement, check_world_model
 from vla_rl.testing.synthetic import env_info
 
@@ -86,10 +87,34 @@ def test_world_model() -> None:
 @pytest.mark.parametrize("name", own("hook"))
 def test_hook(name: str) -> None:
     plugin, config = ready("hook", name)
-    assert broadcast({name: plugin.build(config, Context())})
+    assert broadcast({name: plugin.build(config)})
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in own(kind)])
+ALL = [(kind, name) for kind in KINDS for name in own(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
+def test_targets_exist(kind: str, name: str) -> None:
+    """What a declaration names can be imported, or needs a package that its extra installs, and is there."""
+    declaration = load_declaration(kind, name)
+    for attribute, target in vars(declaration).items():
+        if not (isinstance(target, str) and ":" in target and attribute not in ("summary", "instruction_suffix")):
+            continue
+        missing: str | None = None
+        try:
+            assert callable(getattr(declaration, attribute))
+        except ModuleNotFoundError as exc:
+            missing = exc.name or "?"
+        if missing is not None:
+            assert not missing.startswith("vla_rl"), target
+            module, _, defined = target.partition(":")
+            spec = importlib.util.find_spec(module)
+            assert spec is not None and spec.origin is not None
+            source = ast.parse(Path(spec.origin).read_text("utf-8"))
+            assert defined in {getattr(node, "name", "") for node in source.body}, target
+
+
+@pytest.mark.parametrize(("kind", "name"), ALL)
 def test_the_light_part_is_light_and_there_is_a_page(kind: str, name: str) -> None:
     code = f"import sys; from vla_rl.core.catalogue import load; load({kind!r}, {name!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

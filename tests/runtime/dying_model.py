@@ -9,7 +9,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.declarations import ModelPlugin
+from vla_rl.core.types import Context
 from vla_rl.testing.linear import LinearModel
 
 
@@ -55,4 +56,6 @@ class DyingModel(LinearModel):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-vla_rl_plugins = {"model": {"dying": Plugin(config=DyingConfig, build=DyingModel, summary="test double: dies once")}}
+vla_rl_plugins = {
+    "model": {"dying": ModelPlugin(config=DyingConfig, build=DyingModel, summary="test double: dies once")}
+}

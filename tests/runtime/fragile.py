@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 from attrs import field, frozen
 
-from vla_rl.core.types import Context, EnvInfo, Plugin, ResetState, TaskInfo
+from vla_rl.core.declarations import EnvPlugin
+from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -109,4 +110,4 @@ def build(config: FragileConfig, context: Context) -> SubprocEnvs:
     return SubprocEnvs(info, states, MakeFragile(config), context, config.processes)
 
 
-vla_rl_plugins = {"env": {"fragile": Plugin(config=FragileConfig, build=build, summary="an env that breaks once")}}
+vla_rl_plugins = {"env": {"fragile": EnvPlugin(config=FragileConfig, build=build, summary="an env that breaks once")}}

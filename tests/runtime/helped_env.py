@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import UserError
-from vla_rl.core.types import ActionSource, Context, EnvInfo, Plugin, ResetState, TaskInfo
+from vla_rl.core.types import ActionSource, Context, EnvInfo, ResetState, TaskInfo
 from vla_rl.toolkit.envs.settings import Processes
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -91,4 +92,4 @@ def helped_envs(config: HelpedConfig, context: Context) -> SubprocEnvs:
     return SubprocEnvs(info, states, MakeHelped(config), context, processes)
 
 
-vla_rl_plugins = {"env": {"helped": Plugin(config=HelpedConfig, build=helped_envs, summary="a person takes over")}}
+vla_rl_plugins = {"env": {"helped": EnvPlugin(config=HelpedConfig, build=helped_envs, summary="a person takes over")}}

@@ -6,8 +6,9 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import NotOffered
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
 
 
@@ -21,5 +22,5 @@ def build(config: ScriptedConfig, context: Context) -> WithoutExpert:
 
 
 vla_rl_plugins = {
-    "env": {"without_expert": Plugin(config=ScriptedConfig, build=build, summary="no expert after all", expert=True)}
+    "env": {"without_expert": EnvPlugin(config=ScriptedConfig, build=build, summary="no expert after all", expert=True)}
 }

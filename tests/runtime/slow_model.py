@@ -7,7 +7,8 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.declarations import ModelPlugin
+from vla_rl.core.types import Context
 from vla_rl.testing.linear import LinearModel
 
 
@@ -38,4 +39,6 @@ class SlowModel(LinearModel):
             time.sleep(0.05)
 
 
-vla_rl_plugins = {"model": {"slow": Plugin(config=SlowConfig, build=SlowModel, summary="test double: slow weights")}}
+vla_rl_plugins = {
+    "model": {"slow": ModelPlugin(config=SlowConfig, build=SlowModel, summary="test double: slow weights")}
+}

@@ -18,8 +18,8 @@ from trained import sight, train
 import vla_rl
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot import plugin as reader
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.serving import recording
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.models.openpi import pack, unpack

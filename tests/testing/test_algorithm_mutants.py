@@ -9,12 +9,11 @@ from test_check_algorithm import Critic, Reinforce, findings
 
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.types import Advantages, AdvantageScope, Loss, Requirements
-from vla_rl.plugins.algorithms.gipo import GIPOConfig
+from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
-from vla_rl.plugins.algorithms.grpo.settings import SoftGate
-from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
 from vla_rl.toolkit.algorithms.losses import by_action

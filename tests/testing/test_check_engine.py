@@ -8,8 +8,9 @@ import attrs
 import pytest
 import torch
 
+from vla_rl.core.declarations import EnginePlugin
 from vla_rl.core.hookspecs import PolicyEngine
-from vla_rl.core.types import Chunk, Plugin
+from vla_rl.core.types import Chunk
 from vla_rl.plugins.engines.torch import plugin
 from vla_rl.plugins.engines.torch.engine import TorchEngine
 from vla_rl.testing import CheckFailed, LinearModel, check_engine
@@ -50,7 +51,7 @@ def findings(engine) -> str:
 
 def test_an_engine_with_its_own_policy_passes() -> None:
     check_engine(Still(INFO, 2), env=INFO)
-    check_engine(Plugin(config=StillConfig, build=build_still, summary="still", own_policy=True), env=INFO)
+    check_engine(EnginePlugin(config=StillConfig, build=build_still, summary="still", own_policy=True), env=INFO)
 
 
 def test_the_torch_engine_passes() -> None:
@@ -60,7 +61,7 @@ def test_the_torch_engine_passes() -> None:
 
 @pytest.mark.parametrize(("own_policy", "model"), [(True, LinearModel(INFO, 2)), (False, None)])
 def test_a_model_is_given_to_engines_that_act_for_it(own_policy, model) -> None:
-    declared = Plugin(config=StillConfig, build=build_still, summary="still", own_policy=own_policy)
+    declared = EnginePlugin(config=StillConfig, build=build_still, summary="still", own_policy=own_policy)
     with pytest.raises(CheckFailed, match=f"own_policy is {own_policy}; give"):
         check_engine(declared, model=model, env=INFO)
 

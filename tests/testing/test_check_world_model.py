@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from small_world_model import INFO, Linear
 
-from vla_rl.core.types import Plugin
+from vla_rl.core.declarations import WorldModelPlugin
 from vla_rl.core.world_models import WorldModel
 from vla_rl.testing import CheckFailed, check_world_model
 
@@ -45,7 +45,7 @@ class Config: ...
 @pytest.mark.parametrize("model", [Linear, Quiet])
 def test_one_that_is_right_passes(model):
     check_world_model(model(), env=INFO)
-    check_world_model(Plugin(config=Config, build=model, summary="one layer"), env=INFO)
+    check_world_model(WorldModelPlugin(config=Config, build=model, summary="one layer"), env=INFO)
 
 
 # --------------------------------------------------------------------------------------------------------------- fit
@@ -429,4 +429,4 @@ class WeightsByChance(Linear):
 )
 def test_what_is_wrong_with_a_plugin_is_found(model, finding):
     with pytest.raises(CheckFailed, match=finding):
-        check_world_model(Plugin(config=Config, build=model, summary="one layer"), env=INFO)
+        check_world_model(WorldModelPlugin(config=Config, build=model, summary="one layer"), env=INFO)

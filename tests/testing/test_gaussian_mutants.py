@@ -3,6 +3,7 @@ plugin is checked; and changes that are right, which pass."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 import types
@@ -48,7 +49,7 @@ def found_by(text):
 
 def findings(mutant, values="chunk"):
     with pytest.raises(CheckFailed) as failed:
-        check_model(attrs.evolve(page.plugin, build=mutant), page.Config(width=16), env=ENV, values=values)
+        check_model(dataclasses.replace(page.plugin, build=mutant), page.Config(width=16), env=ENV, values=values)
     return str(failed.value)
 
 
@@ -611,5 +612,5 @@ class DropoutWhileCloning(Gaussian):
 )
 @pytest.mark.parametrize("values", ["none", "chunk"])
 def test_unusual_models_pass(model, values) -> None:
-    plugin = attrs.evolve(page.plugin, build=model)
+    plugin = dataclasses.replace(page.plugin, build=model)
     check_model(plugin, page.Config(width=16), env=ENV, values=values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -419,7 +420,7 @@ def test_a_gaussian_policy_passes_and_its_mutants_do_not(gaussian) -> None:
             return type(policy)(policy.mean - policy.mean.mean(0), policy.stddev), values
 
     for mutant, text in {Doubled: ENTROPY, Negative: ENTROPY, Narrow: ENTROPY, Normed: APART}.items():
-        plugin = attrs.evolve(gaussian.plugin, build=mutant)
+        plugin = dataclasses.replace(gaussian.plugin, build=mutant)
         with pytest.raises(CheckFailed) as failed:
             check_model(plugin, config)
         assert text in str(failed.value), mutant

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, NetworkConfig, plugin
+from vla_rl.plugins.models.film_resnet import plugin
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.gaussian_policy import GaussianFilmResnetPolicy
 from vla_rl.testing import CheckFailed, synthetic
 from vla_rl.testing.common.findings import Findings

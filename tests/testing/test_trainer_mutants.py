@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import attrs
@@ -51,7 +52,7 @@ def check(mutant):
         if issubclass(mutant, trainer):
             plugin = load("trainer", name)
             check_trainer(
-                attrs.evolve(plugin, build=mutant),
+                dataclasses.replace(plugin, build=mutant),
                 plugin.config(**keys, **{k: v for k, v in vars(mutant).items() if k == "algorithm"}),
             )
             return

@@ -12,15 +12,18 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import ModelInputs
 from vla_rl.core.types import Context
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
+from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import LinearModel, synthetic, train_on
 
 INFO = synthetic.env_info()
 LR = 1e-2
 ALGORITHMS = {
-    "grpo": grpo.plugin.build(grpo.GRPOConfig(entropy_coef=0.01), Context()),
-    "ppo": ppo.plugin.build(ppo.PPOConfig(advantage="action"), Context()),
-    "gipo": gipo.plugin.build(gipo.GIPOConfig(), Context()),
+    "grpo": grpo.plugin.build(GRPOConfig(entropy_coef=0.01), Context()),
+    "ppo": ppo.plugin.build(PPOConfig(advantage="action"), Context()),
+    "gipo": gipo.plugin.build(GIPOConfig(), Context()),
 }
 
 

@@ -10,8 +10,8 @@ import torch
 
 import base_checkpoint as tool
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.models.openvla import openvla_oft
 
 

@@ -13,11 +13,11 @@ from scipy.stats import spearmanr
 import progress_encoder as tool
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import Context
+from vla_rl.plugins.algorithms.srpo.config import RewardSettings
 from vla_rl.plugins.algorithms.srpo.encoder import TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
-from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
-from vla_rl.plugins.envs.tabletop import TabletopConfig
 from vla_rl.plugins.envs.tabletop import plugin as tabletop
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
 
 

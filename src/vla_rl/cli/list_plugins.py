@@ -1,8 +1,13 @@
-"""`vla-rl plugins`: the catalogue as a table. Imports the cheap part of each plugin, and nothing that it builds."""
+"""`vla-rl plugins`: the catalogue as a table. Imports the declaration of each plugin, and neither settings nor what it
+builds."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vla_rl.core.catalogue import (
@@ -10,12 +15,20 @@ from vla_rl.core.catalogue import (
     install_command,
     installed,
     keep_build,
-    load,
+    load_declaration,
     missing_requirements,
     unmet_base,
 )
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.installation import OWN_DIST
+
+PIPE_WIDTH = 140
+"""Width of the table where no terminal shows it."""
+NARROW = 60
+"""Columns that the summary needs in the line of its plugin."""
+GAP = "  "
+GREEN, YELLOW, RESET = "\033[32m", "\033[33m", "\033[0m"
 
 
 def rows() -> list[dict[str, Any]]:
@@ -26,12 +39,12 @@ def rows() -> list[dict[str, Any]]:
             for item in offers:
                 status, summary = "ready", ""
                 try:
-                    plugin = load(kind, name)
+                    plugin = load_declaration(kind, name)
                     summary = plugin.summary
                     missing = missing_requirements(item.dist, plugin.extra)
                     if missing:
                         status = f"needs {', '.join(missing)}: {install_command(item.dist, plugin.extra)}"
-                    elif plugin.lacks is not None:
+                    elif isinstance(plugin, EnvPlugin) and plugin.lacks is not None:
                         status = plugin.lacks() or status
                 except PluginError as exc:
                     status = str(exc)
@@ -58,17 +71,36 @@ def main(as_json: bool) -> None:
         return
     if unmet := unmet_base():
         print(f"{OWN_DIST} needs {', '.join(unmet)}: {keep_build(unmet)}\n")
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for line in table_lines(rows(), width, coloured):
+        print(line)
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("kind", "name", "dist", "version"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("status", overflow="fold")
-    table.add_column("summary", overflow="fold")
-    for row in rows():
-        status = Text(row["status"], style="green" if row["ready"] else "yellow")
-        table.add_row(*(row[key] for key in ("kind", "name", "dist", "version")), status, row["summary"])
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+def table_lines(entries: list[dict[str, Any]], width: int, coloured: bool = False) -> Iterator[str]:
+    """Yield the lines of a table of `rows` that is at most `width` columns wide. The last column has the summary, after
+    what is missing; it stands below each plugin where the terminal is too narrow for that."""
+    names = ("kind", "name", "dist", "version")
+    widths = [max([len(name), *(len(entry[name]) for entry in entries)]) for name in names]
+    ready_width = len("not ready")
+    left = sum(widths) + ready_width + len(GAP) * (len(names) + 1)
+    stacked = width - left < NARROW
+    indent = "    " if stacked else " " * left
+
+    def head_of(cells: Mapping[str, str], ready: str, colour: str) -> str:
+        columns = [cells[name].ljust(size) for name, size in zip(names, widths, strict=True)]
+        return GAP.join([*columns, f"{colour}{ready}{RESET if colour else ''}" + " " * (ready_width - len(ready)), ""])
+
+    yield (head_of({name: name for name in names}, "ready", "") + ("" if stacked else "summary")).rstrip()
+    yield "-" * width
+    for entry in entries:
+        ready = entry["ready"]
+        colour = (GREEN if ready else YELLOW) if coloured else ""
+        head = head_of(entry, "ready" if ready else "not ready", colour)
+        lines = [] if ready else textwrap.wrap(entry["status"], width - len(indent), break_on_hyphens=False)
+        lines += textwrap.wrap(entry["summary"], width - len(indent), break_on_hyphens=False)
+        if stacked or not lines:
+            yield head.rstrip()
+        else:
+            yield head + lines.pop(0)
+        yield from (indent + line for line in lines)

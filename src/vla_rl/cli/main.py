@@ -58,9 +58,6 @@ def reported(command: F) -> F:
     @functools.wraps(command)
     def run_command(*args: Any, **kwargs: Any) -> Any:
         _take_sigterm_as_ctrl_c()
-        from vla_rl.core.errors import UserError
-        from vla_rl.core.plan import DoesNotFit
-
         try:
             result = command(*args, **kwargs)
             sys.stdout.flush()
@@ -69,6 +66,9 @@ def reported(command: F) -> F:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as exc:
+            from vla_rl.core.errors import UserError
+            from vla_rl.core.plan import DoesNotFit
+
             cause = getattr(exc, "cause", None)  # of an error that came from another process
             error = cause if isinstance(cause, UserError | DoesNotFit) else exc
             if not isinstance(error, UserError | DoesNotFit):

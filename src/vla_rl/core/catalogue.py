@@ -3,7 +3,7 @@
 Each kind of plugin has one entry-point group. Names, versions and name collisions are therefore known without importing
 anything, and only the plugins that a spec names are loaded. A module listed under `plugins:` in a spec adds its own:
 
-    vla_rl_plugins = {"env": {"toy": Plugin(...)}}        # kind -> name -> plugin; kinds are the keys of KINDS
+    vla_rl_plugins = {"env": {"toy": EnvPlugin(...)}}     # kind -> name -> plugin; kinds are the keys of KINDS
 
 The `@hookimpl` functions in such a module wrap components or listen to the run (see `core/manager.py`).
 
@@ -23,33 +23,35 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import attrs
-from attrs import field, frozen
-
-from vla_rl.core.errors import PluginError, UserError, did_you_mean
-from vla_rl.core.hookspecs import (
-    Algorithm,
-    Demonstrations,
-    Placement,
-    PolicyEngine,
-    RunEvents,
-    SimEnv,
-    VLAModel,
+from vla_rl.core import declarations
+from vla_rl.core.declarations import (
+    AlgorithmPlugin,
+    DataPlugin,
+    Declaration,
+    EnginePlugin,
+    EnvPlugin,
+    HookPlugin,
+    ModelPlugin,
+    PlacementPlugin,
+    RewardModelPlugin,
+    TrainerPlugin,
+    WorldModelPlugin,
+    resolve_target,
 )
+from vla_rl.core.errors import PluginError, UserError, did_you_mean
 from vla_rl.core.installation import OWN_DIST, pip_arguments
 from vla_rl.core.paths import expanded, resolved, shown, why
-from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.trainers import Trainer
-from vla_rl.core.types import Context, Plugin
-from vla_rl.core.world_models import WorldModel
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+    from vla_rl.core.types import Context
 
 VERSION = re.compile(r"^Version: *(\S+)", flags=re.MULTILINE)
 """A line of a distribution's METADATA."""
@@ -57,34 +59,41 @@ MODULE_PLUGINS = "vla_rl_plugins"
 """Name of the mapping in which a module listed in `spec.plugins` offers its plugins."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Kind:
-    """One kind of plugin: its entry-point group and the contract (abstract class) of its components."""
+    """One kind of plugin: its entry-point group, and the classes of its declarations and components."""
 
     name: str
     group: str
-    base: type
-    """Contract with all hooks of the kind."""
+    declaration: type[Declaration]
+    contract: str
+    """Name of the contract, `module:class`. Its import takes longer than that of all declarations."""
+
+    @property
+    def base(self) -> type:
+        """Contract (abstract class) with all hooks of the kind."""
+        base: type = resolve_target(self.contract, f"contract of kind {self.name}")
+        return base
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("model", "vla_rl.models", VLAModel),
-        Kind("engine", "vla_rl.engines", PolicyEngine),
-        Kind("env", "vla_rl.envs", SimEnv),
-        Kind("algorithm", "vla_rl.algorithms", Algorithm),
-        Kind("trainer", "vla_rl.trainers", Trainer),
-        Kind("placement", "vla_rl.placement", Placement),
-        Kind("data", "vla_rl.data", Demonstrations),
-        Kind("world_model", "vla_rl.world_models", WorldModel),
-        Kind("reward_model", "vla_rl.reward_models", RewardModel),
-        Kind("hook", "vla_rl.hooks", RunEvents),
+        Kind("model", "vla_rl.models", ModelPlugin, "vla_rl.core.hookspecs:VLAModel"),
+        Kind("engine", "vla_rl.engines", EnginePlugin, "vla_rl.core.hookspecs:PolicyEngine"),
+        Kind("env", "vla_rl.envs", EnvPlugin, "vla_rl.core.hookspecs:SimEnv"),
+        Kind("algorithm", "vla_rl.algorithms", AlgorithmPlugin, "vla_rl.core.hookspecs:Algorithm"),
+        Kind("trainer", "vla_rl.trainers", TrainerPlugin, "vla_rl.core.trainers:Trainer"),
+        Kind("placement", "vla_rl.placement", PlacementPlugin, "vla_rl.core.hookspecs:Placement"),
+        Kind("data", "vla_rl.data", DataPlugin, "vla_rl.core.hookspecs:Demonstrations"),
+        Kind("world_model", "vla_rl.world_models", WorldModelPlugin, "vla_rl.core.world_models:WorldModel"),
+        Kind("reward_model", "vla_rl.reward_models", RewardModelPlugin, "vla_rl.core.reward_models:RewardModel"),
+        Kind("hook", "vla_rl.hooks", HookPlugin, "vla_rl.core.hookspecs:RunEvents"),
     )
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class Installed:
     """An available plugin, described by metadata; its code has not been imported."""
 
@@ -95,8 +104,8 @@ class Installed:
     """Version of the distribution; empty for a module."""
     target: str
     """Import target, `module:attribute`."""
-    entry: metadata.EntryPoint | None = field(default=None, repr=False, eq=False)
-    plugin: object = field(default=None, repr=False, eq=False)
+    entry: metadata.EntryPoint | None = field(default=None, repr=False, compare=False)
+    plugin: object = field(default=None, repr=False, compare=False)
     """The plugin object itself, if a module offers it; None for an entry point."""
 
     @property
@@ -114,22 +123,70 @@ def installed(kind: str, extra_modules: Sequence[str] = ()) -> dict[str, list[In
     return dict(sorted(plugins.items()))
 
 
-def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Plugin:
-    """Import the plugin of that name (its declaration only, not what `build` imports) and return it. Raise PluginError
-    if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the target is no
-    `Plugin`."""
-    item = _find(kind, name, extra_modules)
-    return _load(item, f"{kind} {name!r} from {item.origin}")
-
-
-def build(kind: str, name: str, config: object, context: Context, extra_modules: Sequence[str] = ()) -> Any:
-    """Build the component for (kind, name, config) in this process. Raise PluginError in the cases of `load`, and for a
-    missing dependency or a component that is not of the kind. Other errors of the builder pass through with a note."""
+@overload
+def load(kind: Literal["model"], name: str, extra_modules: Sequence[str] = ()) -> ModelPlugin: ...
+@overload
+def load(kind: Literal["engine"], name: str, extra_modules: Sequence[str] = ()) -> EnginePlugin: ...
+@overload
+def load(kind: Literal["env"], name: str, extra_modules: Sequence[str] = ()) -> EnvPlugin: ...
+@overload
+def load(kind: Literal["algorithm"], name: str, extra_modules: Sequence[str] = ()) -> AlgorithmPlugin: ...
+@overload
+def load(kind: Literal["trainer"], name: str, extra_modules: Sequence[str] = ()) -> TrainerPlugin: ...
+@overload
+def load(kind: Literal["placement"], name: str, extra_modules: Sequence[str] = ()) -> PlacementPlugin: ...
+@overload
+def load(kind: Literal["data"], name: str, extra_modules: Sequence[str] = ()) -> DataPlugin: ...
+@overload
+def load(kind: Literal["world_model"], name: str, extra_modules: Sequence[str] = ()) -> WorldModelPlugin: ...
+@overload
+def load(kind: Literal["reward_model"], name: str, extra_modules: Sequence[str] = ()) -> RewardModelPlugin: ...
+@overload
+def load(kind: Literal["hook"], name: str, extra_modules: Sequence[str] = ()) -> HookPlugin: ...
+@overload
+def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any: ...
+def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
+    """Import the plugin of that name (its declaration and its settings, not what it builds) and return the declaration.
+    Raise PluginError if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the
+    target is not a declaration of the kind."""
     item = _find(kind, name, extra_modules)
     who = f"{kind} {name!r} from {item.origin}"
-    plugin = _load(item, who)
+    plugin = _load(kind, item, who)
     try:
-        component = plugin.build(config, context)
+        config = plugin.config
+    except (UserError, KeyboardInterrupt) as exc:
+        exc.add_note(f"in {who}")
+        raise
+    except BaseException as exc:
+        raise _import_failure(who, item, exc, extra=plugin.extra) from exc
+    import attrs  # late: `vla-rl plugins` reads no settings
+
+    if not attrs.has(config):
+        raise PluginError(f"{who}: config is {config!r}, not an attrs class; decorate it with @attrs.frozen")
+    return plugin
+
+
+def load_declaration(kind: str, name: str) -> Declaration:
+    """Import the declaration of an installed plugin alone, and return it. Raise PluginError as `load` does, except for
+    its settings."""
+    item = _find(kind, name, ())
+    return _load(kind, item, f"{kind} {name!r} from {item.origin}")
+
+
+def build(
+    kind: str, name: str, config: object, context: Context | None = None, extra_modules: Sequence[str] = ()
+) -> Any:
+    """Build the component for (kind, name, config) in this process. Raise PluginError in the cases of `load`, and for a
+    missing dependency or a component that is not of the kind. Other errors of the builder pass through with a note.
+
+    Args:
+        context: what the component gets of the run; None for hooks and placements, which get nothing.
+    """
+    item = _find(kind, name, extra_modules)
+    who = f"{kind} {name!r} from {item.origin}"
+    plugin: Any = _load(kind, item, who)
+    try:
+        component = plugin.build(config) if context is None else plugin.build(config, context)
     except ModuleNotFoundError as exc:
         raise _import_failure(who, item, exc, extra=plugin.extra) from exc
     except (Exception, KeyboardInterrupt) as exc:
@@ -140,8 +197,6 @@ def build(kind: str, name: str, config: object, context: Context, extra_modules:
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
         raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
-    if kind == "trainer" and plugin.trains_on is None:
-        raise PluginError(f"{who} does not say what it learns from; give Plugin(trains_on=TrainingData.TRAJECTORIES)")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component
@@ -151,7 +206,7 @@ def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_module
     """Return the error for a package that a component needs and did not find, with the command that installs it."""
     item = _find(kind, name, extra_modules)
     who = f"{kind} {name!r} from {item.origin}"
-    return _import_failure(who, item, exc, extra=_load(item, who).extra)
+    return _import_failure(who, item, exc, extra=_load(kind, item, who).extra)
 
 
 def hook_modules(modules: Sequence[str]) -> tuple[tuple[str, ModuleType], ...]:
@@ -279,7 +334,7 @@ def _of_another_kind(kind: str, name: str) -> str:
     return f"; {name!r} is a plugin of kind {others[0]}" if others else ""
 
 
-def _load(item: Installed, who: str) -> Plugin:
+def _load(kind: str, item: Installed, who: str) -> Declaration:
     plugin = item.plugin
     if item.entry is not None:
         try:
@@ -288,10 +343,9 @@ def _load(item: Installed, who: str) -> Plugin:
             raise
         except BaseException as exc:
             raise _import_failure(who, item, exc, extra=None) from exc
-    if not isinstance(plugin, Plugin):
-        raise PluginError(f"{who}: {item.target} is {_no_plugin(plugin)}")
-    if not attrs.has(plugin.config):
-        raise PluginError(f"{who}: config is {plugin.config!r}, not an attrs class; decorate it with @attrs.frozen")
+    expected = KINDS[kind].declaration
+    if not isinstance(plugin, expected):
+        raise PluginError(f"{who}: {item.target} is {_other_declaration(plugin, expected)}")
     return plugin
 
 
@@ -335,23 +389,30 @@ def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
     offers = getattr(module, MODULE_PLUGINS, {})
     where = f"{MODULE_PLUGINS} of module {name}"
     if not isinstance(offers, Mapping):
-        raise PluginError(f"{where} is {offers!r:.80}; it must be a dict: {{kind: {{name: Plugin(...)}}}}")
+        raise PluginError(f"{where} is {offers!r:.80}; it must be a dict: {{kind: {{name: EnvPlugin(...)}}}}")
     for kind, named in offers.items():
         if kind not in KINDS:
             near = did_you_mean(str(kind), KINDS)
             raise PluginError(f"{where} has {kind!r}{near}; kinds are {', '.join(KINDS)}")
+        expected = KINDS[kind].declaration
         if not isinstance(named, Mapping):
-            raise PluginError(f"{where}, {kind!r}: is {named!r:.80}; it must be a dict: {{name: Plugin(...)}}")
+            form = f"{{name: {expected.__name__}(...)}}"
+            raise PluginError(f"{where}, {kind!r}: is {named!r:.80}; it must be a dict: {form}")
         for key, plugin in named.items():
             if not isinstance(key, str):
                 raise PluginError(f"{where}, {kind!r}: {key!r:.80} is no name of a plugin; names are strings")
-            if not isinstance(plugin, Plugin):
-                raise PluginError(f"{where}, {kind!r}: {key!r} is {_no_plugin(plugin)}")
+            if not isinstance(plugin, expected):
+                raise PluginError(f"{where}, {kind!r}: {key!r} is {_other_declaration(plugin, expected)}")
     return offers
 
 
-def _no_plugin(target: object) -> str:
-    return f"{target!r:.80}, not a Plugin; name an instance of vla_rl.Plugin there"
+def _other_declaration(target: object, expected: type[Declaration]) -> str:
+    """Say what stands in the place of a declaration, and what belongs there."""
+    wanted = f"name an instance of vla_rl.{expected.__name__} there"
+    for kind in KINDS.values():
+        if isinstance(target, kind.declaration):
+            return f"an instance of {kind.declaration.__name__}; {wanted}, or register this one as {kind.name}"
+    return f"{target!r:.80}; {wanted}"
 
 
 def _raised(exc: BaseException, path: Path | None = None) -> str:
@@ -367,8 +428,9 @@ def _raised(exc: BaseException, path: Path | None = None) -> str:
 
 
 def _is_machinery(file: str) -> bool:
-    """Return whether a traceback's file is Python's import machinery or this module."""
-    return file == __file__ or file.startswith("<frozen ") or Path(file).parent.name in ("importlib", "metadata")
+    """Return whether a traceback's file is Python's import machinery, this module, or that of declarations."""
+    own = file in (__file__, declarations.__file__)
+    return own or file.startswith("<") or Path(file).parent.name in ("importlib", "metadata")
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -193,8 +193,8 @@ class PolicyEngine(ABC):
     """The code that runs a policy in policy workers, `vla-rl eval` and `vla-rl serve` (elsewhere: inference engine,
     rollout engine). `torch` runs the model itself. An engine is built from its settings and a `Context`:
     `Context.make_model` returns the run's model in this process, and an engine that never calls it needs none. Its
-    plugin declares `Plugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can train
-    that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
+    plugin declares `EnginePlugin(own_policy=True)` where it acts with another policy than the spec's model; nothing can
+    train that one. Core calls an engine from one thread at a time. Entry-point group `vla_rl.engines`."""
 
     model: VLAModel | None = None
     """Model in this process whose parameters act; None: there is none. The runtime moves them between devices, and

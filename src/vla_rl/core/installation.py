@@ -9,8 +9,7 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 PUBLISHED = False
 """The switch of a release: True once a package index has vla-rl. Until then no message and no page names
@@ -37,7 +36,7 @@ def pip_arguments(dist: str, extra: str | None = None) -> str | None:
         return shlex.quote(f"{dist}{extras} @ {vcs['vcs']}+{url}@{vcs['commit_id']}{part}")
     if not url.startswith("file:"):
         return shlex.quote(f"{dist}{extras} @ {url}")
-    path = Path(url2pathname(urlsplit(url).path))
+    path = Path(unquote(urlsplit(url).path))
     return "-e " * editable + shlex.quote(f"{path}{extras}") if path.exists() else None
 
 

@@ -194,7 +194,7 @@ class Transitions:
     """`ActionSource` of each action, int8 [K, C]; read where `valid`. None: the policy chose all of them."""
     expert_actions: Array | None = None
     """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: nobody asked
-    it (`Plugin.expert_share`)."""
+    it (`TrainerPlugin.expert_share`)."""
     extras: Mapping[str, Array] = field(factory=dict)
     """`Chunk.extras` of each chunk, [K, ...]."""
 
@@ -271,8 +271,8 @@ class Trainer(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def update(self, data: Any) -> UpdateMetrics:
-        """Train on these data, whose class `Plugin.trains_on` tells. All ranks call it together. Gradients are summed
-        over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
+        """Train on these data, whose class `TrainerPlugin.trains_on` tells. All ranks call it together. Gradients are
+        summed over ranks, so a loss carries the divisors of all of them; the driver merges the metrics of all ranks."""
 
     @hookspec(firstresult=True)
     def accumulate(self, data: TrajectoryPart) -> None:

@@ -73,22 +73,7 @@ def at_last_action(flags: Any, executed: Any) -> Any:
     return flags[np.arange(len(flags)), last]
 
 
-# ------------------------------------------------------------------------------------------------- plugins
-
-
-class TrainingData(Enum):
-    """Kind of data that a trainer learns from."""
-
-    TRAJECTORIES = "trajectories"
-    """Samples of the step's whole trajectories, with advantages: `TrajectoryData`."""
-    DEMONSTRATIONS = "demonstrations"
-    """Samples of demonstrations: `DemonstrationsData`."""
-    RECORDINGS = "recordings with rewards"
-    """Samples of recorded episodes, good and bad, with their rewards: `DemonstrationsData`."""
-    TRANSITIONS = "transitions"
-    """Transitions with their next observations, which the trainer keeps: `TransitionsData`."""
-    WINDOWS = "windows"
-    """Windows of recorded episodes, for a world model: `WindowData`."""
+# ------------------------------------------------------------------------------------------------ contexts
 
 
 Role = Literal["act", "learn", "both"]
@@ -110,82 +95,26 @@ class Context:
     env: EnvInfo | None = None
     """Models and engines: the simulator they act in. Demonstrations: the simulator they are for."""
     suites: tuple[str, ...] = ()
-    """Models: task suites of the simulator, where its settings name some; also in `Plugin.check`."""
+    """Models: task suites of the simulator, where its settings name some; also in `check` of its plugin."""
     temperature: float = 1.0
     """Models: sampling temperature, in rollout and training alike."""
     role: Role = "both"
     """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
     and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None
-    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None with `Plugin.own_policy`."""
+    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None for engines
+    with a policy of their own."""
     training: Any = None
     """Trainers: the learner rank that they train in, a `vla_rl.toolkit.trainers.context.TrainingContext`; the world
     model, for the trainer that fits one."""
     make_model: Callable[[], Any] | None = None
     """Engines: returns the run's `VLAModel` in this process, with its wrappers; builds it at the first call. None with
-    `Plugin.own_policy`."""
+    `EnginePlugin.own_policy`."""
     values: ValueGranularity = "none"
     """Models: critic output that the algorithm needs: none, [B] or [B, C]."""
     scaling: Mapping[str, Mapping[str, Sequence[float]]] | None = None
     """Models: statistics to normalise actions and state by (`Demonstrations.data_statistics`), instead of the
-    checkpoint's own, which may then be missing. Empty in `Plugin.check`, where no data have been read yet."""
-
-
-@frozen(kw_only=True)
-class Plugin:
-    """The object that an entry point names. Cheap to import: `build` imports torch, simulators and the rest when
-    called."""
-
-    config: type
-    """attrs class (frozen, kw_only) of the plugin's keys in a spec."""
-    build: Callable[[Any, Context], Any] = field(validator=attrs.validators.is_callable())
-    """Function (config, context) -> component; for hooks: an object with `RunEvents` methods or wrappers."""
-    summary: str
-    extra: str | None = None
-    """Extra of the distribution that installs what `build` imports."""
-    presets: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    """Named sets of keys: `preset: NAME` in a spec stands for them, and keys beside it take precedence. No key may be
-    named `preset`."""
-    env_memory: int = 0
-    """Simulators: host memory of one env in bytes, if it is not negligible."""
-    env_info: Callable[[Any], EnvInfo] | None = None
-    """Simulators: function of the config that returns the description without building anything. Optional; with it
-    `vla-rl check` and `plan` predict the memory of GPUs."""
-    preflight: Callable[[Any], None] | None = None
-    """Function of the config that is called before any process starts. Raises UserError for what this machine lacks
-    (drivers, assets)."""
-    check: Callable[[Any, Context], None] | None = None
-    """Function of (config, context without `env`), called by `vla-rl check` and before every run; takes less than a
-    second. Raises UserError for problems that are visible without building: missing or truncated files, unknown names,
-    a chunk length that the checkpoint was not trained for. `vla_rl.at(key)` names the key to blame. No downloads."""
-    lacks: Callable[[], str | None] | None = None
-    """Function that returns what this interpreter lacks beyond the packages of `extra`, for `vla-rl plugins`; None:
-    nothing."""
-    action_dim: Callable[[Any], int | None] | None = None
-    """Function of the config that returns the action dimension, or None if it is unknown without building. Env and
-    model must agree."""
-    default_chunk: Callable[[Any], int | None] | None = None
-    """Models: function of the config that returns how many actions of a chunk the checkpoint's files say are executed,
-    the default of `rollout.chunk`; a spec with another number is warned. None: they do not say."""
-    files: Callable[[Any], Iterable[str]] | None = None
-    """Hooks: function of the config that returns the names of the files and folders the hook writes in the run folder.
-    Neither another hook nor the run may write them."""
-    own_policy: bool = False
-    """Engines: it acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run`
-    and `sft` refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
-    expert: bool = False
-    """Simulators: there is a scripted expert (`SimEnv.expert_chunk`), at least for some of the tasks."""
-    trains_on: TrainingData | None = None
-    """Trainers: kind of data that the trainer learns from. Required of them."""
-    expert_share: Callable[[Any, int], float] | None = None
-    """Trainers of transitions: function of (config, training step from 1) that returns the probability with which the
-    simulator's expert acts in a chunk instead of the policy; its chunks are `Transitions.expert_actions`. None: the
-    expert is not asked."""
-    instruction_suffix: str = ""
-    """Trainers: `VLAModel.instruction_suffix` with which their policy acts."""
-    no_rl: Callable[[Any], str | None] | None = None
-    """Models: function of the config that returns why reinforcement learning is impossible with it, called before a
-    run; None: it is possible."""
+    checkpoint's own, which may then be missing. Empty in `check` of its plugin, where no data have been read yet."""
 
 
 # ---------------------------------------------------------------------------------------------- simulators

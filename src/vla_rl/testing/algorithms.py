@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.declarations import AlgorithmPlugin
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run.selection import take_columns
-from vla_rl.core.types import Advantages, Context, Plugin, Rollout, ValueGranularity, to_numpy
+from vla_rl.core.types import Advantages, Context, Rollout, ValueGranularity, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.advantages import TENSORS, AdvantageCase, check_advantages, same_tensor
 from vla_rl.testing.common.findings import Findings, built
@@ -30,7 +31,7 @@ class _Case:
     features: int
 
 
-def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, features: int = 0) -> None:
+def check_algorithm(algorithm: Algorithm | AlgorithmPlugin, config: Any = None, *, features: int = 0) -> None:
     """Run an algorithm on made-up rollouts with ragged ends. Raises CheckFailed with all findings.
 
     Advantages, weights and the loss must be finite, zero where an action is not valid, and a batch must give the same
@@ -38,7 +39,7 @@ def check_algorithm(algorithm: Algorithm | Plugin, config: Any = None, *, featur
     follow from the rollout alone (`advantages.py`); the loss makes likelier what had a positive advantage, each sample
     by its weight, with a gradient in every log-prob where a step has not gone too far yet (`losses.py`); old data count
     as `off_policy` says; metrics have names that are free (`toolkit/algorithms/result_checks.py`).
-    `config`: of the plugin, when a `Plugin` is given.
+    `config`: of the plugin, when an `AlgorithmPlugin` is given.
     `features`: D of `Rollout.features`, for algorithms that use them without making them of frames.
     """
     chosen: Algorithm

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.declarations import DataPlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Demonstrations
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
+from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.testing.common.findings import Findings, LeftOut, built
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
@@ -22,11 +23,12 @@ EXACT, RELATIVE = 1e-6, 1e-4
 """Actions and states may lie outside of the statistics' min and max by this much."""
 
 
-def check_data(data: Demonstrations | Plugin, config: Any = None, *, env: EnvInfo, chunk: int = 4) -> None:
+def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: EnvInfo, chunk: int = 4) -> None:
     """Read samples and compare them with what `Demonstrations` promises. Raises CheckFailed with all findings.
 
     Args:
-        data: a component that was opened for `env` and `chunk`, or a `Plugin` that is opened with `config` for them.
+        data: a component that was opened for `env` and `chunk`, or a `DataPlugin` that is opened with
+            `config` for them.
         env: of the simulator that the demonstrations are for, `EnvInfo` as it offers it.
     """
     opened: Demonstrations

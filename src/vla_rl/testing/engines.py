@@ -9,10 +9,11 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.declarations import EnginePlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, to_numpy
+from vla_rl.core.types import Chunk, Context, EnvInfo, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import KERNELS, check_acting, check_continuing
 from vla_rl.testing.common.findings import CheckFailed, Findings, built
@@ -20,7 +21,7 @@ from vla_rl.testing.model_case import EngineCase
 
 
 def check_engine(
-    engine: PolicyEngine | Plugin,
+    engine: PolicyEngine | EnginePlugin,
     config: Any = None,
     *,
     model: VLAModel | None = None,
@@ -35,7 +36,7 @@ def check_engine(
     Raises CheckFailed with all findings.
 
     Args:
-        engine: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `device` and `model`.
+        engine: a component, or an `EnginePlugin` that is built with `config` for `env`, `chunk`, `device` and `model`.
         model: model whose weights the engine acts with; None for an engine with a policy of its own.
         model_config: settings of the model, as `Context.model_config`.
         rows: batch size of the checks.   atol: tolerance of log-probs and actions; raise it below fp32.
@@ -45,7 +46,7 @@ def check_engine(
     seated = None if model is None else wrap("model", model, type(model).__name__)
     make_model = None if seated is None else lambda: seated
     context = Context(env=env, chunk=chunk, device=device, model_config=model_config, make_model=make_model)
-    if isinstance(engine, Plugin) and engine.own_policy == (model is not None):
+    if isinstance(engine, EnginePlugin) and engine.own_policy == (model is not None):
         advice = "give no model" if engine.own_policy else "give the model that it acts for"
         raise CheckFailed("check_engine", (f"own_policy is {engine.own_policy}; {advice}",))
     component, name = built("engine", engine, config, context)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks import arrangements, ends, experts, first_action, scenes, surroundings, values, wandering
 from vla_rl.testing.env_checks.player import Player
@@ -17,7 +18,7 @@ SECONDS = 60.0
 
 
 def check_env(
-    env: SimEnv | Plugin,
+    env: SimEnv | EnvPlugin,
     config: Any = None,
     *,
     num_envs: int = 3,
@@ -33,7 +34,7 @@ def check_env(
     `vla-rl check-env TYPE key=value` prints the same as a table, with what could not be seen.
 
     Args:
-        env: a component, which is closed at the end, or a `Plugin` that is built with `config`, `num_envs` envs,
+        env: a component, which is closed at the end, or an `EnvPlugin` that is built with `config`, `num_envs` envs,
             `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
         expert: where `expert_chunk` is offered, run one episode in every env with it; at least `expert_success` of
             them must succeed. Costs a whole episode of simulation.
@@ -47,7 +48,7 @@ def check_env(
 
 
 def examine_env(
-    env: SimEnv | Plugin,
+    env: SimEnv | EnvPlugin,
     config: Any,
     context: Context,
     *,
@@ -64,7 +65,7 @@ def examine_env(
     sim, name = built("env", env, config, context)
     f = Findings(f"check_env of {name}", on_section)
     another = None
-    if isinstance(env, Plugin):
+    if isinstance(env, EnvPlugin):
         another = partial(_built_again, env, config, context)
     try:
         with f.section("info"):
@@ -147,6 +148,6 @@ def _roll_out(
         surroundings.nothing_piles_up(player, another)
 
 
-def _built_again(plugin: Plugin, config: Any, context: Context) -> SimEnv:
+def _built_again(plugin: EnvPlugin, config: Any, context: Context) -> SimEnv:
     sim: SimEnv = built("env", plugin, config, context)[0]
     return sim

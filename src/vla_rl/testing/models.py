@@ -11,10 +11,11 @@ import attrs
 import numpy as np
 import torch
 
+from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import VLAModel
 from vla_rl.core.manager import offers
-from vla_rl.core.types import Chunk, Context, EnvInfo, Plugin, ValueGranularity, pick, to_numpy
+from vla_rl.core.types import Chunk, Context, EnvInfo, ValueGranularity, pick, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.acting import check_continuing
 from vla_rl.testing.common.findings import Findings, built
@@ -31,7 +32,7 @@ ADAPTERS_MOVED = 0.02
 
 
 def check_model(
-    model: VLAModel | Plugin,
+    model: VLAModel | ModelPlugin,
     config: Any = None,
     *,
     env: EnvInfo | None = None,
@@ -46,12 +47,12 @@ def check_model(
     """Sample, score, clone, publish and save a model. Raises CheckFailed with all findings.
 
     Args:
-        model: a component, or a `Plugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
+        model: a component, or a `ModelPlugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
             `temperature`. A component is told these when it was built: pass the same.
         env: default: two 64-px cameras, a state of 4 numbers, two tasks, 3 action dimensions from -0.2 to 0.3, 0 to 1
-            and -3 to 3. There a `Plugin` is built for other bounds too, unless its config names a checkpoint.
+            and -3 to 3. There a `ModelPlugin` is built for other bounds too, unless its config names a checkpoint.
         rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
-        reload: folder -> config that loads what `save` wrote there. Default, for a `Plugin` whose config has
+        reload: folder -> config that loads what `save` wrote there. Default, for a `ModelPlugin` whose config has
             a `checkpoint`: the config with it set.
     The weights are the same afterwards.
     """
@@ -62,7 +63,7 @@ def check_model(
     f = Findings(f"check_model of {name}")
     obs = synthetic.observation(env, rows)
     case = ModelCase(model=policy, f=f, env=env, chunk=chunk, values=values, obs=obs, atol=atol)
-    plugin = model if isinstance(model, Plugin) else None
+    plugin = model if isinstance(model, ModelPlugin) else None
     given = plugin.config() if plugin is not None and config is None else config
     with f.section("sample_chunk"):
         if _sampling(case):
@@ -382,7 +383,7 @@ def _holds(f: Findings, model: VLAModel, pairs: list[tuple[str, torch.Tensor]], 
 
 
 def _save(
-    case: ModelCase, plugin: Plugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
+    case: ModelCase, plugin: ModelPlugin | None, config: Any, context: Context, reload: Callable[[Path], Any] | None
 ) -> None:
     """Check saving and loading, with moved weights and another seed: equal initial weights would hide lost ones."""
     with tempfile.TemporaryDirectory() as folder, case.moved(0.02):

@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 
+from vla_rl.core.declarations import PlacementPlugin
 from vla_rl.core.errors import counted
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Node, Plan
-from vla_rl.core.types import Context, Plugin
 from vla_rl.testing.common.findings import Findings, built
 from vla_rl.toolkit.placement.checks import ROLES, checked
 
@@ -41,7 +41,7 @@ ABSURD = Job(num_envs=10**9, group_size=1, env="scripted", env_memory=2**40, for
 
 
 def check_placement(
-    placement: Placement | Plugin,
+    placement: Placement | PlacementPlugin,
     config: Any = None,
     *,
     clusters: tuple[Cluster, ...] = CLUSTERS,
@@ -53,10 +53,10 @@ def check_placement(
     before a run (`vla_rl.toolkit.placement.checks.checked`), and is a pure function of its arguments. So do plans of
     other numbers of simulators, batches and machines, where they are not refused with `DoesNotFit`. A job that fits
     nowhere (a thousand million simulators of a TiB) raises `DoesNotFit` with numbers.
-    `config`: of the plugin, when a `Plugin` is given.
+    `config`: of the plugin, when a `PlacementPlugin` is given.
     """
     strategy: Placement
-    strategy, name = built("placement", placement, config, Context())
+    strategy, name = built("placement", placement, config, None)
     f = Findings(f"check_placement of {name}")
     refusals, plans = [], []
     for cluster in clusters:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 
+from vla_rl.core.declarations import RewardModelPlugin
 from vla_rl.core.reward_models import RewardModel
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
+from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import Findings, Unfit, built
 
@@ -17,14 +18,14 @@ ROWS = 4
 
 
 def check_reward_model(
-    model: RewardModel | Plugin, config: Any = None, *, env: EnvInfo | None = None, device: str = "cpu"
+    model: RewardModel | RewardModelPlugin, config: Any = None, *, env: EnvInfo | None = None, device: str = "cpu"
 ) -> None:
     """Let a reward model judge observations, black and white images among them: it returns one probability for each,
     the same one whenever it is asked, whatever else is in the batch, was seen before, or ends. For models that judge by
     the observation alone; not for one that asks a person. Raises CheckFailed with all findings.
 
     Args:
-        model: a component, or a `Plugin` that is built with `config` for `env` and `device`.
+        model: a component, or a `RewardModelPlugin` that is built with `config` for `env` and `device`.
         env: simulator whose observations are judged; None: one with two cameras and a state.
     """
     env = synthetic.env_info() if env is None else env

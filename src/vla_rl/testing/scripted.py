@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from attrs import frozen
 
+from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import generator
 from vla_rl.core.types import (
@@ -22,7 +23,6 @@ from vla_rl.core.types import (
     Context,
     EnvInfo,
     Observation,
-    Plugin,
     ResetState,
     TaskInfo,
     at_last_action,
@@ -338,7 +338,7 @@ def _build_model(config: LinearConfig, context: Context) -> Any:
 
 vla_rl_plugins = {
     "env": {
-        "scripted": Plugin(
+        "scripted": EnvPlugin(
             config=ScriptedConfig,
             build=_build_env,
             summary="test double: follow the sign of the state",
@@ -346,6 +346,6 @@ vla_rl_plugins = {
         )
     },
     "model": {
-        "linear": Plugin(config=LinearConfig, build=_build_model, summary="test double: a linear policy over bins")
+        "linear": ModelPlugin(config=LinearConfig, build=_build_model, summary="test double: a linear policy over bins")
     },
 }

@@ -8,9 +8,9 @@ from __future__ import annotations
 from attrs import field, frozen
 from attrs import validators as v
 
+from vla_rl.core.declarations import PlacementPlugin
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Batching, Cluster, Job, Plan, Slot
-from vla_rl.core.types import Context, Plugin
 
 
 @frozen(kw_only=True)
@@ -50,10 +50,8 @@ class Slots(Placement):
         )
 
 
-def _build(config: SlotsConfig, context: Context) -> Placement:
-    return Slots(config)
-
-
 vla_rl_plugins = {
-    "placement": {"slots": Plugin(config=SlotsConfig, build=_build, summary="test double: a worker for every role")}
+    "placement": {
+        "slots": PlacementPlugin(config=SlotsConfig, build=Slots, summary="test double: a worker for every role")
+    }
 }

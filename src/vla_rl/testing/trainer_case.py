@@ -12,21 +12,11 @@ import torch
 from attrs import define, evolve, frozen
 from torch import nn
 
+from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Trainer
-from vla_rl.core.types import (
-    Advantages,
-    Batch,
-    Context,
-    EnvInfo,
-    Loss,
-    Observation,
-    Plugin,
-    Rollout,
-    Scores,
-    TrainingData,
-)
+from vla_rl.core.types import Advantages, Batch, Context, EnvInfo, Loss, Observation, Rollout, Scores
 from vla_rl.testing import synthetic
 from vla_rl.testing.common.findings import built
 from vla_rl.testing.linear import LinearModel
@@ -183,14 +173,13 @@ def copied_state(module: nn.Module) -> dict[str, torch.Tensor]:
 class TrainerBuilder:
     """Maker of trainers, all from the same first weights."""
 
-    plugin: Plugin
+    plugin: TrainerPlugin
     config: Any
     root: str
     """Folder for their files."""
 
     @property
     def kind(self) -> TrainingData:
-        assert self.plugin.trains_on is not None
         return self.plugin.trains_on
 
     def make(

@@ -10,8 +10,9 @@ import torch
 from attrs import evolve
 
 from vla_rl.core.augmentation import AugmentSpec
+from vla_rl.core.declarations import TrainingData
 from vla_rl.core.trainers import DemonstrationsData, TrajectoryData, Transitions, TransitionsData
-from vla_rl.core.types import ActionSource, Array, EnvInfo, TrainingData
+from vla_rl.core.types import ActionSource, Array, EnvInfo
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.trainer_case import SAMPLES, TrainerBuilder
 from vla_rl.testing.trainer_samples import LearningSource, RecordedSamples, made_up_data
@@ -205,7 +206,7 @@ def _check_transitions(f: Findings, builder: TrainerBuilder, learns_from: Learni
     remedy = "learn from what was executed, whoever chose it"
     answers.expect(f, "actions, and the policy's extras", _turned("actions", info), remedy)
     if learns_from is LearningSource.TAKEOVERS:
-        remedy = "learn from rewards, from takeovers, or from an expert's labels (Plugin.expert_share)"
+        remedy = "learn from rewards, from takeovers, or from an expert's labels (TrainerPlugin.expert_share)"
         answers.expect(f, "source, and rewards", _other_source, remedy)
         return
     remedy = "add up the rewards of all actions of a chunk, discounted"

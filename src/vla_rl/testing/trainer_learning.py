@@ -9,9 +9,10 @@ import torch
 from attrs import evolve
 from torch import nn
 
+from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.trainers import TrajectoryData, TrajectoryPart
-from vla_rl.core.types import Array, TrainingData
+from vla_rl.core.types import Array
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.trainer_case import SAMPLES, Rank, TrainerBuilder, TrainerCase, copied_state
 from vla_rl.testing.trainer_samples import LearningSource, bandit_data, bandit_observation, made_up_data

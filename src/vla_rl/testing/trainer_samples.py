@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from attrs import define, evolve
 
+from vla_rl.core.declarations import TrainingData
 from vla_rl.core.hookspecs import STEERING, Demonstrations
 from vla_rl.core.randomness import Noise
 from vla_rl.core.trainers import (
@@ -20,7 +21,7 @@ from vla_rl.core.trainers import (
     Transitions,
     TransitionsData,
 )
-from vla_rl.core.types import ActionSource, Array, Chunk, EnvInfo, Observation, RecordedRewards, TrainingData, to_numpy
+from vla_rl.core.types import ActionSource, Array, Chunk, EnvInfo, Observation, RecordedRewards, to_numpy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.trainer_case import CHUNK, SAMPLES, TrainerCase

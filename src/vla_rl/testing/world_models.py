@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from vla_rl.core.declarations import WorldModelPlugin
 from vla_rl.core.randomness import Noise, generator
-from vla_rl.core.types import Array, Context, EnvInfo, Observation, Plugin, to_numpy
+from vla_rl.core.types import Array, Context, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 from vla_rl.testing.common.findings import Findings, built
 from vla_rl.testing.env_checks.values import check_array, check_observation
@@ -87,7 +88,12 @@ class _Case:
 
 
 def check_world_model(
-    model: WorldModel | Plugin, config: Any = None, *, env: EnvInfo, chunk: int = 2, windows: Windows | None = None
+    model: WorldModel | WorldModelPlugin,
+    config: Any = None,
+    *,
+    env: EnvInfo,
+    chunk: int = 2,
+    windows: Windows | None = None,
 ) -> None:
     """Fit a world model some thirty times and imagine with it; raises CheckFailed with all findings.
 
@@ -97,7 +103,8 @@ def check_world_model(
     `module`, no metrics of `fit`) are not asked what learning brings.
 
     Args:
-        model: a component that was built for `env` and `chunk`, or a `Plugin` that is built with `config` for them.
+        model: a component that was built for `env` and `chunk`, or a `WorldModelPlugin` that is built with
+            `config` for them.
         windows: at least 4 recorded ones of history + 2 frames; none: noise, which most models can do with.
     """
     model_context = Context(env=env, chunk=chunk)
@@ -110,7 +117,7 @@ def check_world_model(
     given = made_up_windows(env, ROWS, mind.history + ROLLOUT, chunk) if windows is None else windows
     case = _Case(mind, f, env, given)
     twin: WorldModel | None = None
-    if isinstance(model, Plugin):
+    if isinstance(model, WorldModelPlugin):
         with f.section("build"):
             again = run_from(12, lambda: built("world_model", model, config, model_context))
             moved = seeded_generators(building, again)

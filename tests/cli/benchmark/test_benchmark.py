@@ -17,7 +17,8 @@ from vla_rl.cli.benchmark.suites import load, mean_of, names
 from vla_rl.cli.main import app
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.plugins.envs import tabletop
+from vla_rl.core.types import TaskInfo
+from vla_rl.plugins.envs.tabletop import info
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "tabletop_grpo.yaml")
 SHORT = ["runtime.backend=local", "env.num_envs=16", "eval.episodes_per_task=2"]
@@ -79,10 +80,10 @@ def test_suites_are_played_kept_and_shown(tmp_path):
 
 def test_success_is_shown_by_category_where_tasks_have_any(tmp_path, monkeypatch):
     """LIBERO-Plus has thousands of tasks: the terminal and the page show its dimensions and levels instead."""
-    task_info = tabletop.TaskInfo
+    task_info = TaskInfo
     categories = {"pick_red": ("pick",), "pick_blue": ("pick", "pick, blue")}
     monkeypatch.setattr(
-        tabletop, "TaskInfo", lambda name, **of: task_info(name=name, categories=categories.get(name, ()), **of)
+        info, "TaskInfo", lambda name, **of: task_info(name=name, categories=categories.get(name, ()), **of)
     )
     said = vla_rl("eval", EXAMPLE, *SHORT, "--benchmark", "tabletop", "--folder", str(tmp_path), "--suite", "Pick")
     assert "n=8" in said

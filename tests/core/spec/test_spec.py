@@ -18,7 +18,7 @@ import attrs
 from attrs import field, frozen, validators as v
 from pathlib import Path
 from typing import Literal
-from vla_rl import Plugin
+from vla_rl import AlgorithmPlugin, EnvPlugin, HookPlugin, ModelPlugin, PlacementPlugin
 
 @frozen(kw_only=True)
 class Nested:
@@ -48,11 +48,15 @@ class Taken:
 def build(config, context):
     raise AssertionError("checking builds nothing")
 
-toy = Plugin(config=Config, build=build, summary="toy")
-taken = Plugin(config=Taken, build=build, summary="toy")
+def toy(declaration, config=Config):
+    return declaration(config=config, build=build, summary="toy")
+
 vla_rl_plugins = {
-    "model": {"toy": toy}, "env": {"toy": toy, "taken": taken}, "algorithm": {"toy": toy}, "placement": {"toy": toy},
-    "hook": {"toy": toy},
+    "model": {"toy": toy(ModelPlugin)},
+    "env": {"toy": toy(EnvPlugin), "taken": toy(EnvPlugin, Taken)},
+    "algorithm": {"toy": toy(AlgorithmPlugin)},
+    "placement": {"toy": toy(PlacementPlugin)},
+    "hook": {"toy": toy(HookPlugin)},
 }
 """
 

@@ -8,9 +8,10 @@ import torch
 from algorithm_cases import rollout_of
 
 from vla_rl.core.types import Scores
-from vla_rl.plugins.algorithms.gipo import GIPOConfig, plugin
+from vla_rl.plugins.algorithms.gipo import plugin
+from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
-from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm, synthetic
 

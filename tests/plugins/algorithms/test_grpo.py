@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from vla_rl.core.types import Rollout
-from vla_rl.plugins.algorithms.grpo import GRPOConfig, plugin
+from vla_rl.plugins.algorithms.grpo import plugin
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
 from vla_rl.testing import check_algorithm
 from vla_rl.toolkit.algorithms.settings import SuccessFilter as Filter

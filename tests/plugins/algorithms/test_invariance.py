@@ -8,11 +8,11 @@ import torch
 
 from updates import policy_gradient, update_of
 from vla_rl.core.spec.sections import TrainSpec
-from vla_rl.plugins.algorithms.gipo import GIPOConfig
+from vla_rl.plugins.algorithms.gipo.config import GIPOConfig
 from vla_rl.plugins.algorithms.gipo.impl import GIPO
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
-from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.testing import synthetic

@@ -8,7 +8,8 @@ import torch
 
 from vla_rl.core.types import AdvantageScope, Context, Scores
 from vla_rl.plugins.algorithms import gipo, grpo, ppo
-from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.settings import SuccessFilter
 
@@ -173,7 +174,7 @@ def test_a_key_of_another_correction_is_refused(keys, message):
     from vla_rl.core.spec.structure import Problems, Structurer
 
     with pytest.raises(Problems, match=message):
-        Structurer().read_class(keys, ppo.PPOConfig)
+        Structurer().read_class(keys, PPOConfig)
 
 
 def test_without_values_there_is_no_v_trace():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from vla_rl.core.types import Rollout
-from vla_rl.plugins.algorithms.ppo import PPOConfig, plugin
+from vla_rl.plugins.algorithms.ppo import plugin
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.testing import check_algorithm
 

@@ -9,9 +9,9 @@ import torch
 from algorithm_cases import cases_of, close, rollout_of, tensors
 
 from vla_rl.core.types import Batch, Chunk, Observation, Scores
-from vla_rl.plugins.algorithms.grpo import GRPOConfig
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig
 from vla_rl.plugins.algorithms.grpo.impl import GRPO
-from vla_rl.plugins.algorithms.ppo import PPOConfig
+from vla_rl.plugins.algorithms.ppo.config import PPOConfig
 from vla_rl.plugins.algorithms.ppo.impl import PPO
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.checks import ShapeError

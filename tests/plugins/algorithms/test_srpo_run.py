@@ -12,16 +12,17 @@ import torch
 from attrs import evolve
 from PIL import Image
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.events import Run
 from vla_rl.core.run.flow import Ticket
 from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import load_spec, parse_spec
-from vla_rl.core.types import Context, Observation, Plugin, to_numpy
+from vla_rl.core.types import Context, Observation, to_numpy
 from vla_rl.plugins.algorithms.srpo import srpo_report
+from vla_rl.plugins.algorithms.srpo.config import ReportConfig
 from vla_rl.plugins.algorithms.srpo.impl import SRPO
-from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
 from vla_rl.runtime.comm.interfaces import EnvInterface
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run, start
@@ -86,8 +87,8 @@ class Brittle(ScriptedEnv):
 
 vla_rl_plugins = {
     "env": {
-        "blind": Plugin(config=ScriptedConfig, build=Blind, summary="no cameras"),
-        "brittle": Plugin(config=ScriptedConfig, build=Brittle, summary="breaks once"),
+        "blind": EnvPlugin(config=ScriptedConfig, build=Blind, summary="no cameras"),
+        "brittle": EnvPlugin(config=ScriptedConfig, build=Brittle, summary="breaks once"),
     }
 }
 
@@ -246,7 +247,7 @@ def test_the_keys_of_the_report_count(tmp_path):
     from vla_rl.testing import synthetic
 
     about = Run(name="r", folder=tmp_path, spec={}, first_step=0, steps=4, mode="training")
-    report = srpo_report.build(ReportConfig(every=2, plot=False), Context())
+    report = srpo_report.build(ReportConfig(every=2, plot=False))
     for step in (1, 2, 3, 4):
         report.on_rollout_end(about, step, synthetic.rollout(features=3), {})
     assert sorted(path.name for path in (tmp_path / "srpo").iterdir()) == ["step_000002.npz", "step_000004.npz"]

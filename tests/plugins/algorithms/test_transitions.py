@@ -7,6 +7,7 @@ import torch
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.manager import wrap
+from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
 from vla_rl.plugins.algorithms.transitions.impl import TransitionFields
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.algorithms.declarations import check_declarations
@@ -16,7 +17,7 @@ from vla_rl.toolkit.algorithms.result_checks import guard
 def test_fields_by_hand():
     """Two trajectories of three chunks of two actions; the first one ends in its second chunk."""
     rollout = _rollout()
-    algorithm = TransitionFields()
+    algorithm = TransitionFields(TransitionsConfig())
     check_declarations(algorithm, "transitions")
     result = wrap("algorithm", algorithm, "transitions", [guard("transitions", algorithm.extras)]).advantages(rollout)
     extras = result.extras
@@ -32,7 +33,11 @@ def test_a_new_episode_in_the_next_chunk_does_not_continue_the_last_one():
     rollout = _rollout()
     truncated = torch.zeros_like(rollout.truncated)
     truncated[0, 1, 1] = True
-    continues = TransitionFields().advantages(rollout.evolve(truncated=truncated)).extras["transition_continues"]
+    continues = (
+        TransitionFields(TransitionsConfig())
+        .advantages(rollout.evolve(truncated=truncated))
+        .extras["transition_continues"]
+    )
     assert continues.tolist() == [[True, False], [False, True], [False, False]]
 
 
@@ -54,4 +59,4 @@ def _rollout():
 
 def test_it_has_no_loss():
     with pytest.raises(NotOffered, match="for trainers of transitions"):
-        TransitionFields().loss(None, None)
+        TransitionFields(TransitionsConfig()).loss(None, None)

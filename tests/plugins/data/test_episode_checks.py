@@ -15,7 +15,8 @@ import pytest
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
-from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+from vla_rl.plugins.data.lerobot import plugin
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.toolkit.data.episodes import Exclusion
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")

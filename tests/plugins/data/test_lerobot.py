@@ -16,7 +16,8 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.plugins.data.lerobot import LeRobotConfig, plugin
+from vla_rl.plugins.data.lerobot import plugin
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.runtime.start import clone, evaluate
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.samples import check_sample

@@ -11,7 +11,8 @@ import pytest
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
-from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
+from vla_rl.plugins.data.libero_hdf5 import plugin
+from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import Exclusion
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")

@@ -11,7 +11,8 @@ import pytest
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.data.libero_hdf5 import LiberoHDF5Config, plugin
+from vla_rl.plugins.data.libero_hdf5 import plugin
+from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.testing import check_data
 
 recordings = pytest.importorskip("recordings", reason="needs the extra: pip install -e '.[data]'")

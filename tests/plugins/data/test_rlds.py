@@ -12,7 +12,8 @@ import pytest
 from vla_rl.core.catalogue import load
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.data.rlds import RLDSConfig, plugin
+from vla_rl.plugins.data.rlds import plugin
+from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.testing import check_data
 from vla_rl.toolkit.data.episodes import Exclusion
 

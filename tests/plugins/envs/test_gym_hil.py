@@ -12,9 +12,9 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import component
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
-from vla_rl.plugins.envs.gymnasium import gym_hil
-from vla_rl.plugins.envs.gymnasium.hil_env import DrawCameras
-from vla_rl.plugins.envs.gymnasium.settings import STATES
+from vla_rl.plugins.envs.gym_hil import plugin as gym_hil
+from vla_rl.plugins.envs.gym_hil.env import DrawCameras
+from vla_rl.plugins.envs.gymnasium.config import STATES
 from vla_rl.testing import check_env
 
 NOTHING = np.array([0.0, 0.0, 0.0, 1.0], np.float32)

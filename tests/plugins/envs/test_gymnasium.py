@@ -18,8 +18,8 @@ from vla_rl.core.catalogue import build, load
 from vla_rl.core.errors import SpecError, UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ActionSource, Array, Context
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig, plugin, single_env
-from vla_rl.plugins.envs.gymnasium.settings import CameraSettings, InterventionSettings, Wrapper
+from vla_rl.plugins.envs.gymnasium import plugin, single_env
+from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs.settings import Processes

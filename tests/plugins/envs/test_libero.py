@@ -18,7 +18,8 @@ import pytest
 from fork_server import ForkServer
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context
-from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero import plugin
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import recipe
 from vla_rl.plugins.envs.libero.suites import Suite
 

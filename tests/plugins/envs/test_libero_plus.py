@@ -13,8 +13,8 @@ from libero_plus_wheel import CAN, LIT, TABLE, YEAST, write_descriptions, write_
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import SpecError, read_env
-from vla_rl.plugins.envs.libero import LiberoConfig
 from vla_rl.plugins.envs.libero import plus_files as files
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import ASSETS_VARIABLE, PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
 from vla_rl.plugins.envs.libero.plus.variants import (

@@ -16,8 +16,9 @@ from PIL import Image
 import libero_plus_assets
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.libero import LiberoConfig, compiled, plugin
+from vla_rl.plugins.envs.libero import compiled, plugin
 from vla_rl.plugins.envs.libero import plus_files as files
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.plus import PlusConfig
 from vla_rl.plugins.envs.libero.plus.noise import noisy
 from vla_rl.plugins.envs.libero.plus.variants import Variant, all_variants

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero import plugin
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.toolkit.envs.settings import SharedProcesses
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]

@@ -14,7 +14,8 @@ import pytest
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.libero import LiberoConfig, plugin
+from vla_rl.plugins.envs.libero import plugin
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.egl import egl_device
 
 pytest.importorskip("libero", reason="needs LIBERO: pip install -e '.[libero]'")

@@ -16,8 +16,9 @@ import torch
 
 from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.types import Array, ChunkResult, Context, Observation, to_numpy
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.plugins.envs.maniskill import plugin
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SimulationDevices
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.testing import check_env
@@ -439,7 +440,8 @@ def test_a_batch_on_a_gpu(vulkan: None, task: str) -> None:
 import torch
 from vla_rl.testing import check_env
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.plugins.envs.maniskill import plugin
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 if __name__ == "__main__":
     config = ManiSkillConfig(task={task!r}, cameras={{"base_camera": {SIZE}}}, backend="gpu")
     env = plugin.build(config, Context(num_envs=4, chunk={CHUNK}, device="cuda"))

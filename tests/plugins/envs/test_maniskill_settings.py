@@ -15,7 +15,8 @@ import torch
 from fork_server import ForkServer
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.plugins.envs.maniskill import plugin
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 from vla_rl.toolkit.envs import vulkan as driver
 from vla_rl.toolkit.envs.rendering import require
 
@@ -97,7 +98,8 @@ def test_preflight_leaves_sapien_out_of_the_process(vulkan: None, fork_server: F
     code = """
 import sys
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig, plugin
+from vla_rl.plugins.envs.maniskill import plugin
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig
 if __name__ == "__main__":
     plugin.preflight(ManiSkillConfig(tasks=("PickCube-v1", "PushCube-v1")))
     try:

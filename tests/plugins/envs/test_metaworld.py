@@ -20,8 +20,8 @@ from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import ChunkResult, Context
-from vla_rl.plugins.envs.metaworld import MetaWorldConfig, plugin
-from vla_rl.plugins.envs.metaworld.checks import CAMERAS
+from vla_rl.plugins.envs.metaworld import plugin
+from vla_rl.plugins.envs.metaworld.config import CAMERAS, MetaWorldConfig
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env

@@ -20,9 +20,9 @@ from robotwin_double.interview import FILE as ANSWERS
 from robotwin_double.interview import interview
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, patches, plugin, vector
+from vla_rl.plugins.envs.robotwin import patches, plugin, vector
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, Seeds
 from vla_rl.plugins.envs.robotwin.installation import find_installation
-from vla_rl.plugins.envs.robotwin.seeds import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.testing import check_env
 from vla_rl.toolkit.envs.settings import Processes

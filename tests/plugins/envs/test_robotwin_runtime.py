@@ -20,7 +20,7 @@ from robotwin_double.interview import FILE as ANSWERS
 
 from vla_rl.core.catalogue import load
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
+from vla_rl.plugins.envs.robotwin.config import STATE_DIM
 from vla_rl.testing import synthetic
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,9 @@ from robotwin_double.cases import APIS, FIRST, TASK, make, reset, settings, show
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import component
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
-from vla_rl.plugins.envs.robotwin.seeds import SeedBook, Seeds
+from vla_rl.plugins.envs.robotwin import plugin
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, Seeds
+from vla_rl.plugins.envs.robotwin.seeds import SeedBook
 from vla_rl.toolkit.envs.settings import Processes
 
 pytest_plugins = ["robotwin_double.fixtures"]

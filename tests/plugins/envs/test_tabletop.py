@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from vla_rl.core.types import ChunkResult, Context, Observation
-from vla_rl.plugins.envs.tabletop import TabletopConfig, plugin
+from vla_rl.plugins.envs.tabletop import plugin
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
 from vla_rl.plugins.envs.tabletop.scenes import GAP, REACH, split_scenes
 from vla_rl.plugins.envs.tabletop.simulator import SPEED, TOLERANCE, Tabletop
 from vla_rl.plugins.envs.tabletop.tasks import COLOURS, TASKS

@@ -10,8 +10,8 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from vla_rl.core.types import Context
-from vla_rl.plugins.hooks.console import ConsoleConfig, plugin
+from vla_rl.plugins.hooks.console import plugin
+from vla_rl.plugins.hooks.console.config import ConsoleConfig
 from vla_rl.plugins.hooks.console.screen import Screen
 from vla_rl.plugins.hooks.console.status import Status, clock, rate_style
 from vla_rl.testing.events import METRICS, a_run, an_evaluation
@@ -39,7 +39,7 @@ def play(hook: Any, folder: Path, results: dict[str, Any]) -> None:
 
 
 def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    play(plugin.build(ConsoleConfig(), Context()), tmp_path, RESULTS)
+    play(plugin.build(ConsoleConfig()), tmp_path, RESULTS)
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("step 1/10"))
     assert "success 75.0 % [63.2, 84.0] n=64" in line  # Wilson, 48 of 64
@@ -57,7 +57,7 @@ def test_a_log_file_gets_one_line_for_each_step(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_run_whose_rollouts_are_ahead_says_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hook = plugin.build(ConsoleConfig(), Context())
+    hook = plugin.build(ConsoleConfig())
     hook.on_run_start(run=a_run(tmp_path))
     ahead = {"rollout/ready_tickets": 12.0, "rollout/running_tickets": 1064.0, "time/step": 4.0, "time/rollout": 1.0}
     hook.on_update_end(step=1, metrics={**METRICS, **ahead, "policy/lag_mean": 0.8, "policy/lag_max": 1.0})
@@ -84,7 +84,7 @@ def test_a_terminal_gets_a_panel_that_goes_away_at_the_end(tmp_path: Path) -> No
 
 
 def test_a_run_without_evaluation_has_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hook: Any = plugin.build(ConsoleConfig(mode="plain"), Context())
+    hook: Any = plugin.build(ConsoleConfig(mode="plain"))
     run = a_run(tmp_path)
     hook.on_run_start(run=run)
     hook.on_update_end(step=1, metrics={"loss/total": 1.0})
@@ -98,7 +98,7 @@ def test_long_names_of_tasks_leave_their_figures_on_a_narrow_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
-    play(plugin.build(ConsoleConfig(), Context()), tmp_path, {**RESULTS, "tasks": {long: RATE, "reach": RATE}})
+    play(plugin.build(ConsoleConfig()), tmp_path, {**RESULTS, "tasks": {long: RATE, "reach": RATE}})
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("pick_up"))
     assert lines[first].split()[1:] == ["95.0", "%", "91.0", "to", "97.0", "200"]
@@ -111,7 +111,7 @@ def test_the_name_of_an_only_task_is_not_shown_and_takes_no_room(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     only = {**RESULTS, "tasks": {"pick_up_the_black_bowl_on_the_cookie_box": RATE}}
-    play(plugin.build(ConsoleConfig(), Context()), tmp_path, only)
+    play(plugin.build(ConsoleConfig()), tmp_path, only)
     out = capsys.readouterr().out
     assert "pick_up" not in out
     assert "━" in next(line for line in out.splitlines() if line.startswith("all"))
@@ -132,7 +132,7 @@ def test_time_to_go_follows_the_pace_and_leaves_the_first_evaluation_out(tmp_pat
 
 
 def test_the_warm_up_has_a_line_and_no_part_in_the_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hook: Any = plugin.build(ConsoleConfig(mode="plain"), Context())
+    hook: Any = plugin.build(ConsoleConfig(mode="plain"))
     hook.on_run_start(run=a_run(tmp_path))
     metrics = {
         "bc_warmup/samples": 1200.0,

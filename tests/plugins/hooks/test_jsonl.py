@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from vla_rl.core.types import Context
-from vla_rl.plugins.hooks.jsonl import JsonlConfig, plugin
+from vla_rl.plugins.hooks.jsonl import plugin
+from vla_rl.plugins.hooks.jsonl.config import JsonlConfig
 from vla_rl.testing.events import a_run, an_evaluation
 
 
 def train(folder: Path, first_step: int, last_step: int, finish: bool = True) -> None:
     """Steps with an evaluation at 0 and after every second one, in the loop's order."""
-    hook: Any = plugin.build(JsonlConfig(), Context())
+    hook: Any = plugin.build(JsonlConfig())
     hook.on_run_start(run=a_run(folder, first_step))
     if first_step == 0:
         hook.on_eval_end(step=0, evaluation=an_evaluation(0))
@@ -61,7 +61,7 @@ def test_a_resumed_file_equals_that_of_a_run_never_killed(tmp_path: Path, killed
 def test_an_evaluation_that_is_repeated_replaces_its_line(tmp_path: Path) -> None:
     train(tmp_path, 0, 4)
     before = lines(tmp_path)
-    hook: Any = plugin.build(JsonlConfig(), Context())
+    hook: Any = plugin.build(JsonlConfig())
     hook.on_run_start(run=a_run(tmp_path, 4))
     hook.on_eval_end(step=4, evaluation=an_evaluation(4, successes=4))
     hook.on_run_end()
@@ -73,7 +73,7 @@ def test_a_killed_evaluation_is_written_when_the_resumed_run_makes_up_for_it(tmp
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     without_eval = whole[: whole.rstrip(b"\n").rindex(b"\n") + 1]
     (tmp_path / "metrics.jsonl").write_bytes(without_eval)
-    hook: Any = plugin.build(JsonlConfig(), Context())
+    hook: Any = plugin.build(JsonlConfig())
     hook.on_run_start(run=a_run(tmp_path, 4))
     hook.on_eval_end(step=4, evaluation=an_evaluation(4, successes=4))
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
@@ -81,7 +81,7 @@ def test_a_killed_evaluation_is_written_when_the_resumed_run_makes_up_for_it(tmp
 
 def test_a_run_that_starts_over_repeats_nothing(tmp_path: Path) -> None:
     for _ in range(2):
-        hook: Any = plugin.build(JsonlConfig(), Context())
+        hook: Any = plugin.build(JsonlConfig())
         hook.on_run_start(run=a_run(tmp_path))
         hook.on_update_end(step=0, metrics={"bc_warmup/loss": 0.5})
         hook.on_eval_end(step=0, evaluation=an_evaluation(0))
@@ -90,7 +90,7 @@ def test_a_run_that_starts_over_repeats_nothing(tmp_path: Path) -> None:
 
 
 def test_nan_becomes_null(tmp_path: Path) -> None:
-    hook: Any = plugin.build(JsonlConfig(), Context())
+    hook: Any = plugin.build(JsonlConfig())
     hook.on_run_start(run=a_run(tmp_path))
     hook.on_update_end(step=1, metrics={"a": float("nan"), "b": float("inf"), "c": 1.5})
     assert lines(tmp_path) == [{"step": 1, "a": None, "b": None, "c": 1.5}]

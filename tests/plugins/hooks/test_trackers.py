@@ -17,8 +17,8 @@ import pytest
 from vla_rl.core.catalogue import build, install_command, load
 from vla_rl.core.errors import PluginError
 from vla_rl.core.installation import OWN_DIST
-from vla_rl.core.types import Context
 from vla_rl.testing.events import METRICS, a_run, an_episode, an_evaluation
+from vla_rl.toolkit.hooks.tracking import HELD
 
 NAMES = ("wandb", "mlflow", "swanlab")
 OFFLINE = {"wandb": {"mode": "offline"}, "mlflow": {}, "swanlab": {"mode": "offline"}}
@@ -39,8 +39,8 @@ def no_server(monkeypatch, tmp_path):
 def train(name: str, folder: Path, first: int, last: int, finish: bool, **settings: Any) -> None:
     """Steps, an evaluation with a film, a checkpoint that is removed at once."""
     folder.mkdir(exist_ok=True)
-    hook = build("hook", name, load("hook", name).config(artifacts="all", **OFFLINE[name] | settings), Context())
-    video = build("hook", "video", load("hook", "video").config(episodes=1), Context())
+    hook = build("hook", name, load("hook", name).config(artifacts="all", **OFFLINE[name] | settings))
+    video = build("hook", "video", load("hook", "video").config(episodes=1))
     run = a_run(folder, first)
     hook.on_run_start(run)
     video.on_run_start(run)
@@ -166,6 +166,15 @@ def test_swanlab_takes_a_run_offline(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_missing_is_named_with_its_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
+    store = f"vla_rl.plugins.hooks.{name}.store"
+    monkeypatch.delitem(sys.modules, store, raising=False)
+    plugin = load("hook", name)
+    monkeypatch.setitem(vars(plugin), "build", f"{store}:make_tracker")  # not resolved yet
     with pytest.raises(PluginError, match=rf"needs '{name}'.*{re.escape(install_command(OWN_DIST, name))}"):
-        monkeypatch.delitem(sys.modules, f"vla_rl.plugins.hooks.{name}.store", raising=False)
-        build("hook", name, load("hook", name).config(), Context())
+        build("hook", name, plugin.config())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_folder_of_waiting_checkpoints_is_declared(name):
+    plugin = load("hook", name)
+    assert plugin.files(plugin.config()) == (f"{HELD}/{name}",)

@@ -11,8 +11,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vla_rl.core.events import EpisodeFrames
 from vla_rl.core.manager import broadcast
-from vla_rl.core.types import Context
-from vla_rl.plugins.hooks.video import VideoConfig, encoder_missing, plugin
+from vla_rl.plugins.hooks.video import plugin
+from vla_rl.plugins.hooks.video.config import VideoConfig
+from vla_rl.plugins.hooks.video.encoder import encoder_missing
 from vla_rl.plugins.hooks.video.recorder import HOLD_SECONDS, OUTCOME, compose
 from vla_rl.testing.events import a_run, an_episode, an_evaluation
 
@@ -24,7 +25,7 @@ def read(path: Path) -> np.ndarray[Any, Any]:
 
 
 def test_files_are_named_by_step_episode_and_outcome_and_play(tmp_path: Path) -> None:
-    hook: Any = plugin.build(VideoConfig(fps=4.0), Context())
+    hook: Any = plugin.build(VideoConfig(fps=4.0))
     evaluation = an_evaluation(20, frames=(an_episode(True), an_episode(False)))
     hook.on_eval_end(run=a_run(tmp_path), step=20, evaluation=evaluation)
     names = sorted(path.name for path in (tmp_path / "videos").glob("*.mp4"))
@@ -39,7 +40,7 @@ def test_files_are_named_by_step_episode_and_outcome_and_play(tmp_path: Path) ->
 
 
 def test_an_evaluation_that_is_repeated_leaves_no_stale_film(tmp_path: Path) -> None:
-    hook: Any = plugin.build(VideoConfig(), Context())
+    hook: Any = plugin.build(VideoConfig())
     for success in (False, True):
         evaluation = an_evaluation(3, frames=(an_episode(success, frames=2),))
         hook.on_eval_end(run=a_run(tmp_path), step=3, evaluation=evaluation)
@@ -50,7 +51,7 @@ def test_an_evaluation_that_is_repeated_leaves_no_stale_film(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("every", "wanted"), [(0, [0, 3, 5, 10]), (5, [0, 5, 10]), (4, [0, 10])])
 def test_frames_are_asked_for_at_multiples_and_at_the_end(tmp_path: Path, every: int, wanted: list[int]) -> None:
-    hook: Any = plugin.build(VideoConfig(every=every, episodes=3), Context())
+    hook: Any = plugin.build(VideoConfig(every=every, episodes=3))
     hook.on_run_start(run=a_run(tmp_path, steps=10))
     assert [step for step in (0, 3, 5, 10) if hook.frames_wanted(step=step) == 3] == wanted
 
@@ -95,7 +96,7 @@ def test_long_instructions_are_wrapped() -> None:
 
 
 def test_no_frames_no_folder(tmp_path: Path) -> None:
-    hook: Any = plugin.build(VideoConfig(), Context())
+    hook: Any = plugin.build(VideoConfig())
     hook.on_eval_end(run=a_run(tmp_path), step=1, evaluation=an_evaluation(1))
     assert not (tmp_path / "videos").exists()
 
@@ -108,7 +109,7 @@ def test_without_an_encoder_the_hook_alone_is_left_out(monkeypatch: pytest.Monke
     encoder_missing.cache_clear()
     try:
         for _ in range(2):  # `check` builds it too
-            hook = plugin.build(VideoConfig(), Context())
+            hook = plugin.build(VideoConfig())
         events = broadcast({"video": hook})
         assert events.frames_wanted(0) == 0
         events.on_eval_end(a_run(Path()), 0, an_evaluation(0, frames=(an_episode(True),)))
@@ -120,6 +121,6 @@ def test_without_an_encoder_the_hook_alone_is_left_out(monkeypatch: pytest.Monke
 
 def test_an_encoder_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
-    hook: Any = plugin.build(VideoConfig(), Context())
+    hook: Any = plugin.build(VideoConfig())
     hook.on_eval_end(a_run(tmp_path), 0, an_evaluation(0, frames=(an_episode(True),)))
     assert "could not encode" in caplog.text and not list(tmp_path.glob("videos/*.mp4"))

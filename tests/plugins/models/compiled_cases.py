@@ -12,11 +12,14 @@ import pi0_cases
 from openvla_cases import ENV
 
 from vla_rl.core.types import Context, Observation
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, openvla
-from vla_rl.plugins.models.pi0 import Pi05Config, pi05
-from vla_rl.plugins.models.smolvla import SmolVLAConfig
+from vla_rl.plugins.models.openvla import openvla
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig
+from vla_rl.plugins.models.pi0 import pi05
+from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 LONG = "put the yellow cube into the basket behind the red bowl and close the drawer"
 """Instruction that no model was built with: it makes all prompts longer."""

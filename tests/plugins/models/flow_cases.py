@@ -9,7 +9,8 @@ import torch
 from model_cases import changed, noise
 
 from vla_rl.core.types import Observation
-from vla_rl.plugins.models.smolvla import LoRAConfig, NoiseConfig, PrefixHeadConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig
+from vla_rl.toolkit.models.flow_config import NoiseConfig, PrefixHeadConfig
 
 contracts = pytest.mark.parametrize(
     ("values", "config"),

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from reference_files import reference
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, build
 from vla_rl.plugins.models.openvla.architecture import OpenVLAConfig, dinov2, siglip
+from vla_rl.plugins.models.openvla.builder import build_policy
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model
 from vla_rl.plugins.models.openvla.policy import OFTPolicy
 from vla_rl.testing import synthetic
@@ -26,7 +27,7 @@ CHUNK = 4
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> OFTPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "fast")
-    return build(OpenVLAOFTConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(OpenVLAOFTConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.models.pi0 import Pi0Config, build
 from vla_rl.plugins.models.pi0.architecture import PiSizes
+from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import prompt_text
 from vla_rl.testing import synthetic
@@ -31,7 +32,7 @@ REFERENCE_SIZES = PiSizes(
 def policy(env: EnvInfo = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi0Policy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return build(Pi0Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(Pi0Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 def observation(rows: int, env: EnvInfo = ENV) -> Observation:

@@ -14,14 +14,18 @@ from openvla_cases import policy as oft
 
 from vla_rl.core.types import Context, Observation
 from vla_rl.plugins.models import openvla, pi0, smolvla
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.plugins.models.openvla.heads import ActionValueHead
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config, Pi05HeadConfig
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.flow_config import PrefixHeadConfig, ValueHeadConfig
 
-POOLED = openvla.OpenVLAValueHeadConfig(kind="action_attention", hidden=(16,))
+POOLED = OpenVLAValueHeadConfig(kind="action_attention", hidden=(16,))
 FLOW: dict[str, Any] = {
-    "pi0": (pi0.plugin, pi0.Pi0Config, pi0.ValueHeadConfig),
-    "pi05": (pi0.pi05, pi0.Pi05Config, pi0.Pi05HeadConfig),
-    "smolvla": (smolvla.plugin, smolvla.SmolVLAConfig, smolvla.PrefixHeadConfig),
+    "pi0": (pi0.plugin, Pi0Config, ValueHeadConfig),
+    "pi05": (pi0.pi05, Pi05Config, Pi05HeadConfig),
+    "smolvla": (smolvla.plugin, SmolVLAConfig, PrefixHeadConfig),
 }
 
 
@@ -54,8 +58,10 @@ def test_contract_with_it(name: str, values: Any) -> None:
 
 def test_it_can_be_kept_from_the_expert() -> None:
     for detach in (False, True):
-        head = pi0.ValueHeadConfig(reads="denoising", detach=detach)
-        model = pi0.build(pi0.Pi0Config(preset="tiny", value_head=head), Context(env=ENV, chunk=CHUNK, values="chunk"))
+        head = ValueHeadConfig(reads="denoising", detach=detach)
+        model = pi0.plugin.build(
+            Pi0Config(preset="tiny", value_head=head), Context(env=ENV, chunk=CHUNK, values="chunk")
+        )
         chunk = model.sample_chunk(observation(2), noise(2), False)
         model.chunk_log_probs(observation(2), chunk).values.sum().backward()
         reached = {n for n, p in model.module.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
@@ -109,19 +115,19 @@ def test_the_step_of_the_episode_is_embedded() -> None:
     rows = attrs.evolve(told, state=None, images={}).take(np.array([2, 1])).numpy()
     assert Observation.concat([rows, rows]).steps.tolist() == [9, 2, 9, 2]
     with pytest.raises(ValueError, match="`steps` belongs to kind 'action_attention'"):
-        openvla.OpenVLAValueHeadConfig(steps=4)
+        OpenVLAValueHeadConfig(steps=4)
 
 
 @pytest.mark.parametrize("steps", [None, 8])
 def test_attention_over_action_tokens_as_a_plugin(steps: int | None) -> None:
-    given = openvla.OpenVLAOFTConfig(preset="fast", value_head=attrs.evolve(POOLED, steps=steps))
+    given = OpenVLAOFTConfig(preset="fast", value_head=attrs.evolve(POOLED, steps=steps))
 
     check_model(openvla.openvla_oft, given, env=ENV, chunk=CHUNK, values="chunk", atol=2e-5, reload=reloading(given))
 
 
 @pytest.mark.parametrize(("detach", "shared"), [(None, False), (False, True)])
 def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None, shared: bool) -> None:
-    head = openvla.OpenVLAValueHeadConfig(kind="action_attention", detach=detach)
+    head = OpenVLAValueHeadConfig(kind="action_attention", detach=detach)
     model = oft(context={"values": "chunk"}, value_head=head)
     chunk = model.sample_chunk(observation(2), noise(2), False)
     model.chunk_log_probs(observation(2), chunk).values.sum().backward()
@@ -132,4 +138,4 @@ def test_attention_over_action_tokens_is_kept_from_the_trunk(detach: bool | None
 
 def test_tokens_that_are_not_yet_said_are_refused() -> None:
     with pytest.raises(ValueError, match="which openvla knows only once it has acted; use mlp or attention"):
-        openvla.OpenVLAARConfig(preset="fast", value_head=POOLED)
+        OpenVLAARConfig(preset="fast", value_head=POOLED)

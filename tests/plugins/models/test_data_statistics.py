@@ -17,6 +17,7 @@ from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context
 from vla_rl.plugins.models import gr00t, openvla, pi0, smolvla
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.runtime.checks.run import check_spec
 
 PART = {
@@ -79,9 +80,9 @@ def test_a_base_without_statistics_is_cloned(name: str, tmp_path: Path) -> None:
 
 
 def test_relative_actions_are_refused_all_the_same(tmp_path: Path) -> None:
-    smolvla.build(smolvla.SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
+    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
     edit(tmp_path / "config.json", use_relative_actions=True)
-    config = smolvla.SmolVLAConfig(checkpoint=str(tmp_path))
+    config = SmolVLAConfig(checkpoint=str(tmp_path))
     with pytest.raises(Problems, match="relative to the state"):
         smolvla.plugin.check(config, Context(chunk=CHUNK, scaling={}))
 
@@ -89,7 +90,7 @@ def test_relative_actions_are_refused_all_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("run", "demanded"), [("sft", False), ("eval", False), ("run", True)])
 def test_a_spec_whose_data_scale(tmp_path: Path, run: str, demanded: bool) -> None:
     """A run that cloned is evaluated by the data's statistics too; reinforcement learning from the base is not."""
-    smolvla.build(smolvla.SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
+    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), Context(env=ENV, chunk=CHUNK)).save(tmp_path)
     without_statistics(tmp_path, "smolvla")
     spec = parse_spec({
         "name": "clone", "model": {"type": "smolvla", "checkpoint": str(tmp_path)},

@@ -17,14 +17,16 @@ from torch import Tensor
 from reference_files import reference
 from vla_rl.core.types import Context
 from vla_rl.plugins.models import pi0, smolvla
+from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.layout import public_name
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.models.flow_config import NoiseConfig
 
 STEPS, LEVEL = 4, 0.7
 PLAIN: dict[str, Any] = {"pi05": PlainPi05, "smolvla": PlainSmolVLA}
 BUILT: dict[str, Any] = {
-    "pi05": (pi0.pi05, pi0.Pi05Config),
-    "smolvla": (smolvla.plugin, smolvla.SmolVLAConfig),
+    "pi05": (pi0.pi05, Pi05Config),
+    "smolvla": (smolvla.plugin, SmolVLAConfig),
 }
 
 

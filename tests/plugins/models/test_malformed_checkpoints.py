@@ -1,5 +1,5 @@
 """Folders of checkpoints whose files hold other things than they should: one sentence that names the file, the key and
-what is expected, from `Plugin.check` or from `Plugin.build`."""
+what is expected, from `check` or from `build` of its plugin."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vla_rl.core.declarations import ModelPlugin
 from vla_rl.core.errors import UserError
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 from vla_rl.plugins.models import film_resnet, gr00t, openvla, pi0, smolvla
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.testing import synthetic
 
 ENV = synthetic.env_info()
@@ -39,7 +41,7 @@ def save_pi0(folder: Path) -> None:
 
 
 def save_smolvla(folder: Path) -> None:
-    smolvla.build(smolvla.SmolVLAConfig(preset="tiny"), CONTEXT).save(folder)
+    smolvla.plugin.build(SmolVLAConfig(preset="tiny"), CONTEXT).save(folder)
 
 
 def save_n1_7(folder: Path) -> None:
@@ -54,7 +56,7 @@ def save_oft(folder: Path) -> None:
     openvla_cases.policy(unnorm_key="table").save(folder)
 
 
-MODELS: dict[str, tuple[Callable[[Path], Any], Plugin, list[Case]]] = {
+MODELS: dict[str, tuple[Callable[[Path], Any], ModelPlugin, list[Case]]] = {
     "pi0": (
         save_pi0,
         pi0.plugin,
@@ -172,11 +174,11 @@ MODELS: dict[str, tuple[Callable[[Path], Any], Plugin, list[Case]]] = {
 }
 
 
-def configured(plugin: Plugin, folder: Path) -> Any:
+def configured(plugin: ModelPlugin, folder: Path) -> Any:
     return plugin.config(checkpoint=str(folder))  # type: ignore[call-arg]
 
 
-def refusal(plugin: Plugin, folder: Path) -> str:
+def refusal(plugin: ModelPlugin, folder: Path) -> str:
     """What check says, or else build."""
     config = configured(plugin, folder)
     with pytest.raises((Problems, UserError)) as caught:

@@ -7,13 +7,15 @@ import torch
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.gr00t import GrootConfig
 from vla_rl.plugins.models.gr00t import plugin as gr00t
-from vla_rl.plugins.models.openvla import OpenVLAARConfig, OpenVLAOFTConfig, openvla, openvla_oft
-from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
+from vla_rl.plugins.models.gr00t.config import GrootConfig
+from vla_rl.plugins.models.openvla import openvla, openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig
+from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
-from vla_rl.plugins.models.smolvla import SmolVLAConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.models.smolvla import plugin as smolvla
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.runtime.gpu_memory.model_memory import observation
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models import networks

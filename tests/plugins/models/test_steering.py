@@ -15,6 +15,10 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.errors import CheckpointError, NotOffered, UserError
 from vla_rl.core.types import Context, UnexecutedActions
 from vla_rl.plugins.models import gr00t, pi0, smolvla
+from vla_rl.plugins.models.gr00t.config import GrootConfig
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.cuda_graphs import CapturedFunction, EagerRecorder, no_host_reads
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.flow_config import NoiseConfig, SteeringConfig
@@ -22,10 +26,10 @@ from vla_rl.toolkit.models.heads import STEERING_HEAD
 
 SMALL = SteeringConfig(range=2.0, hidden=(16,))
 MODELS: dict[str, Any] = {
-    "pi0": (pi0.plugin, pi0.Pi0Config),
-    "pi05": (pi0.pi05, pi0.Pi05Config),
-    "smolvla": (smolvla.plugin, smolvla.SmolVLAConfig),
-    "gr00t": (gr00t.plugin, gr00t.GrootConfig),
+    "pi0": (pi0.plugin, Pi0Config),
+    "pi05": (pi0.pi05, Pi05Config),
+    "smolvla": (smolvla.plugin, SmolVLAConfig),
+    "gr00t": (gr00t.plugin, GrootConfig),
 }
 
 
@@ -144,12 +148,12 @@ def test_steered_decisions_can_be_captured(greedy: bool) -> None:
     [
         ({"train_expert_only": False}, "leave `train_expert_only` out"),
         ({"noise": NoiseConfig(level=0.3), "greedy_start": "fixed_noise"}, "leave `noise` and `greedy_start` out"),
-        ({"lora": pi0.LoRAConfig(rank=2)}, "leave `lora` out"),
+        ({"lora": LoRAConfig(rank=2)}, "leave `lora` out"),
     ],
 )
 def test_keys_that_a_frozen_policy_has_no_use_for_are_refused(keys: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        pi0.Pi0Config(preset="tiny", steering=SMALL, **keys)
+        Pi0Config(preset="tiny", steering=SMALL, **keys)
 
 
 @pytest.mark.parametrize("keys", [{"range": 0.0}, {"range": -1.0}, {"hidden": (0,)}])

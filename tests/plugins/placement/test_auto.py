@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst
-from vla_rl.plugins.placement.auto import AutoConfig
+from vla_rl.plugins.placement.auto.config import AutoConfig
 from vla_rl.plugins.placement.auto.impl import Auto, splits
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.forecast import forecast

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from vla_rl.core.plan import Cluster, DoesNotFit, Job
-from vla_rl.plugins.placement.collocated import CollocatedConfig, plugin
+from vla_rl.plugins.placement.collocated import plugin
+from vla_rl.plugins.placement.collocated.config import CollocatedConfig
 from vla_rl.plugins.placement.collocated.impl import Collocated
 from vla_rl.testing import check_placement
 

@@ -12,7 +12,7 @@ from vla_rl.core.randomness import generator
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Context
-from vla_rl.plugins.trainers.dagger import DaggerConfig, HGDaggerConfig, beta_of
+from vla_rl.plugins.trainers.dagger.config import DaggerConfig, HGDaggerConfig, decay_beta
 from vla_rl.plugins.trainers.dagger.impl import Dagger, HGDagger
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel
@@ -72,10 +72,10 @@ def recording_of(count, actions=None, pixels=8):
 
 def test_the_probability_of_the_expert_decays():
     """Ross et al. 2011, section 3.1: beta_1 = 1, and beta_i = p^(i - 1), or 1 in the first iteration alone."""
-    assert [beta_of(DaggerConfig(), step) for step in (1, 2, 3)] == [1.0, 0.0, 0.0]
+    assert [decay_beta(DaggerConfig(), step) for step in (1, 2, 3)] == [1.0, 0.0, 0.0]
     decaying = DaggerConfig(beta=0.8, beta_decay=0.5)
-    assert [beta_of(decaying, step) for step in (1, 2, 4)] == pytest.approx([0.8, 0.4, 0.1])
-    assert [beta_of(DaggerConfig(beta=0.3, beta_decay=1.0), step) for step in (1, 9)] == [0.3, 0.3]
+    assert [decay_beta(decaying, step) for step in (1, 2, 4)] == pytest.approx([0.8, 0.4, 0.1])
+    assert [decay_beta(DaggerConfig(beta=0.3, beta_decay=1.0), step) for step in (1, 9)] == [0.3, 0.3]
 
 
 @pytest.mark.parametrize(

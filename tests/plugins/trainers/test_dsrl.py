@@ -18,8 +18,10 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import Transitions, TransitionsData
 from vla_rl.core.types import ActionSource, Context
-from vla_rl.plugins.models.pi0 import Pi0Config, build
-from vla_rl.plugins.trainers.off_policy import DsrlConfig, dsrl
+from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.config import Pi0Config
+from vla_rl.plugins.trainers.off_policy import dsrl
+from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.steering import Dsrl
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_trainer, synthetic
@@ -40,7 +42,7 @@ NAMED = (
 
 def model_of(**steering):
     config = Pi0Config(preset="tiny", denoise_steps=2, steering=SteeringConfig(**{"hidden": (16,), **steering}))
-    return build(config, Context(env=INFO, chunk=CHUNK))
+    return build_policy(config, Context(env=INFO, chunk=CHUNK))
 
 
 def trainer_in(folder, model=None, lr=1e-3, **keys):
@@ -156,13 +158,13 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
     }
     parsed = parse_spec(spec)
     info = plugins.build("env", "tabletop", parsed.env.config, Context(num_envs=1)).info
-    build(Pi0Config(preset="tiny"), Context(env=info, chunk=4)).save(tmp_path / "base")
+    build_policy(Pi0Config(preset="tiny"), Context(env=info, chunk=4)).save(tmp_path / "base")
     run(parsed, tmp_path / "run", False)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("off_policy/updates", 0) for line in lines) > 0
     folder = tmp_path / "run" / "checkpoints" / "step_000002" / "model"
     assert (folder / "model.safetensors").read_bytes() == (tmp_path / "base" / "model.safetensors").read_bytes()
-    model = build(Pi0Config(checkpoint=str(folder)), Context(env=info, chunk=4))
+    model = build_policy(Pi0Config(checkpoint=str(folder)), Context(env=info, chunk=4))
     assert model.steering_shape == (1, 3)
 
 
@@ -172,6 +174,6 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
 def test_models_without_noise_or_without_a_head_are_refused(tmp_path):
     with pytest.raises(UserError, match="model 'tiny' has none; pi0, pi05, smolvla and gr00t have"):
         trainer_in(tmp_path, LinearModel(INFO, CHUNK))
-    plain = build(Pi0Config(preset="tiny"), Context(env=INFO, chunk=CHUNK))
+    plain = build_policy(Pi0Config(preset="tiny"), Context(env=INFO, chunk=CHUNK))
     with pytest.raises(UserError, match=r"model 'tiny' has none; set model.steering: \{\}"):
         trainer_in(tmp_path, plain)

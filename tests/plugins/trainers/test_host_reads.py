@@ -17,13 +17,16 @@ from vla_rl.plugins.algorithms.gipo import plugin as gipo
 from vla_rl.plugins.algorithms.grpo import plugin as grpo
 from vla_rl.plugins.algorithms.ppo import plugin as ppo
 from vla_rl.plugins.algorithms.srpo import plugin as srpo
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig
 from vla_rl.plugins.models.film_resnet import plugin as film_resnet
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft
-from vla_rl.plugins.models.pi0 import Pi0Config, Pi05Config, pi05
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
+from vla_rl.plugins.models.pi0 import pi05
 from vla_rl.plugins.models.pi0 import plugin as pi0
+from vla_rl.plugins.models.pi0.config import Pi0Config, Pi05Config
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.testing import synthetic
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.gradient_accumulator import MetricAccumulator
 from vla_rl.toolkit.trainers.trained_model import TrainedModel

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from reference_files import reference
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
-from vla_rl.plugins.trainers.off_policy import OffPolicyConfig, impl
+from vla_rl.plugins.trainers.off_policy import impl
+from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.testing import synthetic
 from vla_rl.testing.linear import LinearModel

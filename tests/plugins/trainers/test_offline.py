@@ -13,7 +13,7 @@ from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep
 from vla_rl.core.types import Context, Observation, RecordedRewards
-from vla_rl.plugins.trainers.offline import OfflineConfig
+from vla_rl.plugins.trainers.offline.config import OfflineConfig
 from vla_rl.plugins.trainers.offline.impl import Offline
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.testing import synthetic

@@ -14,8 +14,10 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.trainers import DemonstrationsData
 from vla_rl.core.types import Context, RecordedRewards
-from vla_rl.plugins.trainers.recap import NEGATIVE, POSITIVE, RecapConfig, plugin
+from vla_rl.plugins.trainers.recap import plugin
+from vla_rl.plugins.trainers.recap.config import RecapConfig
 from vla_rl.plugins.trainers.recap.impl import Recap, conditioned, positive_labels
+from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
 from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
 from vla_rl.testing import check_trainer, synthetic
 from vla_rl.testing.linear import LinearModel

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
+from vla_rl.core.declarations import DataPlugin
 from vla_rl.core.spec.spec import load_spec
-from vla_rl.core.types import Plugin
 from vla_rl.runtime.checks.run import check_spec
 
 SPEC = """\
@@ -143,7 +143,7 @@ def never_opened(config, context):
     raise AssertionError("checks open nothing")
 
 
-vla_rl_plugins = {"data": {"recorded": Plugin(config=NoKeys, build=never_opened, summary="recordings of nothing")}}
+vla_rl_plugins = {"data": {"recorded": DataPlugin(config=NoKeys, build=never_opened, summary="recordings of nothing")}}
 
 
 def test_a_clone_warns_of_its_own_schedule(caplog):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.declarations import DataPlugin
+from vla_rl.core.types import Context
 from vla_rl.testing import ScriptedEnv
 from vla_rl.toolkit.data.samples import InMemoryDataset
 
@@ -22,4 +23,4 @@ def build(config: RecordedConfig, context: Context) -> InMemoryDataset:
     return InMemoryDataset([(env.reset(env_ids, states, env_ids), env.expert_chunk())])
 
 
-vla_rl_plugins = {"data": {"recorded": Plugin(config=RecordedConfig, build=build, summary="for tests")}}
+vla_rl_plugins = {"data": {"recorded": DataPlugin(config=RecordedConfig, build=build, summary="for tests")}}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.declarations import HookPlugin
 
 
 @frozen(kw_only=True)
@@ -73,8 +73,4 @@ class Bad:
                         file.write(b"x" * 512)
 
 
-def build(config: BadConfig, context: Context) -> Bad:
-    return Bad(config)
-
-
-vla_rl_plugins = {"hook": {"bad": Plugin(config=BadConfig, build=build, summary="does something wrong")}}
+vla_rl_plugins = {"hook": {"bad": HookPlugin(config=BadConfig, build=Bad, summary="does something wrong")}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from attrs import evolve
 
-from vla_rl.core.types import Plugin
+from vla_rl.core.declarations import ModelPlugin
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import LinearConfig
 
@@ -33,4 +33,4 @@ def build(config, context):
     return ReadingModel(context.env, context.chunk, **keys)
 
 
-vla_rl_plugins = {"model": {"reading": Plugin(config=LinearConfig, build=build, summary="for tests")}}
+vla_rl_plugins = {"model": {"reading": ModelPlugin(config=LinearConfig, build=build, summary="for tests")}}

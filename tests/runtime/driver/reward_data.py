@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin, RecordedRewards
+from vla_rl.core.declarations import DataPlugin
+from vla_rl.core.types import Context, RecordedRewards
 from vla_rl.testing import ScriptedEnv
 from vla_rl.toolkit.data.samples import InMemoryDataset
 
@@ -35,4 +36,4 @@ def build(config: RewardedConfig, context: Context) -> Rewarded:
     return Rewarded([(obs, np.where(good[:, None, None], actions, -actions).astype(np.float32))])
 
 
-vla_rl_plugins = {"data": {"rewarded": Plugin(config=RewardedConfig, build=build, summary="for tests")}}
+vla_rl_plugins = {"data": {"rewarded": DataPlugin(config=RewardedConfig, build=build, summary="for tests")}}

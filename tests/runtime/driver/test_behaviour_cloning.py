@@ -151,12 +151,12 @@ def test_data_of_other_shapes_is_refused_before_there_is_a_model(tmp_path, chang
         "import numpy as np\n"
         "from expert_data import RecordedConfig, build as right\n"
         "from vla_rl.toolkit.data.samples import InMemoryDataset\n"
-        "from vla_rl.core.types import Plugin\n"
+        "from vla_rl.core.declarations import DataPlugin\n"
         "def build(config, context):\n"
         "    obs, actions = right(config, context).read_samples(range(4))\n"
         f"    changed = {change}\n"
         "    return InMemoryDataset([(attrs.evolve(obs, **changed), actions) if isinstance(changed, dict) else (obs, changed)])\n"
-        "vla_rl_plugins = {'data': {'odd': Plugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
+        "vla_rl_plugins = {'data': {'odd': DataPlugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
     )
     with pytest.raises(UserError, match=rf"data 'odd' does not go with env 'scripted': {message}"):
         start(
@@ -195,13 +195,13 @@ def test_two_data_sets_train_together(tmp_path, monkeypatch, caplog):
         "import attrs\n"
         "import numpy as np\n"
         "from expert_data import RecordedConfig, build as right\n"
-        "from vla_rl.core.types import Plugin\n"
+        "from vla_rl.core.declarations import DataPlugin\n"
         "from vla_rl.toolkit.data.samples import InMemoryDataset\n"
         "def build(config, context):\n"
         "    obs, actions = right(config, context).read_samples(range(config.num_envs))\n"
         "    images = {name: np.kron(image, np.ones((1, 2, 2, 1), np.uint8)) for name, image in obs.images.items()}\n"
         "    return InMemoryDataset([(attrs.evolve(obs, images=images), actions)])\n"
-        "vla_rl_plugins = {'data': {'larger': Plugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
+        "vla_rl_plugins = {'data': {'larger': DataPlugin(config=RecordedConfig, build=build, summary='for tests')}}\n"
     )
     seen = []
     loss = LinearModel.imitation_loss

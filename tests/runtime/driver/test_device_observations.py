@@ -8,10 +8,11 @@ import torch
 from attrs import evolve
 from scripted_runs import scripted_spec
 
+from vla_rl.core.declarations import EnvPlugin, ModelPlugin
 from vla_rl.core.run.loop import collect_rollout, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Observation, Plugin
+from vla_rl.core.types import Observation
 from vla_rl.runtime.start import start
 from vla_rl.testing.linear import LinearModel
 from vla_rl.testing.scripted import LinearConfig, ScriptedConfig, ScriptedEnv
@@ -64,8 +65,8 @@ def build_model(config, context):
 
 
 vla_rl_plugins = {
-    "env": {"on_device": Plugin(config=ScriptedConfig, build=build_env, summary="images refuse to leave")},
-    "model": {"seeing": Plugin(config=LinearConfig, build=build_model, summary="sees what it gets")},
+    "env": {"on_device": EnvPlugin(config=ScriptedConfig, build=build_env, summary="images refuse to leave")},
+    "model": {"seeing": ModelPlugin(config=LinearConfig, build=build_model, summary="sees what it gets")},
 }
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from scripted_runs import scripted_spec
 
+from vla_rl.core.declarations import AlgorithmPlugin, TrainerPlugin, TrainingData
 from vla_rl.core.errors import PluginError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages, Loss, Plugin, TrainingData
+from vla_rl.core.types import Advantages, Loss
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 from vla_rl.runtime.start import clone, run
 from vla_rl.toolkit.algorithms import result_checks
@@ -73,9 +74,9 @@ class TalkativeTrainer(PolicyGradient):
 
 
 vla_rl_plugins = {
-    "algorithm": {"talkative": Plugin(config=Config, build=Talkative, summary="names a metric")},
+    "algorithm": {"talkative": AlgorithmPlugin(config=Config, build=Talkative, summary="names a metric")},
     "trainer": {
-        "talkative": Plugin(
+        "talkative": TrainerPlugin(
             config=TrainerConfig, build=TalkativeTrainer, summary="names a metric", trains_on=TrainingData.TRAJECTORIES
         )
     },

@@ -16,7 +16,7 @@ from vla_rl.core.catalogue import load
 from vla_rl.core.errors import CheckpointError, SpecError, UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.plugins.trainers.recap import NEGATIVE
+from vla_rl.plugins.trainers.recap.label import NEGATIVE
 from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.start import clone, evaluate, run

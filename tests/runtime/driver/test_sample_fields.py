@@ -10,12 +10,13 @@ import torch
 from scripted_runs import scripted_spec
 
 from vla_rl.core import fields
+from vla_rl.core.declarations import AlgorithmPlugin
 from vla_rl.core.errors import PluginError
 from vla_rl.core.fields import Field, shape_matches
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run import selection
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages, Loss, Plugin
+from vla_rl.core.types import Advantages, Loss
 from vla_rl.runtime.driver import assembler
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
@@ -47,7 +48,9 @@ class WithTarget(Algorithm):
         return Loss(total=total, metrics={"loss/policy": total.detach()})
 
 
-vla_rl_plugins = {"algorithm": {"with_target": Plugin(config=Config, build=WithTarget, summary="keeps a target")}}
+vla_rl_plugins = {
+    "algorithm": {"with_target": AlgorithmPlugin(config=Config, build=WithTarget, summary="keeps a target")}
+}
 
 
 def spec(**algorithm):

@@ -12,8 +12,8 @@ import torch
 from attrs import evolve
 from scripted_runs import advance, scripted_spec, weights_in
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Plugin
 from vla_rl.runtime.messages.requests import EnvError, EpisodeRequest
 from vla_rl.runtime.start import start
 from vla_rl.runtime.workers.env.episodes import Episodes
@@ -49,7 +49,7 @@ def building(env):
     def build(config, context):
         return env(context.num_envs, chunk=context.chunk, first_env=context.first_env, length=9, max_steps=9)
 
-    return Plugin(config=ScriptedConfig, build=build, summary="an env that cannot be repeated")
+    return EnvPlugin(config=ScriptedConfig, build=build, summary="an env that cannot be repeated")
 
 
 vla_rl_plugins = {"env": {"drifting": building(Drifting), "honest": building(Honest)}}

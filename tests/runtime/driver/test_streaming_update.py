@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from scripted_runs import advance, read_metrics, scripted_spec, weights_in, weights_of
 
+from vla_rl.core.declarations import AlgorithmPlugin
 from vla_rl.core.errors import PluginError, SpecError, UserError
 from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.manager import hookimpl
@@ -22,7 +23,7 @@ from vla_rl.core.run.flow import Ledger
 from vla_rl.core.run.loop import flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Advantages, AdvantageScope, Loss, Plugin
+from vla_rl.core.types import Advantages, AdvantageScope, Loss
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.driver.driver import Driver
 from vla_rl.runtime.placement.components import build_algorithm
@@ -321,7 +322,7 @@ class Nothing:
 
 vla_rl_plugins = {
     "algorithm": {
-        name: Plugin(config=Nothing, build=lambda config, context, made=made: made(), summary=name)
+        name: AlgorithmPlugin(config=Nothing, build=lambda config, context, made=made: made(), summary=name)
         for name, made in {
             "secretive": Step,
             "explained": Explained,

@@ -7,9 +7,10 @@ import json
 import pytest
 from scripted_runs import advance
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.core.types import Context, Episode, Plugin
+from vla_rl.core.types import Context, Episode
 from vla_rl.runtime.driver.task_weights import TaskWeighting
 from vla_rl.runtime.start import run, start
 from vla_rl.testing.scripted import ScriptedConfig, ScriptedEnv
@@ -27,7 +28,7 @@ def build_uneven(config: ScriptedConfig, context: Context) -> ScriptedEnv:
 
 
 vla_rl_plugins = {
-    "env": {"uneven": Plugin(config=ScriptedConfig, build=build_uneven, summary="one easy task, one hard")}
+    "env": {"uneven": EnvPlugin(config=ScriptedConfig, build=build_uneven, summary="one easy task, one hard")}
 }
 
 

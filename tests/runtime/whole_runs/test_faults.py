@@ -116,14 +116,14 @@ def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path,
         "import attrs\n"
         "from vla_rl.core.hookspecs import VLAModel\n"
         "from vla_rl.testing.linear import LinearModel\n"
-        "from vla_rl.core.types import Plugin\n"
+        "from vla_rl.core.declarations import ModelPlugin\n"
         "class Mute(LinearModel):\n"
         f"    {lacks}\n"
         "def build(config, context):\n"
         "    return Mute(context.env, context.chunk, values=context.values)\n"
         "@attrs.frozen(kw_only=True)\n"
         "class Config: pass\n"
-        "vla_rl_plugins = {'model': {'mute': Plugin(config=Config, build=build, summary='no critic')}}\n"
+        "vla_rl_plugins = {'model': {'mute': ModelPlugin(config=Config, build=build, summary='no critic')}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
     with pytest.raises(PluginError, match=r"algorithm 'ppo' needs values.*model 'mute' has no value head"):

@@ -7,7 +7,7 @@ import pytest
 from attrs import field, frozen
 from scripted_runs import scripted_spec, weights_in
 
-from vla_rl import Plugin, RewardModel
+from vla_rl import RewardModel, RewardModelPlugin
 from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 
@@ -28,7 +28,9 @@ class Sees(RewardModel):
 
 
 vla_rl_plugins = {
-    "reward_model": {"sees": Plugin(config=SeesConfig, build=lambda config, context: Sees(config), summary="a double")}
+    "reward_model": {
+        "sees": RewardModelPlugin(config=SeesConfig, build=lambda config, context: Sees(config), summary="a double")
+    }
 }
 PLUGINS = {
     "plugins": ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", __file__],

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.declarations import EnvPlugin
+from vla_rl.core.types import Context
 from vla_rl.testing.scripted import ScriptedEnv, SimulatorFault
 
 PATIENCE = 60.0
@@ -71,4 +72,4 @@ def build(config: WaitingConfig, context: Context) -> Waiting:
     return Waiting(config, context)
 
 
-vla_rl_plugins = {"env": {"waiting": Plugin(config=WaitingConfig, build=build, summary="envs that wait or break")}}
+vla_rl_plugins = {"env": {"waiting": EnvPlugin(config=WaitingConfig, build=build, summary="envs that wait or break")}}

@@ -30,9 +30,10 @@ from small_simulators import (
     small_states,
 )
 
+from vla_rl.core.declarations import EnvPlugin
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 from vla_rl.testing import CheckFailed, check_env
 from vla_rl.testing.common.findings import Findings
 from vla_rl.testing.envs import examine_env
@@ -281,7 +282,7 @@ def test_what_building_leaves_behind_is_found(batch: type[SmallEnv], message: st
         return batch(context.num_envs, context.chunk)
 
     with pytest.raises(CheckFailed, match=message) as failed:
-        check_env(Plugin(config=make_class("Config", []), build=build, summary="a broken one"), expert=False)
+        check_env(EnvPlugin(config=make_class("Config", []), build=build, summary="a broken one"), expert=False)
     assert len(failed.value.findings) == 1
 
 
@@ -289,6 +290,6 @@ def test_a_simulator_of_another_size_than_was_asked_for_is_found() -> None:
     def build(config: Any, context: Context) -> SimEnv:
         return SmallEnv(2, context.chunk)
 
-    plugin = Plugin(config=make_class("Config", []), build=build, summary="two envs, always")
+    plugin = EnvPlugin(config=make_class("Config", []), build=build, summary="two envs, always")
     with pytest.raises(CheckFailed, match="num_envs: expected 3, got 2"):
         check_env(plugin)

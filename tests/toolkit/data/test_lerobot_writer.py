@@ -18,8 +18,8 @@ from PIL import Image
 from fork_server import ForkServer
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
-from vla_rl.plugins.data.lerobot import LeRobotConfig
 from vla_rl.plugins.data.lerobot import plugin as reader
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.toolkit.data.recording import Recording, png
 
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra: pip install -e '.[data]'")

@@ -69,11 +69,11 @@ def test_two_hooks_do_not_write_one_file(hooks, file):
 def test_a_hook_of_somebody_else_does_not_write_what_the_run_does(tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import attrs\n"
-        "from vla_rl.core.types import Plugin\n"
+        "from vla_rl.core.declarations import HookPlugin\n"
         "@attrs.frozen(kw_only=True)\n"
         "class Config: pass\n"
         "class Greedy: pass\n"
-        "plugin = Plugin(config=Config, build=lambda config, context: Greedy(), summary='writes results.json',\n"
+        "plugin = HookPlugin(config=Config, build=lambda config: Greedy(), summary='writes results.json',\n"
         "                files=lambda config: ['results.json'])\n"
         "vla_rl_plugins = {'hook': {'greedy': plugin}}\n"
     )

@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vla_rl.core.randomness import Noise
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.adapter_casts import adapters_cast_once
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.recompute import RECOMPUTE
 
 ENV = synthetic.env_info(cameras=1)

@@ -122,7 +122,8 @@ def test_wide_weights_need_no_master() -> None:
 def test_a_step_on_a_gpu_equals_the_cpus() -> None:
     """Two micro-batches of a tiny OpenVLA-OFT in bfloat16, forward, backward and AdamW, on both devices."""
     from vla_rl.core.types import Context
-    from vla_rl.plugins.models.openvla import OpenVLAOFTConfig, openvla_oft
+    from vla_rl.plugins.models.openvla import openvla_oft
+    from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 
     info = synthetic.env_info(cameras=1, pixels=64)
     stepped = {}

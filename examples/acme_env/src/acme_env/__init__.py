@@ -6,7 +6,7 @@ import numpy as np
 from attrs import field, frozen
 from attrs.validators import ge
 
-from vla_rl import ChunkResult, Context, EnvInfo, Observation, Plugin, ResetState, SimEnv, TaskInfo, generator
+from vla_rl import ChunkResult, Context, EnvInfo, EnvPlugin, Observation, ResetState, SimEnv, TaskInfo, generator
 
 COLOURS = {"red": (220, 40, 40), "blue": (40, 80, 220)}
 STATES, SPEED, REACH = 128, 0.15, 0.2
@@ -79,4 +79,4 @@ class Beacons(SimEnv):
         return Observation(images={"top": image}, instructions=told, state=self.spots[env_ids].reshape(-1, 6))
 
 
-plugin = Plugin(config=BeaconsConfig, build=Beacons, summary="drive a puck to the named beacon (acme)", expert=True)
+plugin = EnvPlugin(config=BeaconsConfig, build=Beacons, summary="drive a puck to the named beacon (acme)", expert=True)

@@ -26,7 +26,6 @@ from vla_rl.core.run.runtime import Runtime, StartRuntime
 from vla_rl.core.run.state import RunStore, State
 from vla_rl.core.run.weight_changes import WeightChangeMonitor
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.types import Context
 
 logger = logging.getLogger(__name__)
 NOTHING = "stopped before there was anything to save"
@@ -273,5 +272,5 @@ class Session(ABC):
 def listeners(spec: Spec, failed: Callable[[HookFailed], None] | None = None) -> RunEvents:
     """Return all run-event plugins of the spec, and the modules of `plugins:`, as one listener; `failed` as in
     `broadcast`."""
-    built = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
+    built = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
     return broadcast([*built, *hook_modules(spec.plugins)], failed)

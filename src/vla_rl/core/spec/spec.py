@@ -17,6 +17,7 @@ import attrs
 from attrs import field, frozen
 
 from vla_rl.core import catalogue as plugins
+from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import PluginError, SpecError, did_you_mean
 from vla_rl.core.manager import check_module
 from vla_rl.core.paths import expanded, open_text
@@ -41,7 +42,6 @@ from vla_rl.core.spec.source import LAST, Item, Source, change, placed_text
 from vla_rl.core.spec.structure import Problems, Structurer, formatted, keys_of, problem, to_plain
 from vla_rl.core.spec.yaml import LONGEST_TEXT, Document, dump, parse, value_at
 from vla_rl.core.spec.yaml import Path as KeyPath
-from vla_rl.core.types import TrainingData
 
 __all__ = [
     "BCWarmupSpec",

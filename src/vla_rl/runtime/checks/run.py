@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from vla_rl.core.augmentation import AugmentSpec
 from vla_rl.core.catalogue import installed, keep_build, load, unmet_base
+from vla_rl.core.declarations import TrainingData
 from vla_rl.core.errors import NotOffered, PluginError, SpecError, UserError, did_you_mean
 from vla_rl.core.hookspecs import Algorithm, SimEnv, VLAModel
 from vla_rl.core.installation import OWN_DIST
@@ -35,7 +36,7 @@ from vla_rl.core.spec.spec import (
     trains_on_transitions,
 )
 from vla_rl.core.spec.structure import Problems
-from vla_rl.core.types import AdvantageScope, Context, EnvInfo, TrainingData
+from vla_rl.core.types import AdvantageScope, Context, EnvInfo
 from vla_rl.runtime.checks.compilation import compilation_problem, role_of_model
 from vla_rl.runtime.checks.imagination import imagination_problems, world_model_placement_problems
 from vla_rl.runtime.checks.interpreter import interpreter_problems
@@ -181,7 +182,6 @@ def _plugin_problems(
     spec: Spec, path: tuple[str | int, ...], kind: str, part: Component, scaling: Scaling = None
 ) -> list[Item]:
     """Return the problems that the plugin itself finds in its settings. `scaling`: as in `Context`."""
-    check = load(kind, part.type, spec.plugins).check
     rollout = spec.rollout
     context = Context(
         seed=spec.seed,
@@ -192,6 +192,7 @@ def _plugin_problems(
         num_envs=spec.env.num_envs,
     )
     try:
+        check = load(kind, part.type, spec.plugins).check
         if check is not None:
             check(part.config, context)
     except Problems as exc:
@@ -248,10 +249,7 @@ def _trainer_problems(spec: Spec, *, training: bool, imitation: bool) -> Iterato
         yield from _critic_steps_problems(spec.imitation)
     for path, trainer, data in sections:
         trains_on = load("trainer", trainer.type, spec.plugins).trains_on
-        if trains_on is None:
-            text = f"trainer {trainer.type!r} does not say what it learns from; its plugin lacks `trains_on`"
-            yield (*path, "type"), text
-        elif trains_on not in data:
+        if trains_on not in data:
             text = f"trainer {trainer.type!r} learns from {trains_on.value}, and here it would get {data[0].value}"
             yield (*path, "type"), text
 
@@ -328,7 +326,7 @@ def _expert_problems(spec: Spec) -> Iterator[Item]:
                 with_expert.append(name)
     text = (
         f"trainer {spec.trainer.type!r} asks the simulator's scripted expert, and {spec.env.type!r} has none "
-        f"(Plugin.expert); these have one: {', '.join(with_expert)}. Where somebody can take over, use trainer "
+        f"(EnvPlugin.expert); these have one: {', '.join(with_expert)}. Where somebody can take over, use trainer "
         f"hg_dagger"
     )
     yield ("env", "type"), text

@@ -18,7 +18,6 @@ from vla_rl.core.paths import why
 from vla_rl.core.run.runtime import StartRuntime
 from vla_rl.core.run.state import State, summary
 from vla_rl.core.spec.spec import Spec, checkpoint_record
-from vla_rl.core.types import Context
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,7 +51,7 @@ def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime
 def _evaluate(
     spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress, interrupts: Interrupts
 ) -> dict[str, Any]:
-    hooks = [(h.type, build("hook", h.type, h.config, Context(seed=spec.seed), spec.plugins)) for h in spec.hooks]
+    hooks = [(h.type, build("hook", h.type, h.config, None, spec.plugins)) for h in spec.hooks]
     events = broadcast(hooks, interrupts.stop_because)
     runtime = start(spec, acts_only=True, scaling=state.scaling, interrupts=interrupts)
     current = "eval", 0, 0

@@ -13,7 +13,6 @@ from vla_rl.core.hookspecs import Placement
 from vla_rl.core.manager import wrap
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan, Slot
 from vla_rl.core.spec.spec import Spec, has_own_policy
-from vla_rl.core.types import Context
 from vla_rl.runtime.planning.forecast import compared_seconds
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.toolkit.placement.checks import checked
@@ -42,7 +41,7 @@ def plan_for(
         raise NoCuda(
             f"cuda is required, and there is no GPU: {counted(cluster.cpus, 'CPU')} and 0 GPUs were found; {WITHOUT}"
         )
-    component = build("placement", spec.placement.type, spec.placement.config, Context(seed=spec.seed), spec.plugins)
+    component = build("placement", spec.placement.type, spec.placement.config, None, spec.plugins)
     placement: Placement = wrap("placement", component, spec.placement.type, hook_modules(spec.plugins))
     job = Job(
         num_envs=spec.env.num_envs,

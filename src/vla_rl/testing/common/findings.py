@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-import vla_rl
 from vla_rl.core.catalogue import KINDS
+from vla_rl.core.declarations import Declaration
 from vla_rl.core.errors import PluginError, UserError
 from vla_rl.core.manager import wrap
-from vla_rl.core.types import Context, Plugin
+from vla_rl.core.types import Context
 
 
 class CheckFailed(AssertionError):
@@ -110,7 +110,7 @@ def _place(exc: Exception) -> str:
     if isinstance(exc, UserError):
         return ""
     frames = traceback.extract_tb(exc.__traceback__)
-    of_others = (str(Path(vla_rl.__file__).parent), "site-packages", "<")
+    of_others = (str(Path(__file__).parents[2]), "site-packages", "<")
     written = [frame for frame in frames if not any(name in frame.filename for name in of_others)]
     frame = (written or frames)[-1]
     return f" ({frame.filename}:{frame.lineno})"
@@ -123,14 +123,16 @@ def error_body(error: str) -> str:
     return re.sub(r"\brow \d+", "row", without_place).strip()
 
 
-def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any, str]:
-    """The component, or what its `Plugin` builds (with `config`, or the config's defaults), seated as core does it:
+def built(kind: str, component: Any, config: Any, context: Context | None) -> tuple[Any, str]:
+    """The component, or what its declaration builds (with `config`, or the config's defaults), seated as core does it:
     so signatures are compared with the contract. -> (component, name of its class)."""
     base = KINDS[kind].base
-    if isinstance(component, Plugin):
-        component = component.build(_config(component, config), context)
+    if isinstance(component, KINDS[kind].declaration):
+        declared: Any = component
+        settings = _config(component, config)
+        component = declared.build(settings) if context is None else declared.build(settings, context)
     elif config is not None:
-        raise TypeError("a config goes with a Plugin; this component is built already")
+        raise TypeError("a config goes with a declaration; this component is built already")
     name = type(component).__name__
     if not isinstance(component, base):
         text = f"build: expected a {base.__name__}, got {name}; subclass {base.__name__}"
@@ -141,7 +143,7 @@ def built(kind: str, component: Any, config: Any, context: Context) -> tuple[Any
         raise CheckFailed(f"check_{kind} of {name}", (str(exc),)) from exc
 
 
-def _config(plugin: Plugin, config: Any) -> Any:
+def _config(plugin: Declaration, config: Any) -> Any:
     if config is not None:
         return config
     required = [a.name for a in attrs.fields(plugin.config) if a.init and a.default is attrs.NOTHING]

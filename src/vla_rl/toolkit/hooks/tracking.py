@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 FILE = "trackers.json"
 """File in the run folder with the id by which each tracker knows the run."""
 HELD = ".uploading"
-"""Folder in the run folder with checkpoints that wait for their upload."""
+"""Folder in the run folder with checkpoints that wait for their upload, in a folder of each tracker's name. Plugins
+declare that one in `HookPlugin.files`."""
 FAILING_WAIT_S = 10.0
 """Seconds to wait at the end for a tracker that failed last, or whose run was stopped."""
 
@@ -45,12 +46,6 @@ class TrackerSettings:
     """Checkpoints to upload: none, the last one at the end of the run, or each as it is saved."""
     wait_s: float = field(default=300.0, validator=[validators.ge(0), validators.le(7 * 86_400.0)])
     """Seconds that the end of the run waits for the tracker to take what is left."""
-
-
-def tracker_files(name: str) -> tuple[str, ...]:
-    """Return the paths that a tracker's hook writes in the run folder (for `Plugin.files`); a tracker has one run per
-    run folder."""
-    return (f"{HELD}/{name}",)
 
 
 class Store(Protocol):

@@ -137,9 +137,9 @@ def check_horizon(folder: Path | str | None, horizon: int, chunk: int) -> None:
 def known_number(
     checkpoint: str | None, read: Callable[[Path], int | None], wanted: Sequence[str], builtin: Path | None = None
 ) -> int | None:
-    """Return the number that `read` finds in the checkpoint's folder, for `Plugin.action_dim` and
-    `Plugin.default_chunk`. None for a preset, which adapts; for an unreadable folder (building the model reports that
-    in full); and for a hub name that is not in the cache.
+    """Return the number that `read` finds in the checkpoint's folder, for `ModelPlugin.action_dim` and
+    `ModelPlugin.default_chunk`. None for a preset, which adapts; for an unreadable folder (building the model reports
+    that in full); and for a hub name that is not in the cache.
 
     Args:
         wanted, builtin: as in `checkpoints.resolve`.
@@ -154,7 +154,7 @@ def known_number(
 
 def check_folder(config: Any, context: Context, read: Callable[[Path], int]) -> None:
     """Check that a model folder is complete, and that the spec's chunk is no longer than the model's; for
-    `Plugin.check` of models that are one folder with a tokenizer.
+    `ModelPlugin.check` of models that are one folder with a tokenizer.
 
     Args:
         config: has `checkpoint` and `tokenizer`.

@@ -29,8 +29,10 @@ from vla_rl.core.plan import Cluster, DoesNotFit
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context, EnvInfo, Observation
-from vla_rl.plugins.engines.remote import RemoteConfig, build, plugin
+from vla_rl.plugins.engines.remote import plugin
 from vla_rl.plugins.engines.remote.address import proxy_for
+from vla_rl.plugins.engines.remote.config import RemoteConfig
+from vla_rl.plugins.engines.remote.engine import RemoteEngine
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.placement.assignments import assign
 from vla_rl.runtime.planning.plan import plan_for
@@ -62,7 +64,7 @@ def observation(info: EnvInfo, rows: int = 5) -> Observation:
 
 
 def remote(url, info, chunk=4, **settings):
-    return build(RemoteConfig(url=url, **settings), Context(chunk=chunk, env=info))
+    return RemoteEngine(RemoteConfig(url=url, **settings), Context(chunk=chunk, env=info))
 
 
 def url_of(server):

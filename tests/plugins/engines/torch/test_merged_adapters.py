@@ -16,8 +16,9 @@ from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
-from vla_rl.plugins.engines.torch import TorchEngineConfig, build
-from vla_rl.plugins.models.openvla import OpenVLAOFTConfig
+from vla_rl.plugins.engines.torch.config import TorchEngineConfig
+from vla_rl.plugins.engines.torch.engine import make_engine
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.runtime.checks.run import check_plan, check_spec
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_engine
@@ -81,7 +82,7 @@ class StrictRecorder:
 
 def engine(model, mode, role):
     config = OpenVLAOFTConfig(preset="fast", lora=LoRAConfig(rank=4, merge_for_acting=mode))
-    return build(TorchEngineConfig(), Context(role=role, model_config=config, make_model=lambda: model))
+    return make_engine(TorchEngineConfig(), Context(role=role, model_config=config, make_model=lambda: model))
 
 
 def kl(model, obs, chunk):

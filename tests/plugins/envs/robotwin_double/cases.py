@@ -11,8 +11,8 @@ import numpy as np
 from robotwin_double import layout
 
 from vla_rl.core.types import Context
-from vla_rl.plugins.envs.robotwin import RobotwinConfig, plugin
-from vla_rl.plugins.envs.robotwin.seeds import Seeds
+from vla_rl.plugins.envs.robotwin import plugin
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 
 TASK = "beat_block_hammer"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.plugins.envs.robotwin import RobotwinConfig
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
 from vla_rl.plugins.envs.robotwin.quiet import quiet

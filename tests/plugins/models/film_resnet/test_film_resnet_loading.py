@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, EnvInfo
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
+from vla_rl.plugins.models.film_resnet import plugin
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 
 

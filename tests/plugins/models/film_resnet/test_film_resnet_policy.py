@@ -19,8 +19,9 @@ from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.manager import offers
 from vla_rl.core.types import Chunk, Context, EnvInfo, Observation, to_numpy
-from vla_rl.plugins.models.film_resnet import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig, plugin
+from vla_rl.plugins.models.film_resnet import plugin
 from vla_rl.plugins.models.film_resnet.codec import BinCodec, targets
+from vla_rl.plugins.models.film_resnet.config import FilmResnetConfig, FilmValueHeadConfig, NetworkConfig
 from vla_rl.plugins.models.film_resnet.inputs import shifted
 from vla_rl.plugins.models.film_resnet.network import soft_argmax, waves
 from vla_rl.testing import check_model

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.gr00t import GrootConfig, plugin
+from vla_rl.plugins.models.gr00t import plugin
+from vla_rl.plugins.models.gr00t.config import GrootConfig
 from vla_rl.plugins.models.gr00t.inputs import resize_by_area
 from vla_rl.plugins.models.gr00t.network import TIED
 from vla_rl.plugins.models.gr00t.opening import action_dim, check

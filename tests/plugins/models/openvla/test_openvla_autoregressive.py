@@ -17,10 +17,12 @@ from torch import Tensor
 
 from reference_files import reference
 from vla_rl.core.types import Chunk, Context
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAARConfig, OpenVLAValueHeadConfig, openvla
+from vla_rl.plugins.models.openvla import openvla
 from vla_rl.plugins.models.openvla.autoregressive import ARModule, ARPolicy
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAValueHeadConfig
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 from vla_rl.toolkit.models.recompute import RECOMPUTE
 

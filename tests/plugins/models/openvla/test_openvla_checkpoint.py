@@ -16,9 +16,11 @@ from safetensors.torch import load_file, save_file
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, build
+from vla_rl.plugins.models.openvla.builder import build_policy
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
 from vla_rl.plugins.models.openvla.checks import check
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig, OpenVLAValueHeadConfig
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 
 
@@ -133,7 +135,7 @@ def test_one_suites_statistics_never_scale_another_that_has_its_own(
     (entry,) = json.loads(file.read_text()).values()
     file.write_text(json.dumps({f"libero_{name}_no_noops": entry for name in ("spatial", "object", "goal", "10")}))
     config = OpenVLAOFTConfig(checkpoint=str(saved), unnorm_key="libero_goal_no_noops")
-    for look in (check, build):
+    for look in (check, build_policy):
         context = Context(env=ENV, chunk=CHUNK, suites=suites)
         if message is None:
             look(config, context)

@@ -13,10 +13,11 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, openvla_oft
-from vla_rl.plugins.models.openvla.config import DeviationConfig
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import DeviationConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 LAPLACE, GAUSSIAN = DeviationConfig(), DeviationConfig(kind="gaussian", start=0.2)
 NORMAL: dict[str, Any] = {"laplace": torch.distributions.Laplace, "gaussian": torch.distributions.Normal}

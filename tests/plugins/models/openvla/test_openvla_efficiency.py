@@ -19,20 +19,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.core.errors import CheckpointError, NotOffered
 from vla_rl.core.types import Chunk, Context, to_numpy
-from vla_rl.plugins.models.openvla import (
-    LoRAConfig,
-    OpenVLAARConfig,
-    OpenVLAOFTConfig,
-    OpenVLAValueHeadConfig,
-    openvla,
-    openvla_oft,
-)
+from vla_rl.plugins.models.openvla import openvla, openvla_oft
 from vla_rl.plugins.models.openvla.architecture import preset_config
+from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.plugins.models.openvla.heads import AttentionValueHead
 from vla_rl.plugins.models.openvla.lora import add_adapters
 from vla_rl.plugins.models.openvla.modeling import OpenVLAForActionPrediction, hollow_model, initialise
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models.activation_memory import saved_bytes
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.networks import allocate
 from vla_rl.toolkit.models.recompute import RECOMPUTE, checkpoint_keys
 

@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from fork_server import ForkServer
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, openvla_oft, weights
+from vla_rl.plugins.models.openvla import openvla_oft, weights
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.checkpoint import save_checkpoint
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 from vla_rl.plugins.models.openvla.lora import MergedLoRAState
 from vla_rl.plugins.models.openvla.modeling import hollow_model
 from vla_rl.testing import check_model
 from vla_rl.toolkit.models import networks
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.checkpoints import WeightFiles
 
 LORA = LoRAConfig(rank=4)

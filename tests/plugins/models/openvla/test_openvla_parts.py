@@ -15,6 +15,7 @@ from vla_rl.core.errors import CheckpointError
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context
 from vla_rl.plugins.models import openvla
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_statistics_that_may_be_scaled_by_their_ends(
     (tmp_path / "x" / "config.json").write_text(json.dumps(raw))
     proprio = {"min": [-3.0] * 4, "max": [3.0] * 4, "q01": [-1.0] * 4, "q99": [1.0] * 4}
     (tmp_path / "x" / "dataset_statistics.json").write_text(json.dumps({key: {"action": entry, "proprio": proprio}}))
-    given = openvla.OpenVLAOFTConfig(checkpoint=str(tmp_path / "x"))
+    given = OpenVLAOFTConfig(checkpoint=str(tmp_path / "x"))
     if message:
         with pytest.raises(Problems, match=message) as error:
             openvla.openvla_oft.check(given, Context(chunk=CHUNK))

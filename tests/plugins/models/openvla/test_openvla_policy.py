@@ -14,9 +14,11 @@ from openvla_cases import CHUNK, ENV, expert, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk, EnvInfo
-from vla_rl.plugins.models.openvla import LoRAConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, openvla_oft
+from vla_rl.plugins.models.openvla import openvla_oft
+from vla_rl.plugins.models.openvla.config import OpenVLAOFTConfig, OpenVLAValueHeadConfig
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts
 from vla_rl.testing import check_model
+from vla_rl.toolkit.models.adapters import LoRAConfig
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from rounding import assert_same_up_to
 
 from vla_rl.core.errors import CheckpointError, NotOffered, UserError
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.plugins.models.openvla import LoRAConfig
 from vla_rl.plugins.models.openvla.checkpoint import read_part
 from vla_rl.plugins.models.openvla.heads import L1Head
 from vla_rl.plugins.models.openvla.regression import L1Policy
 from vla_rl.runtime.start import run
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
 
 

@@ -14,7 +14,7 @@ from pi0_cases import CHUNK, expert, observation, openpi_folder, policy
 from reference_files import reference
 from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import Context, UnexecutedActions
-from vla_rl.plugins.models.pi0 import Pi0Config
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.statistics import check
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError, UserError
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0 import Pi05Config, build
+from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.config import Pi05Config
 from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.toolkit.models.openpi_layout import rename_tensors, write_openpi
 from vla_rl.toolkit.models.prompts import train_tokenizer
@@ -28,7 +29,7 @@ QUANTILES = {
 
 
 def pi05(**config: Any) -> Any:
-    return build(Pi05Config(**config), Context(env=ENV, chunk=CHUNK))
+    return build_policy(Pi05Config(**config), Context(env=ENV, chunk=CHUNK))
 
 
 def actions(model: Any) -> torch.Tensor:

@@ -20,12 +20,16 @@ from safetensors.torch import load_file, save_file
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi05Config, Pi05HeadConfig, build, pi05
+from vla_rl.plugins.models.pi0 import pi05
+from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.config import Pi05Config, Pi05HeadConfig
 from vla_rl.plugins.models.pi0.policy import Pi05Policy
 from vla_rl.plugins.models.pi0.prompts import state_text
 from vla_rl.plugins.models.pi0.statistics import action_dim, check
 from vla_rl.testing import check_model, synthetic
+from vla_rl.toolkit.models.adapters import LoRAConfig
 from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.flow_config import NoiseConfig
 from vla_rl.toolkit.models.prompts import train_tokenizer
 
 STATS = {
@@ -42,7 +46,7 @@ STATS = {
 def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any) -> Pi05Policy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    built = build(Pi05Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    built = build_policy(Pi05Config(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
     assert isinstance(built, Pi05Policy)
     return built
 

@@ -20,12 +20,13 @@ from tokenizers import Tokenizer, models
 
 from reference_files import reference
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.layout import HEAD, TIED, open_names
 from vla_rl.plugins.models.pi0.prompts import PiPrompts, prompt_text
 from vla_rl.plugins.models.pi0.statistics import action_dim
 from vla_rl.testing import synthetic
 from vla_rl.toolkit.models.fitting import MismatchError
+from vla_rl.toolkit.models.flow_config import NoiseConfig
 from vla_rl.toolkit.models.images import ImageProcessor, resize_with_pad
 from vla_rl.toolkit.models.lerobot import FeatureScale
 from vla_rl.toolkit.models.scaling import FeatureScaler
@@ -152,7 +153,7 @@ def test_heads_are_saved_beside_the_weights(saved: Path, tmp_path: Path) -> None
     with pytest.raises(
         CheckpointError, match=r"(?s)value_head.*remove the file.*layers\.0\.weight: \(512, 64\) instead of"
     ):
-        from vla_rl.plugins.models.pi0 import ValueHeadConfig
+        from vla_rl.toolkit.models.flow_config import ValueHeadConfig
 
         policy(checkpoint=str(saved), context={"values": "chunk"}, value_head=ValueHeadConfig(hidden=(8,)))
 

@@ -14,8 +14,8 @@ from pi0_cases import observation, policy
 from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
-from vla_rl.plugins.models.pi0 import Pi0Config
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.statistics import WANTED, action_dim
 from vla_rl.toolkit.models import networks

@@ -14,13 +14,15 @@ from torch import nn
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
-from vla_rl.plugins.models.pi0 import LoRAConfig, NoiseConfig, Pi0Config, plugin
+from vla_rl.plugins.models.pi0 import plugin
 from vla_rl.plugins.models.pi0.architecture import FlowShape, PiSizes, network_config
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.layout import LEROBOT, public_name
 from vla_rl.plugins.models.pi0.network import empty_network
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.testing import check_model
-from vla_rl.toolkit.models.adapters import insert_adapters
+from vla_rl.toolkit.models.adapters import LoRAConfig, insert_adapters
+from vla_rl.toolkit.models.flow_config import NoiseConfig
 from vla_rl.toolkit.models.flow_network import freeze_unused
 
 LORA = LoRAConfig(rank=4)

@@ -17,10 +17,12 @@ from pi0_cases import CHUNK, ENV, expert, flow_error, observation, policy
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.types import Chunk
-from vla_rl.plugins.models.pi0 import NoiseConfig, Pi0Config, ValueHeadConfig, plugin
+from vla_rl.plugins.models.pi0 import plugin
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.plugins.models.pi0.policy import Pi0Policy
 from vla_rl.plugins.models.pi0.prompts import PiPrompts
 from vla_rl.testing import check_model, synthetic
+from vla_rl.toolkit.models.flow_config import NoiseConfig, ValueHeadConfig
 
 FLOW_NOISE = NoiseConfig(method="flow_noise")
 FLOW_CPS = NoiseConfig(method="flow_cps", level=0.7)

@@ -11,7 +11,8 @@ from model_cases import noise
 from vla_rl.core import catalogue as plugins
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.pi0 import Pi0Config, build
+from vla_rl.plugins.models.pi0.builder import build_policy
+from vla_rl.plugins.models.pi0.config import Pi0Config
 from vla_rl.runtime.start import run
 
 NAMED = 'from vla_rl.plugins.models.pi0 import plugin\nvla_rl_plugins = {"model": {"pi0_of_the_test": plugin}}\n'
@@ -44,5 +45,5 @@ def test_a_run_on_the_built_in_simulator(tmp_path: Path) -> None:
         assert line["policy/grad_norm"] > 0
     folder = tmp_path / "run" / "checkpoints" / "step_000002" / "model"
     env = plugins.build("env", "tabletop", parse_spec(spec).env.config, Context(num_envs=1))
-    model = build(Pi0Config(checkpoint=str(folder), denoise_steps=2), Context(env=env.info, chunk=4))
+    model = build_policy(Pi0Config(checkpoint=str(folder), denoise_steps=2), Context(env=env.info, chunk=4))
     assert model.sample_chunk(env.observe(), noise(1), True).actions.shape == (1, 4, 3)

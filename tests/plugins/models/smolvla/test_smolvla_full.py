@@ -14,7 +14,8 @@ import torch
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.sections import TrainSpec
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.smolvla import SmolVLAConfig, plugin
+from vla_rl.plugins.models.smolvla import plugin
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.toolkit.trainers.optimizer import build_optimizer
 from vla_rl.testing import synthetic
 

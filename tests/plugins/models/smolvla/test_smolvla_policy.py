@@ -19,7 +19,9 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.core.errors import CheckpointError
 from vla_rl.core.types import Context
-from vla_rl.plugins.models.smolvla import SmolVLAConfig, build, plugin
+from vla_rl.plugins.models.smolvla import plugin
+from vla_rl.plugins.models.smolvla.builder import build_policy
+from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
 from vla_rl.plugins.models.smolvla.folder import action_dim, check
 from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy, prompt_text
 from vla_rl.testing import check_model, synthetic
@@ -30,7 +32,7 @@ from vla_rl.toolkit.models.images import CornerImages
 def policy(env: Any = ENV, context: dict[str, Any] | None = None, **config: Any) -> SmolVLAPolicy:
     if "checkpoint" not in config:
         config.setdefault("preset", "tiny")
-    return build(SmolVLAConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
+    return build_policy(SmolVLAConfig(**config), Context(**{"env": env, "chunk": CHUNK, **(context or {})}))
 
 
 @pytest.fixture(scope="module")

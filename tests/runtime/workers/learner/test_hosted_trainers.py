@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scripted_runs import read_metrics, scripted_spec
 
-from vla_rl.core.errors import SpecError, UserError
+from vla_rl.core.errors import UserError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.start import run
@@ -17,7 +17,7 @@ from vla_rl.toolkit.trainers.trained_model import TrainedModel
 MODULE = """
 from attrs import frozen
 from vla_rl.core.trainers import Trainer
-from vla_rl.core.types import Plugin, TrainingData
+from vla_rl.core.declarations import TrainerPlugin, TrainingData
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
 
 @frozen
@@ -34,12 +34,11 @@ class Whole(Counting):
     accumulate = Trainer.accumulate
 
 def plugin(cls, **declared):
-    return Plugin(config=NoKeys, build=lambda config, context: cls(context.training), summary="for tests", **declared)
+    return TrainerPlugin(config=NoKeys, build=lambda config, context: cls(context.training), summary="for tests", **declared)
 
 vla_rl_plugins = {"trainer": {
     "counting": plugin(Counting, trains_on=TrainingData.TRAJECTORIES),
     "whole": plugin(Whole, trains_on=TrainingData.TRAJECTORIES),
-    "silent": plugin(Counting),
 }}
 """
 
@@ -67,5 +66,7 @@ def test_a_trainer_that_needs_the_whole_step_is_refused_with_streaming(tmp_path)
 
 
 def test_a_plugin_that_does_not_say_what_it_learns_from_is_refused(tmp_path):
-    with pytest.raises(SpecError, match="does not say what it learns from"):
-        run(spec_with(tmp_path, "silent"), tmp_path / "run", False)
+    (tmp_path / "own_trainers.py").write_text(MODULE.replace("trains_on=TrainingData.TRAJECTORIES", ""))
+    plugins = ["vla_rl.testing.scripted", str(tmp_path / "own_trainers.py")]
+    with pytest.raises(UserError, match="own_trainers.py.*missing 1 required keyword-only argument: 'trains_on'"):
+        parse_spec(scripted_spec(trainer={"type": "counting"}, plugins=plugins))

@@ -3,17 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig
-
-
-def build(config: GRPOConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.grpo.impl import GRPO
-
-    return GRPO(config)
-
+from vla_rl.core.declarations import AlgorithmPlugin
 
 RECIPE = {
     "log_prob": "token",
@@ -33,6 +23,9 @@ PRESETS = {
     "simplevla": {**RECIPE, "aggregation": "step-mean"},  # SimpleVLA-RL's code
 }
 
-plugin = Plugin(
-    config=GRPOConfig, build=build, summary="group-relative policy optimisation (no critic)", presets=PRESETS
+plugin = AlgorithmPlugin(
+    config="vla_rl.plugins.algorithms.grpo.config:GRPOConfig",
+    build="vla_rl.plugins.algorithms.grpo.impl:GRPO",
+    summary="group-relative policy optimisation (no critic)",
+    presets=PRESETS,
 )

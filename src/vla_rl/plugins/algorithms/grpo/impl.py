@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
-from vla_rl.plugins.algorithms.grpo.settings import GRPOConfig, SoftGate
+from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.plugins.algorithms.grpo.config import GRPOConfig, SoftGate
 from vla_rl.toolkit.algorithms import functional as F
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
 from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_groups
@@ -17,7 +17,7 @@ from vla_rl.toolkit.algorithms.policy_loss import MakeSurrogate, Surrogate, ppo_
 class GRPO(Algorithm):
     """Group-relative policy optimisation: no critic, one advantage per trajectory."""
 
-    def __init__(self, config: GRPOConfig):
+    def __init__(self, config: GRPOConfig, context: Context | None = None) -> None:
         self.config = config
         self.needs = config.needs | Requirements(groups=True)
         self.off_policy = config.off_policy

@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from attrs import frozen
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTraceSettings
-
-
-@frozen(kw_only=True)
-class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
-    """Spec keys of `ppo`: those of CriticSettings, ClipSettings and VTraceSettings."""
-
-
-def build(config: PPOConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.ppo.impl import PPO
-
-    return PPO(config)
-
+from vla_rl.core.declarations import AlgorithmPlugin
 
 PAPER = {  # RLinf-VLA 4.3.2 and Table 3: values of single actions, where a chunk has several
     "log_prob": "token",
@@ -48,4 +31,9 @@ ASYNC = {  # its maniskill_async_ppo_openvla
 }
 PRESETS = {"paper": PAPER, "rlinf": RLINF, "rlinf-async": ASYNC}  # rlinf: its code
 
-plugin = Plugin(config=PPOConfig, build=build, summary="proximal policy optimisation with a critic", presets=PRESETS)
+plugin = AlgorithmPlugin(
+    config="vla_rl.plugins.algorithms.ppo.config:PPOConfig",
+    build="vla_rl.plugins.algorithms.ppo.impl:PPO",
+    summary="proximal policy optimisation with a critic",
+    presets=PRESETS,
+)

@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from vla_rl.core.declarations import AlgorithmPlugin, HookPlugin
 
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.algorithms.srpo.settings import SIIRL, ReportConfig, SRPOConfig
+SIIRL = {
+    "frames": 64,
+    "image_size": 384,
+    "dtype": "float16",
+    "cluster_eps": 0.5,
+    "cluster_min_samples": 2,
+    "reward_scale": 0.6,
+    "steepness": 10.0,
+    "midpoint": 0.5,
+    "log_prob": "token",
+    "clip_low": 0.2,
+    "clip_high": 0.28,
+    "dual_clip": 3.0,
+    "entropy_coef": 0.0,
+    "kl_coef": 0.0,
+    "aggregation": "step-mean",
+    "baseline": "mean",
+    "normalize_by_std": True,
+    "filter": {"lower": 0.1, "upper": 0.9},
+    "filter_truncated": False,
+}
+"""siiRL's recipe for LIBERO without the encoder's location; its other settings belong to `rollout` and `train` (see the
+README)."""
 
-
-def build(config: SRPOConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.srpo.impl import SRPO
-
-    return SRPO(config, context.device)
-
-
-def look(config: SRPOConfig) -> None:
-    from vla_rl.plugins.algorithms.srpo.encoder import check_checkpoint
-
-    check_checkpoint(config.encoder)
-
-
-def build_report(config: ReportConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.srpo.report import EmbeddingReport
-
-    return EmbeddingReport(config)
-
-
-plugin = Plugin(
-    config=SRPOConfig,
-    build=build,
+plugin = AlgorithmPlugin(
+    config="vla_rl.plugins.algorithms.srpo.config:SRPOConfig",
+    build="vla_rl.plugins.algorithms.srpo.impl:SRPO",
     summary="GRPO with progress rewards of failures, measured by V-JEPA 2",
     extra="srpo",
     presets={"siirl-srpo": SIIRL},
-    preflight=look,
+    preflight="vla_rl.plugins.algorithms.srpo.encoder:check_encoder",
 )
-srpo_report = Plugin(
-    config=ReportConfig,
-    build=build_report,
+srpo_report = HookPlugin(
+    config="vla_rl.plugins.algorithms.srpo.config:ReportConfig",
+    build="vla_rl.plugins.algorithms.srpo.report:EmbeddingReport",
     summary="SRPO's embeddings, distances and rewards as npz, and a plot of them",
     extra="srpo",
     files=lambda config: ("srpo",),

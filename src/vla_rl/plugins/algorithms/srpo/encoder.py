@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import expanded
+from vla_rl.plugins.algorithms.srpo.config import EncoderSettings
 from vla_rl.toolkit.models.checkpoints import resolve
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ def preprocess(frames: Frames, size: int, device: str | torch.device) -> Tensor:
     clip = clip[:, :, top : top + size, left : left + size] / 255
     mean, std = (torch.tensor(numbers, device=device).view(3, 1, 1) for numbers in (IMAGENET_MEAN, IMAGENET_STD))
     return (clip - mean) / std
+
+
+def check_encoder(config: EncoderSettings) -> None:
+    """Check the checkpoint of the settings, as `check_checkpoint` does; `preflight` of the plugin."""
+    check_checkpoint(config.encoder)
 
 
 def check_checkpoint(name: str) -> None:

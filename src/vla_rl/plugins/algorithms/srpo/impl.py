@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.plugins.algorithms.srpo.config import SRPOConfig
 from vla_rl.plugins.algorithms.srpo.encoder import Frames, TrajectoryEncoder
 from vla_rl.plugins.algorithms.srpo.rewards import progress_rewards
-from vla_rl.plugins.algorithms.srpo.settings import SRPOConfig
 from vla_rl.toolkit.algorithms.corrections import renormalise_masked
 from vla_rl.toolkit.algorithms.groups import group_relative_advantages, select_groups
 from vla_rl.toolkit.algorithms.losses import by_action, by_chunk
@@ -24,9 +24,9 @@ class SRPO(Algorithm):
 
     scope_reason = "failures are compared with all successes of the step; choose grpo"
 
-    def __init__(self, config: SRPOConfig, device: str):
+    def __init__(self, config: SRPOConfig, context: Context) -> None:
         self.config = config
-        self.device = config.device or device
+        self.device = config.device or context.device
         self.needs = config.needs | Requirements(groups=True, frames=True)
         self.off_policy = config.off_policy
         self.camera = config.camera

@@ -10,7 +10,7 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
 from vla_rl.core.types import Rollout
-from vla_rl.plugins.algorithms.srpo.settings import ReportConfig
+from vla_rl.plugins.algorithms.srpo.config import ReportConfig
 
 
 class EmbeddingReport:

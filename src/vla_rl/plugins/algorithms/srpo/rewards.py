@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from vla_rl.core.types import Array
-from vla_rl.plugins.algorithms.srpo.settings import RewardSettings
+from vla_rl.plugins.algorithms.srpo.config import RewardSettings
 
 FLAT = 1e-6
 """Range of a task's distances below which they count as equal: every failure gets relative distance 0.5."""

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from vla_rl.core.declarations import AlgorithmPlugin
 
-from attrs import frozen
-
-from vla_rl.core.types import Context, Plugin
-
-
-@frozen(kw_only=True)
-class TransitionsConfig:
-    """Spec keys of the algorithm `transitions`: none."""
-
-
-def build(config: TransitionsConfig, context: Context) -> Any:
-    from vla_rl.plugins.algorithms.transitions.impl import TransitionFields
-
-    return TransitionFields()
-
-
-plugin = Plugin(
-    config=TransitionsConfig,
-    build=build,
+plugin = AlgorithmPlugin(
+    config="vla_rl.plugins.algorithms.transitions.config:TransitionsConfig",
+    build="vla_rl.plugins.algorithms.transitions.impl:TransitionFields",
     summary="no policy gradient: all transitions go to an off-policy trainer (the default with one)",
 )

@@ -6,7 +6,8 @@ import torch
 
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.types import Advantages, Batch, Loss, Requirements, Rollout, Scores
+from vla_rl.core.types import Advantages, Batch, Context, Loss, Requirements, Rollout, Scores
+from vla_rl.plugins.algorithms.transitions.config import TransitionsConfig
 from vla_rl.toolkit.trainers.transition_fields import EXTRAS
 
 
@@ -16,6 +17,9 @@ class TransitionFields(Algorithm):
     needs = Requirements(final_observations=True, takeovers=True)
     off_policy = True
     extras = EXTRAS
+
+    def __init__(self, config: TransitionsConfig, context: Context | None = None) -> None:
+        """Neither settings nor context matter."""
 
     def advantages(self, rollout: Rollout) -> Advantages:
         ended = (rollout.terminated | rollout.truncated).any(-1)

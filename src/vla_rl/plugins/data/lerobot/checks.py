@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vla_rl.core.spec.structure import at
-from vla_rl.plugins.data.lerobot import LeRobotConfig
+from vla_rl.core.types import Context
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
@@ -11,7 +12,7 @@ from vla_rl.plugins.data.lerobot.meta import pixels_of
 from vla_rl.plugins.data.lerobot.video import check_clips
 
 
-def check_data_set(config: LeRobotConfig) -> None:
+def check_data_set(config: LeRobotConfig, context: Context) -> None:
     """Compare the chosen episodes with their clocks, their rows and the videos that `cameras` names. Reads index
     columns and the headers of video files. Raise UserError."""
     with at("folder"):

@@ -17,7 +17,7 @@ from datasets.exceptions import DatasetGenerationError
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, DataProperties, Observation, RecordedRewards
-from vla_rl.plugins.data.lerobot import LeRobotConfig
+from vla_rl.plugins.data.lerobot.config import LeRobotConfig
 from vla_rl.plugins.data.lerobot.episode_list import read_meta
 from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows

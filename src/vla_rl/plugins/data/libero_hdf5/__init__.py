@@ -2,63 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Literal
+from vla_rl.core.declarations import DataPlugin
 
-from attrs import field, frozen
-
-from vla_rl.core.errors import UserError
-from vla_rl.core.spec.structure import at
-from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
-
-ENDING = "_demo.hdf5"
-DEPTH = 4
-"""Most folder levels between `folder` and a file."""
-
-
-@frozen(kw_only=True)
-class LiberoHDF5Config:
-    """Spec keys of the dataset plugin `libero_hdf5`."""
-
-    folder: Path
-    """Folder with a file `TASK_demo.hdf5` for each task of the simulator, directly or up to four levels down (such as
-    one folder per suite)."""
-    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
-    """Episodes to read of each task: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
-    all but some ({exclude: [3, "7-9"]}). Numbers are those of the files (`demo_3`). null: all."""
-    drop_no_ops: bool = True
-    """Leave out no-op steps, which neither move nor change the gripper: with them behaviour cloning learns to stand
-    still (OpenVLA)."""
-    observed: Literal["before", "after"] | None = None
-    """Whether observation t of a file was taken `before` action t, or `after` it as in the published files (it then
-    belongs to action t + 1). Null: `after` for files with the attributes of LIBERO's own script, else `before`."""
-
-
-def find_files(folder: Path) -> dict[str, list[Path]]:
-    """Return task -> its files. Raise UserError where the folder does not exist. Symbolic links to folders are
-    followed, which is why the depth is limited."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give the one that holds the files TASK{ENDING}")
-    files: dict[str, list[Path]] = {}
-    for depth in range(DEPTH + 1):
-        for path in sorted(folder.glob(f"{'*/' * depth}*{ENDING}")):
-            files.setdefault(path.name.removesuffix(ENDING), []).append(path)
-    return files
-
-
-def build(config: LiberoHDF5Config, context: Context) -> Any:
-    from vla_rl.plugins.data.libero_hdf5.files import LiberoFiles
-
-    return LiberoFiles(config, context)
-
-
-def check(config: LiberoHDF5Config, context: Context) -> None:
-    with at("folder"):
-        if not find_files(config.folder):
-            raise UserError(f"{config.folder} holds no files TASK{ENDING}, nor does a folder in it")
-
-
-plugin = Plugin(
-    config=LiberoHDF5Config, build=build, summary="LIBERO's demonstrations (HDF5)", extra="data", check=check
+plugin = DataPlugin(
+    config="vla_rl.plugins.data.libero_hdf5.config:LiberoHDF5Config",
+    build="vla_rl.plugins.data.libero_hdf5.files:LiberoFiles",
+    summary="LIBERO's demonstrations (HDF5)",
+    extra="data",
+    check="vla_rl.plugins.data.libero_hdf5.checks:check_folder",
 )

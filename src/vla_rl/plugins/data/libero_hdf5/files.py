@@ -14,7 +14,8 @@ from attrs import frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, EnvInfo, Observation
-from vla_rl.plugins.data.libero_hdf5 import ENDING, LiberoHDF5Config, find_files
+from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
+from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics

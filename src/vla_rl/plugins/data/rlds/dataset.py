@@ -13,7 +13,8 @@ from attrs import frozen
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.types import Array, Context, Observation
-from vla_rl.plugins.data.rlds import RLDSConfig, find_files
+from vla_rl.plugins.data.rlds.checks import find_files
+from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, exclude_remedy, format_numbers
 from vla_rl.toolkit.data.pictures import MAX_PIXELS, check_picture, decode_picture, stack_pictures

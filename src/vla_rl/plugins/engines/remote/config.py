@@ -34,7 +34,7 @@ class RemoteConfig:
 
 
 def check(config: RemoteConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the key map can be read."""
+    """Check that the key map can be read."""
     from vla_rl.toolkit.models.key_maps import read_key_map
 
     if config.keys is not None:

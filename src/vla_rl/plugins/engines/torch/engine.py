@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING
 
 from vla_rl.core.hookspecs import PolicyEngine, VLAModel
 from vla_rl.core.manager import offers
-from vla_rl.toolkit.models.adapters import MergedAdapters
+from vla_rl.core.types import Context
+from vla_rl.plugins.engines.torch.config import TorchEngineConfig
+from vla_rl.toolkit.models.adapters import MergedAdapters, merge_mode
 
 if TYPE_CHECKING:
     import torch
 
     from vla_rl.core.randomness import Noise
     from vla_rl.core.types import ArrayOrTensor, Chunk, Observation, UnexecutedActions
+
+
+def make_engine(config: TorchEngineConfig, context: Context) -> TorchEngine:
+    """Build the run's model, if its learner has not built it in this process, and return the engine around it."""
+    assert context.make_model is not None
+    return TorchEngine(context.make_model(), merge=merge_mode(context.model_config), learns=context.role == "both")
 
 
 class TorchEngine(PolicyEngine):

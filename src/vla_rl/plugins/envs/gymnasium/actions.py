@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import leaves
 
 

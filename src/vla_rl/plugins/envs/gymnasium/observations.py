@@ -10,9 +10,8 @@ from gymnasium import spaces
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
-from vla_rl.plugins.envs.gymnasium.settings import CameraSettings
 from vla_rl.toolkit.pictures import resized
 
 WHOLE = "observation"

@@ -15,9 +15,8 @@ import numpy as np
 from gymnasium import wrappers
 
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
+from vla_rl.plugins.envs.gymnasium.config import GymnasiumConfig, Wrapper
 from vla_rl.plugins.envs.gymnasium.observations import renders
-from vla_rl.plugins.envs.gymnasium.settings import Wrapper
 
 if sys.platform == "linux":  # before an environment imports mujoco or pygame; others ignore it
     os.environ.setdefault("MUJOCO_GL", "egl")

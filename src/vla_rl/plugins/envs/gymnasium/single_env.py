@@ -14,11 +14,10 @@ from attrs import evolve, frozen
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import ActionSource, Array, Context, EnvInfo, ResetState, TaskInfo
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.actions import action_layout
+from vla_rl.plugins.envs.gymnasium.config import STATES, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry, known_paths
 from vla_rl.plugins.envs.gymnasium.observations import check_cameras, read_images, read_state, state_sizes
-from vla_rl.plugins.envs.gymnasium.settings import STATES
 from vla_rl.plugins.envs.gymnasium.simulator import Environment, Generators, make, step_limit
 from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.rendering import FIXES, require

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from vla_rl.core.errors import SafetyStop, UserError
-from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
+from vla_rl.plugins.envs.lerobot_robot.config import LeRobotRobotConfig
 from vla_rl.toolkit.processes import held
 
 START_S = 120.0
@@ -22,6 +22,11 @@ ANSWER_S = 5.0
 """Seconds in which a connected robot has to answer."""
 CLOSE_S = 12.0
 """Seconds in which the process has to end; a robot that hangs is left after 10 (`devices.LEAVE_S`)."""
+
+
+def check_robot(config: LeRobotRobotConfig) -> None:
+    """Raise UserError where lerobot, or the robot's class, is missing in this interpreter. Nothing is connected."""
+    DeviceProcess(config).close()
 
 
 class RobotLost(Exception):

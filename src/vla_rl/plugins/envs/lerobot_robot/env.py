@@ -17,6 +17,7 @@ from vla_rl.core.types import (
     ActionSource,
     Array,
     ChunkResult,
+    Context,
     EnvInfo,
     Observation,
     ResetState,
@@ -24,7 +25,7 @@ from vla_rl.core.types import (
     at_last_action,
     to_numpy,
 )
-from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
+from vla_rl.plugins.envs.lerobot_robot.config import LeRobotRobotConfig
 from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, RobotLost
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
@@ -42,6 +43,13 @@ RETRY_S = 2.0
 MAY_MOVE = "the robot will move to its start pose: ready?"
 SCENE = "reset the scene for {task!r}: ready?"
 RUNNING = "the robot acts on {task!r}; stop ends the run before the next action"
+
+
+def make_env(config: LeRobotRobotConfig, context: Context) -> RobotEnv:
+    """Open the devices. Raise UserError for several envs, and for settings that do not fit the robot."""
+    if context.num_envs > 1:
+        raise UserError(f"lerobot_robot drives one robot, and this worker has {context.num_envs}; give env.num_envs: 1")
+    return RobotEnv(config)
 
 
 class RobotEnv(SimEnv):

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.lerobot_robot import LeRobotRobotConfig
+from vla_rl.plugins.envs.lerobot_robot.config import LeRobotRobotConfig
 
 
 class TargetLimits:

@@ -1,69 +1,17 @@
-"""`libero`: the LIBERO benchmark on MuJoCo. Settings only, light to import; see docs/simulators/libero.md."""
+"""`libero`: the LIBERO benchmark on MuJoCo. See docs/simulators/libero.md."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from vla_rl.core.declarations import EnvPlugin
 
-from attrs import field, frozen, validators
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.libero.checks import check, known_cameras, one_choice_of_tasks, preflight, state_count
-from vla_rl.plugins.envs.libero.plus import PlusConfig
-from vla_rl.toolkit.envs.settings import SharedProcesses
-
-
-@frozen(kw_only=True)
-class LiberoConfig:
-    """Spec keys of the simulator `libero`."""
-
-    suite: str | None = None
-    """Task suite: libero_spatial, libero_object, libero_goal, libero_10, libero_90, or another one that the installed
-    package has."""
-    tasks: tuple[int | str, ...] | None = None
-    """Tasks of `suite`, by official number or by name; null: all."""
-    suites: dict[str, tuple[int | str, ...] | None] | None = field(default=None, validator=one_choice_of_tasks)
-    """Several suites, each with its tasks (null: all), instead of `suite` and `tasks`."""
-    plus: PlusConfig | None = None
-    """Variants of LIBERO-Plus, instead of `suite` or `suites`."""
-    cameras: dict[str, int] = field(factory=lambda: {"agentview": 224, "wrist": 224}, validator=known_cameras)
-    """Cameras: name -> height and width in pixels (8 to 1024), in the order in which a model sees them."""
-    step_limits: Literal["openvla-oft", "simplevla"] = "openvla-oft"
-    """Source of the step limits: `openvla-oft` has 220, 280, 300, 520 and 400 actions for the suites spatial, object,
-    goal, 10 and 90, `simplevla` has 512 for all. `rollout.max_steps` overrides them."""
-    settle_steps: int = field(default=10, validator=[validators.ge(0), validators.le(100)])
-    """Number of no-op steps after a reset, 0 to 100, in which objects drop and come to rest; they are not counted as
-    steps. 10 as in OpenVLA's evaluation."""
-    train_states: int | Literal["official"] = field(default=200, validator=state_count)
-    """Number of initial states per task in the train split, 1 to 500, drawn from the task's own placement regions; or
-    "official": the 50 evaluation states, on which some published recipes train. results.json then says so."""
-    fast_render: bool = False
-    """Draw simplified meshes without reflections: faster, but pixels differ slightly, so not for reported results."""
-    fast_physics: bool = False
-    """Solve the physics once per step instead of three times: faster; states differ from the official ones, typically
-    by 2e-6, by millimetres where contacts amplify it."""
-    memory_mib: int = field(default=2000, validator=validators.ge(0))
-    """Memory in MiB, per process, within which simulators of tasks that no env uses at the moment stay built."""
-    disk_mib: int = field(default=8000, validator=validators.ge(0))
-    """Disk space in MiB of the compiled models and textures cached in the user's cache folder
-    (`~/.cache/vla-rl/libero`); all 130 tasks take about 4,700."""
-    processes: SharedProcesses = field(factory=SharedProcesses)
-    """Processes of the env instances; those of one process share one simulator per task."""
-
-
-def build(config: LiberoConfig, context: Context) -> Any:
-    from vla_rl.plugins.envs.libero.single_env import make_env
-
-    return make_env(config, context)
-
-
-plugin = Plugin(
-    config=LiberoConfig,
-    build=build,
+plugin = EnvPlugin(
+    config="vla_rl.plugins.envs.libero.config:LiberoConfig",
+    build="vla_rl.plugins.envs.libero.single_env:make_env",
     summary="LIBERO: manipulation with a Franka arm, 130 tasks in five suites, MuJoCo",
     extra="libero",
     env_memory=400_000_000,
-    preflight=preflight,
-    check=check,
-    action_dim=lambda config: 7,
     expert=True,
+    preflight="vla_rl.plugins.envs.libero.checks:preflight",
+    check="vla_rl.plugins.envs.libero.checks:check",
+    action_dim=lambda config: 7,
 )

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.libero.checks import CAMERAS
+from vla_rl.plugins.envs.libero.config import CAMERAS
 from vla_rl.plugins.envs.libero.egl import draw_on
 from vla_rl.plugins.envs.libero.start_changes import UNCHANGED, StartChanges
 from vla_rl.plugins.envs.libero.suites import LiberoTask

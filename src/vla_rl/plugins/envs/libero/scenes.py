@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from vla_rl.plugins.envs.libero import LiberoConfig
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.suites import LiberoTask
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from vla_rl.core.errors import UserError
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, EnvInfo, ResetState, TaskInfo
-from vla_rl.plugins.envs.libero import LiberoConfig
+from vla_rl.plugins.envs.libero.config import LiberoConfig
 from vla_rl.plugins.envs.libero.expert import Expert, recipe
 from vla_rl.plugins.envs.libero.plus import SUITES as PLUS_SUITES
 from vla_rl.plugins.envs.libero.plus.variants import FIRST_VARIANT, Variant, remarks, selected, variant_of

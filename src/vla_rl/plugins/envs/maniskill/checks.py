@@ -12,14 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.spec.structure import at
 from vla_rl.core.types import Context
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS, PANDA_ACTIONS, PANDA_TASKS
-from vla_rl.toolkit.envs.rendering import require
-from vla_rl.toolkit.envs.settings import check_camera_size
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 NAME_OF_A_TASK = re.compile(r"""["']([\w{}.-]+-v\d+)["']""")
@@ -29,42 +26,14 @@ SHOWN = 5
 """Most names that a message lists before it says how many more there are."""
 
 
-def chosen_tasks(config: Any) -> tuple[str, ...]:
-    return config.tasks or (config.task,)
-
-
-def one_or_more(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
-    if bool(tasks) == bool(instance.task):
-        raise ValueError("give either task, such as PickCube-v1, or tasks, a list of them")
-    if len(set(tasks)) < len(tasks):
-        raise ValueError(f"a task is named twice: {', '.join(tasks)}")
-
-
-def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str, str]) -> None:
-    tasks = chosen_tasks(instance)
-    for name, text in instructions.items():
-        if name not in tasks:
-            raise ValueError(f"instructions has {name!r}, which is none of the tasks: {', '.join(tasks)}")
-        if not text.strip():
-            raise ValueError(f"the instruction of {name} is empty")
-
-
-def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int | None]) -> None:
-    if not cameras:
-        raise ValueError("name at least one camera, such as {base_camera: 224}")
-    for name, size in cameras.items():
-        if size is not None:
-            check_camera_size(name, size)
-
-
-def action_dim(config: Any) -> int | None:
+def action_dim(config: ManiSkillConfig) -> int | None:
     """Return the number of action dimensions where the tasks are known to have one Panda arm, else None."""
     if config.robot in (None, "panda", WRIST_CAMERA) and all(task in PANDA_TASKS for task in chosen_tasks(config)):
         return PANDA_ACTIONS.get(config.control_mode)
     return None
 
 
-def check(config: Any, context: Context) -> None:
+def check(config: ManiSkillConfig, context: Context) -> None:
     """Raise UserError for a task that ManiSkill does not have. What `imports` register is known once it is imported."""
     if config.imports:
         return
@@ -85,23 +54,6 @@ def written_tasks() -> list[str]:
 def unknown_task_error(task: str, available: Iterable[str]) -> UserError:
     names = sorted(available)
     return UserError(f"no ManiSkill task {task!r}{did_you_mean(task, names)}\n  tasks: {', '.join(names)}")
-
-
-def independent_envs(config: Any) -> bool:
-    """Whether env instances can step one by one (lanes of single envs): it needs `backend: cpu`, since a GPU simulates
-    all instances as one batch."""
-    return bool(config.backend == "cpu" and config.processes.apart is not False)
-
-
-def preflight(config: Any) -> None:
-    """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
-    if find_spec("mani_skill") is None:
-        raise UserError(f"maniskill needs the package 'mani_skill'; try: {install_command(OWN_DIST, 'maniskill')}")
-    use_unpacked_driver()
-    require("vulkan", "maniskill")
-    from vla_rl.plugins.envs.maniskill.env import probe_settings
-
-    probe_settings(config)
 
 
 def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str] = ()) -> None:

@@ -1,13 +1,41 @@
-"""Spec keys of `maniskill`."""
+"""Settings of `maniskill`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from vla_rl.plugins.envs.maniskill import checks
-from vla_rl.toolkit.envs.settings import SharedProcesses
+from vla_rl.toolkit.envs.settings import SharedProcesses, check_camera_size
+
+
+def chosen_tasks(config: Any) -> tuple[str, ...]:
+    return config.tasks or (config.task,)
+
+
+def one_or_more(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
+    if bool(tasks) == bool(instance.task):
+        raise ValueError("give either task, such as PickCube-v1, or tasks, a list of them")
+    if len(set(tasks)) < len(tasks):
+        raise ValueError(f"a task is named twice: {', '.join(tasks)}")
+
+
+def known_instructions(instance: Any, attribute: Any, instructions: Mapping[str, str]) -> None:
+    tasks = chosen_tasks(instance)
+    for name, text in instructions.items():
+        if name not in tasks:
+            raise ValueError(f"instructions has {name!r}, which is none of the tasks: {', '.join(tasks)}")
+        if not text.strip():
+            raise ValueError(f"the instruction of {name} is empty")
+
+
+def some_cameras(instance: Any, attribute: Any, cameras: Mapping[str, int | None]) -> None:
+    if not cameras:
+        raise ValueError("name at least one camera, such as {base_camera: 224}")
+    for name, size in cameras.items():
+        if size is not None:
+            check_camera_size(name, size)
 
 
 @frozen(kw_only=True)
@@ -16,9 +44,9 @@ class ManiSkillConfig:
 
     task: str | None = None
     """Task as ManiSkill registers it, such as PickCube-v1. Give either `task` or `tasks`."""
-    tasks: tuple[str, ...] = field(default=(), validator=checks.one_or_more)
+    tasks: tuple[str, ...] = field(default=(), validator=one_or_more)
     """Several tasks whose robots have the same actions and joints; with the CPU backend only."""
-    instructions: dict[str, str] = field(factory=dict, validator=checks.known_instructions)
+    instructions: dict[str, str] = field(factory=dict, validator=known_instructions)
     """Instructions: task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to
     reword those."""
     imports: tuple[str, ...] = ()
@@ -26,7 +54,7 @@ class ManiSkillConfig:
     repository; importable by the interpreter of the simulators."""
     kwargs: dict[str, Any] = field(factory=dict)
     """Further arguments of the tasks' class, such as {obj_set: train} of that module."""
-    cameras: dict[str, int | None] = field(factory=lambda: {"base_camera": 224}, validator=checks.some_cameras)
+    cameras: dict[str, int | None] = field(factory=lambda: {"base_camera": 224}, validator=some_cameras)
     """Cameras: name -> height and width in pixels (8 to 1024; null: the task's own resolution), in the order in which a
     model sees them; every task has to have them."""
     control_mode: str = "pd_ee_delta_pose"
@@ -58,4 +86,9 @@ class ManiSkillConfig:
     null: the tasks' own."""
     processes: SharedProcesses = field(factory=SharedProcesses)
     """Processes of the env instances, with `backend: cpu`."""
-    independent_envs = property(checks.independent_envs)
+
+    @property
+    def independent_envs(self) -> bool:
+        """Whether env instances can step one by one (lanes of single envs): it needs `backend: cpu`, since a GPU
+        simulates all instances as one batch."""
+        return self.backend == "cpu" and self.processes.apart is not False

@@ -7,23 +7,28 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from attrs import evolve, frozen
 
+from vla_rl.core.catalogue import install_command
 from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.hookspecs import SimEnv
+from vla_rl.core.installation import OWN_DIST
 from vla_rl.core.types import Context, EnvInfo, ResetState, TaskInfo
-from vla_rl.plugins.envs.maniskill import ManiSkillConfig
 from vla_rl.plugins.envs.maniskill.batch import BatchEnv
-from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, chosen_tasks, registered
+from vla_rl.plugins.envs.maniskill.checks import WRIST_CAMERA, check_task, registered
+from vla_rl.plugins.envs.maniskill.config import ManiSkillConfig, chosen_tasks
 from vla_rl.plugins.envs.maniskill.scene import ManiSkillScene, SceneRecipe, SimulationDevices
 from vla_rl.plugins.envs.maniskill.single_env import MakeManiSkillEnv
 from vla_rl.plugins.envs.maniskill.states import states_of
 from vla_rl.plugins.envs.maniskill.tasks import INSTRUCTIONS
+from vla_rl.toolkit.envs.rendering import require
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
+from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
 
 @frozen(kw_only=True)
@@ -66,6 +71,15 @@ def make_env(config: ManiSkillConfig, context: Context) -> SimEnv:
         )
     info = evolve(info, deterministic=False)  # PhysX on a GPU sums in any order
     return BatchEnv(info, states, ManiSkillScene(recipes[0], place, context.num_envs), place, context.chunk)
+
+
+def preflight(config: ManiSkillConfig) -> None:
+    """Raise UserError unless SAPIEN can draw on this machine and the tasks can be built as the settings say."""
+    if find_spec("mani_skill") is None:
+        raise UserError(f"maniskill needs the package 'mani_skill'; try: {install_command(OWN_DIST, 'maniskill')}")
+    use_unpacked_driver()
+    require("vulkan", "maniskill")
+    probe_settings(config)
 
 
 def probe_settings(config: ManiSkillConfig) -> None:

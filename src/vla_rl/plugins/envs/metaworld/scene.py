@@ -18,7 +18,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.metaworld.checks import CAMERAS
+from vla_rl.plugins.envs.metaworld.config import CAMERAS
 from vla_rl.toolkit.envs.meshes import turn_effects_off
 from vla_rl.toolkit.envs.rendering import mujoco_error
 

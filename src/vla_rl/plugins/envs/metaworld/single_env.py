@@ -12,7 +12,8 @@ from attrs import frozen
 
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, Context, ResetState
-from vla_rl.plugins.envs.metaworld import ACTION_DIM, MetaWorldConfig, env_info
+from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
+from vla_rl.plugins.envs.metaworld.info import ACTION_DIM, describe_env
 from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
 from vla_rl.toolkit.envs.single_env import Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
@@ -33,7 +34,7 @@ def make_env(config: MetaWorldConfig, context: Context) -> SubprocEnvs:
         first = order.index(name) * IDS_PER_TASK
         states["eval"] += [ResetState(id=first + i, task=name) for i in range(EVAL_STATES)]
         states["train"] += [ResetState(id=first + FIRST_TRAIN + i, task=name) for i in range(config.train_states)]
-    return SubprocEnvs(env_info(config), states, MakeMetaWorldEnv(config), context, config.processes)
+    return SubprocEnvs(describe_env(config), states, MakeMetaWorldEnv(config), context, config.processes)
 
 
 @frozen

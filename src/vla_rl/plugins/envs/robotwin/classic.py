@@ -12,7 +12,7 @@ from attrs import frozen
 from vla_rl.core.errors import NotOffered
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.robotwin.checks import CAMERAS
+from vla_rl.plugins.envs.robotwin.config import CAMERAS
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, joint_targets, solve
 from vla_rl.plugins.envs.robotwin.installation import NO_LIMIT, Installation

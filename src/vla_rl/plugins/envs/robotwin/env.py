@@ -5,9 +5,9 @@ from __future__ import annotations
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import Context, EnvInfo, TaskInfo
-from vla_rl.plugins.envs.robotwin import RobotwinConfig
-from vla_rl.plugins.envs.robotwin.checks import STATE_DIM, camera_sizes
+from vla_rl.plugins.envs.robotwin.camera_sizes import camera_sizes
 from vla_rl.plugins.envs.robotwin.classic import MakeRobotwinEnv
+from vla_rl.plugins.envs.robotwin.config import STATE_DIM, RobotwinConfig
 from vla_rl.plugins.envs.robotwin.installation import Installation, find_installation
 from vla_rl.plugins.envs.robotwin.seeds import SPLITS, SeedBook
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS, task_names

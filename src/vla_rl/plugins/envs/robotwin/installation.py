@@ -20,17 +20,10 @@ import yaml
 from attrs import field, frozen
 
 from vla_rl.core.errors import UserError
-from vla_rl.plugins.envs.robotwin import RobotwinConfig
-from vla_rl.plugins.envs.robotwin.checks import (
-    ASSET_FOLDERS,
-    DOWNLOAD,
-    WHERE,
-    asset_root,
-    available_apis,
-    is_file,
-    package_folder,
-)
+from vla_rl.plugins.envs.robotwin.assets import ASSET_FOLDERS, DOWNLOAD, asset_root
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig, is_file
 from vla_rl.plugins.envs.robotwin.end_effector import BOUNDS
+from vla_rl.plugins.envs.robotwin.interpreter import WHERE, available_apis, package_folder
 from vla_rl.plugins.envs.robotwin.patches import prepare
 from vla_rl.plugins.envs.robotwin.quiet import kept_randomness
 from vla_rl.plugins.envs.robotwin.tasks import task_names

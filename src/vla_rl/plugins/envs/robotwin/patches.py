@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vla_rl.plugins.envs.robotwin import RobotwinConfig
-from vla_rl.plugins.envs.robotwin.checks import scaled
+from vla_rl.plugins.envs.robotwin.camera_sizes import scaled
+from vla_rl.plugins.envs.robotwin.config import RobotwinConfig
 from vla_rl.plugins.envs.robotwin.quiet import NullStream, quiet
 from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 

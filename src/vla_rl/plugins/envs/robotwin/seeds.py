@@ -6,12 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from attrs import converters, field, frozen
-from attrs import validators as v
-
 from vla_rl.core.errors import UserError, did_you_mean
-from vla_rl.core.paths import expanded
 from vla_rl.core.types import ResetState
+from vla_rl.plugins.envs.robotwin.config import Seeds
 from vla_rl.plugins.envs.robotwin.tasks import STEP_LIMITS
 from vla_rl.toolkit.json_files import read_record
 
@@ -21,31 +18,6 @@ RANGE = 100_000
 IDS_PER_TASK, IDS_PER_SPLIT = 1_000_000, 500_000
 """Composition of state ids: the task's number times IDS_PER_TASK, plus the split's times IDS_PER_SPLIT, plus the
 state's."""
-
-
-def absolute(path: str | Path) -> Path:
-    """Return the path as an absolute one. Done when the spec is read, since workers run in other folders."""
-    return expanded(path).absolute()
-
-
-@frozen(kw_only=True)
-class Seeds:
-    """Scenes of the two splits."""
-
-    train: Path | None = field(default=None, converter=converters.optional(absolute))
-    """File of seeds that work, `{task: {success_seeds: [...]}}`; null: seeds from 200000 on."""
-    eval: Path | None = field(default=None, converter=converters.optional(absolute))
-    """File of seeds for evaluation, in the same form; null: seeds from 100000 on."""
-    train_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Number of training scenes per task, 1 or more; null: all of the file, or 200."""
-    eval_states: int | None = field(default=None, validator=v.optional(v.ge(1)))
-    """Number of evaluation scenes per task, 1 or more; null: all of the file, or 100."""
-    tries: int = field(default=10, validator=[v.ge(1), v.le(100)])
-    """Number of seeds that are tried for a scene before the run stops, 1 to 100."""
-    check: bool | None = None
-    """Take a seed only when RoboTwin's own expert solves it, which takes an episode of planning. Null: with the vector
-    API for seeds that are not from a file, with the classic API always (there the expert also tells which objects the
-    instruction has to name)."""
 
 
 class SeedBook:

@@ -19,7 +19,7 @@ from vla_rl.core.errors import NotOffered, UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, ResetState, at_last_action, to_numpy
-from vla_rl.plugins.envs.robotwin.checks import STATE_DIM
+from vla_rl.plugins.envs.robotwin.config import STATE_DIM
 from vla_rl.plugins.envs.robotwin.end_effector import move_to_poses
 from vla_rl.plugins.envs.robotwin.expert import JOINTS_ONLY, ExpertMotion, solve
 from vla_rl.plugins.envs.robotwin.installation import Installation

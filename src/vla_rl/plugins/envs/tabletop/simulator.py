@@ -14,7 +14,8 @@ import torch
 
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.types import ArrayOrTensor, ChunkResult, Context, Observation, ResetState
-from vla_rl.plugins.envs.tabletop import TabletopConfig, env_info
+from vla_rl.plugins.envs.tabletop.config import TabletopConfig
+from vla_rl.plugins.envs.tabletop.info import describe_env
 from vla_rl.plugins.envs.tabletop.render import Renderer
 from vla_rl.plugins.envs.tabletop.scenes import SPLITS, THINGS, TabletopScenes, split_scenes
 from vla_rl.plugins.envs.tabletop.tasks import TASKS
@@ -40,7 +41,7 @@ class Tabletop(SimEnv):
         self._chunk = context.chunk
         task_names = config.tasks or tuple(task.name for task in TASKS)
         self._tasks = frozenset(i for i, task in enumerate(TASKS) if task.name in task_names)
-        self.info = env_info(config)
+        self.info = describe_env(config)
         self._render = Renderer(config.image_size, context.device)
         self._task = np.full(self.num_envs, min(self._tasks))
         self._state = {

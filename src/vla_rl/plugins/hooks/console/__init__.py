@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from vla_rl.core.declarations import HookPlugin
 
-from attrs import field, frozen, validators
-
-from vla_rl.core.types import Context, Plugin
-
-
-@frozen(kw_only=True)
-class ConsoleConfig:
-    """Spec keys of the hook `console`."""
-
-    mode: Literal["auto", "live", "plain"] = "auto"
-    """Display. `live`: a panel that is redrawn; `plain`: one line per step; `auto`: live on a terminal, else plain."""
-    every_s: float = field(default=30.0, validator=[validators.gt(0), validators.le(86_400.0)])
-    """Seconds, above 0 and at most 86,400, between progress lines of a long rollout, evaluation or other phase in plain
-    mode."""
-    metrics: tuple[str, ...] = ()
-    """Further metrics to show, such as an algorithm's own: names, or patterns such as `mine/*`."""
-
-
-def _build(config: ConsoleConfig, context: Context) -> Any:
-    from vla_rl.plugins.hooks.console.screen import Screen
-
-    return Screen(config)
-
-
-plugin = Plugin(config=ConsoleConfig, build=_build, summary="progress, success, throughput and time split, live")
+plugin = HookPlugin(
+    config="vla_rl.plugins.hooks.console.config:ConsoleConfig",
+    build="vla_rl.plugins.hooks.console.screen:Screen",
+    summary="progress, success, throughput and time split, live",
+)

@@ -17,7 +17,7 @@ from vla_rl.plugins.hooks.console.draw import LivePanel, progress_line, step_lin
 from vla_rl.plugins.hooks.console.status import Status, percent
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.console import ConsoleConfig
+    from vla_rl.plugins.hooks.console.config import ConsoleConfig
 
 
 class Screen:

@@ -16,7 +16,7 @@ from vla_rl.core.events import Evaluation, Run, robot_metrics
 from vla_rl.core.paths import own_copy
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.jsonl import JsonlConfig
+    from vla_rl.plugins.hooks.jsonl.config import JsonlConfig
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from vla_rl.toolkit.data.recording import Recording
 from vla_rl.toolkit.hooks.files import check_outside
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.lerobot import LeRobotHookConfig
+    from vla_rl.plugins.hooks.lerobot.config import LeRobotHookConfig
 
 
 class LeRobotRecorder:

@@ -16,13 +16,18 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 
 from vla_rl.core.events import Run
-from vla_rl.toolkit.hooks.tracking import flat
+from vla_rl.toolkit.hooks.tracking import Tracker, flat
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.mlflow import MlflowConfig
+    from vla_rl.plugins.hooks.mlflow.config import MlflowConfig
 
 BATCH, LONGEST = 100, 6000
 """Most parameters in a request, and most characters of a parameter's value; servers refuse more."""
+
+
+def make_tracker(config: MlflowConfig) -> Tracker:
+    """Return the hook, which is `Tracker` with this store."""
+    return Tracker("mlflow", config, MlflowStore(config))
 
 
 class MlflowStore:

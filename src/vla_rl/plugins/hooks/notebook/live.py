@@ -10,7 +10,7 @@ from vla_rl.core.events import Evaluation, Run
 from vla_rl.toolkit.hooks.curves import Interval, draw, picture
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.notebook import NotebookConfig
+    from vla_rl.plugins.hooks.notebook.config import NotebookConfig
 
 
 class LiveCurves:

@@ -13,10 +13,15 @@ import imageio.v3 as imageio
 import swanlab
 
 from vla_rl.core.events import Run
-from vla_rl.toolkit.hooks.tracking import link_or_copy
+from vla_rl.toolkit.hooks.tracking import Tracker, link_or_copy
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.swanlab import SwanlabConfig
+    from vla_rl.plugins.hooks.swanlab.config import SwanlabConfig
+
+
+def make_tracker(config: SwanlabConfig) -> Tracker:
+    """Return the hook, which is `Tracker` with this store."""
+    return Tracker("swanlab", config, SwanlabStore(config))
 
 
 class SwanlabStore:

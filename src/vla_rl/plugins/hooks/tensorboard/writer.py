@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 from vla_rl.core.events import Evaluation, Run, robot_metrics
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.tensorboard import TensorboardConfig
+    from vla_rl.plugins.hooks.tensorboard.config import TensorboardConfig
 
 
 class TensorboardWriter:

@@ -16,7 +16,7 @@ from vla_rl.core.paths import write_whole
 from vla_rl.core.types import to_numpy
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.video import VideoConfig
+    from vla_rl.plugins.hooks.video.config import VideoConfig
 
 INK, FAINT, PAPER, PROGRESS = (235, 235, 235), (150, 150, 150), (24, 24, 27), (96, 125, 200)
 OUTCOME = {True: ("SUCCESS", (52, 168, 83)), False: ("FAILURE", (217, 48, 37))}

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from vla_rl.core.declarations import HookPlugin
 
-from attrs import field, frozen
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.hooks.tracking import TrackerSettings, tracker_files
-
-
-@frozen(kw_only=True)
-class WandbConfig(TrackerSettings):
-    """Spec keys of the hook `wandb`, with those of TrackerSettings."""
-
-    project: str = "vla-rl"
-    """Project that groups the runs to compare."""
-    entity: str | None = None
-    """User or team; null: that of the login."""
-    name: str | None = None
-    """Name of the run on Weights & Biases; null: the spec's."""
-    group: str | None = None
-    """Group of runs that belong together, such as seeds of one spec."""
-    tags: tuple[str, ...] = field(default=(), converter=tuple)
-    """Tags of the run on Weights & Biases, to search by."""
-    mode: Literal["online", "offline"] | None = None
-    """Mode. `offline`: write to the run folder, for `wandb sync`; null: WANDB_MODE, else online."""
-
-
-def _build(config: WandbConfig, context: Context) -> Any:
-    from vla_rl.plugins.hooks.wandb.store import WandbStore
-    from vla_rl.toolkit.hooks.tracking import Tracker
-
-    return Tracker("wandb", config, WandbStore(config))
-
-
-plugin = Plugin(
-    config=WandbConfig,
-    build=_build,
+plugin = HookPlugin(
+    config="vla_rl.plugins.hooks.wandb.config:WandbConfig",
+    build="vla_rl.plugins.hooks.wandb.store:make_tracker",
     summary="metrics, spec, videos and checkpoints on Weights & Biases",
     extra="wandb",
-    files=lambda config: tracker_files("wandb"),
+    files=lambda config: (".uploading/wandb",),
 )

@@ -11,13 +11,19 @@ import wandb
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.events import Run
+from vla_rl.toolkit.hooks.tracking import Tracker
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.hooks.wandb import WandbConfig
+    from vla_rl.plugins.hooks.wandb.config import WandbConfig
 
 STEP = "step"
 """Metric that is the x axis of all curves. wandb's own step only grows, and refuses steps that a resumed run
 repeats."""
+
+
+def make_tracker(config: WandbConfig) -> Tracker:
+    """Return the hook, which is `Tracker` with this store."""
+    return Tracker("wandb", config, WandbStore(config))
 
 
 class WandbStore:

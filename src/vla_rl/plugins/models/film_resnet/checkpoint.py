@@ -132,7 +132,7 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
 
 
 def check(config: FilmResnetConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the folder is complete, of this model, and of the spec's sizes and chunk."""
+    """Check that the folder is complete, of this model, and of the spec's sizes and chunk."""
     if config.checkpoint is None:
         return
     with at("checkpoint"):

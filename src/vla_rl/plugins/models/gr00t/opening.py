@@ -35,7 +35,7 @@ def longest_chunk(raw: Record, generation: Generation, robot: Robot) -> int:
 
 
 def check(config: GrootConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
+    """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     measured = None if context.scaling is None else UNREAD
     check_folder(config, context, lambda folder: longest_chunk(*read_folder(folder, config, measured)))
 

@@ -3,60 +3,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from vla_rl.core.declarations import ModelPlugin
 
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.openvla.checks import check
-from vla_rl.plugins.models.openvla.config import OpenVLAARConfig, OpenVLAOFTConfig, OpenVLAValueHeadConfig, no_rl
-from vla_rl.plugins.models.openvla.statistics import action_dim
-from vla_rl.toolkit.models.adapters import LoRAConfig
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.models.openvla.autoregressive import ARPolicy
-    from vla_rl.plugins.models.openvla.policy import OFTPolicy
-    from vla_rl.plugins.models.openvla.regression import L1Policy
-
-
-__all__ = [
-    "LoRAConfig",
-    "OpenVLAARConfig",
-    "OpenVLAOFTConfig",
-    "OpenVLAValueHeadConfig",
-    "build",
-    "openvla",
-    "openvla_oft",
-]
-
-
-def build(config: OpenVLAOFTConfig, context: Context) -> OFTPolicy | L1Policy:
-    """Return the spec's OFT policy on this worker's device."""
-    from vla_rl.plugins.models.openvla.builder import build_policy
-
-    return build_policy(config, context)
-
-
-def build_autoregressive(config: OpenVLAARConfig, context: Context) -> ARPolicy:
-    """Return the spec's plain OpenVLA policy on this worker's device."""
-    from vla_rl.plugins.models.openvla.builder import build_autoregressive
-
-    return build_autoregressive(config, context)
-
-
-openvla = Plugin(
-    config=OpenVLAARConfig,
-    build=build_autoregressive,
+openvla = ModelPlugin(
+    config="vla_rl.plugins.models.openvla.config:OpenVLAARConfig",
+    build="vla_rl.plugins.models.openvla.builder:build_autoregressive",
     summary="OpenVLA: DINOv2 + SigLIP + Llama, action tokens decoded one after another",
     extra="openvla",
-    action_dim=action_dim,
-    check=check,
+    action_dim="vla_rl.plugins.models.openvla.statistics:action_dim",
+    check="vla_rl.plugins.models.openvla.checks:check",
 )
-
-openvla_oft = Plugin(
-    config=OpenVLAOFTConfig,
-    build=build,
+openvla_oft = ModelPlugin(
+    config="vla_rl.plugins.models.openvla.config:OpenVLAOFTConfig",
+    build="vla_rl.plugins.models.openvla.builder:build_policy",
     summary="OpenVLA-OFT: DINOv2 + SigLIP + Llama, parallel decoding into 256 action bins",
     extra="openvla",
-    action_dim=action_dim,
-    check=check,
-    no_rl=no_rl,
+    action_dim="vla_rl.plugins.models.openvla.statistics:action_dim",
+    check="vla_rl.plugins.models.openvla.checks:check",
+    no_rl="vla_rl.plugins.models.openvla.config:no_rl",
 )

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def check(config: FamilyConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the folder is complete, of this model, and was trained for the spec's chunks."""
+    """Check that the folder is complete, of this model, and was trained for the spec's chunks."""
     if config.checkpoint is None:
         return
     with at("checkpoint"):

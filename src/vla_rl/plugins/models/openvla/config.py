@@ -177,7 +177,7 @@ class OpenVLAARConfig(FamilyConfig):
 
 
 def no_rl(config: OpenVLAOFTConfig) -> str | None:
-    """Return why RL is impossible, for `Plugin.no_rl`; None if it is possible."""
+    """Return why RL is impossible, for `ModelPlugin.no_rl`; None if it is possible."""
     if config.head == "discrete" or config.deviation is not None:
         return None
     return (

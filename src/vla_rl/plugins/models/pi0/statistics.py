@@ -181,7 +181,7 @@ def read_delta_actions(folder: Path, requested: int | None) -> int:
 
 
 def check(config: PiConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
+    """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
     if config.checkpoint is None:
         return
     model = name_of(config)

@@ -3,34 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from vla_rl.core.declarations import ModelPlugin
 
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.models.smolvla.config import SmolVLAConfig
-from vla_rl.plugins.models.smolvla.folder import action_dim, check, default_chunk
-from vla_rl.toolkit.models.adapters import LoRAConfig
-from vla_rl.toolkit.models.flow_config import NoiseConfig, PrefixHeadConfig
-
-if TYPE_CHECKING:
-    from vla_rl.plugins.models.smolvla.policy import SmolVLAPolicy
-
-
-__all__ = ["LoRAConfig", "NoiseConfig", "PrefixHeadConfig", "SmolVLAConfig", "build", "plugin"]
-
-
-def build(config: SmolVLAConfig, context: Context) -> SmolVLAPolicy:
-    """Return the spec's policy on this worker's device."""
-    from vla_rl.plugins.models.smolvla.builder import build_policy
-
-    return build_policy(config, context)
-
-
-plugin = Plugin(
-    config=SmolVLAConfig,
-    build=build,
+plugin = ModelPlugin(
+    config="vla_rl.plugins.models.smolvla.config:SmolVLAConfig",
+    build="vla_rl.plugins.models.smolvla.builder:build_policy",
     summary="SmolVLA: half of SmolVLM2 + flow-matching action expert (450M), sampled by Flow-SDE or Flow-Noise",
     extra="smolvla",
-    action_dim=action_dim,
-    default_chunk=default_chunk,
-    check=check,
+    action_dim="vla_rl.plugins.models.smolvla.folder:action_dim",
+    default_chunk="vla_rl.plugins.models.smolvla.folder:default_chunk",
+    check="vla_rl.plugins.models.smolvla.folder:check",
 )

@@ -106,7 +106,7 @@ def read_config(folder: Path) -> Record:
 
 
 def check(config: SmolVLAConfig, context: Context) -> None:
-    """Check, for `Plugin.check`, that the folder is complete, of this model, and has chunks as long as the spec's."""
+    """Check that the folder is complete, of this model, and has chunks as long as the spec's."""
 
     def read(folder: Path) -> int:
         raw = read_config(folder)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from vla_rl.core.errors import counted
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, MeasureFirst, Plan
-from vla_rl.plugins.placement.auto import AutoConfig
+from vla_rl.plugins.placement.auto.config import AutoConfig
 from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, busy_devices
 
 STAGES = (1, 2, 4)

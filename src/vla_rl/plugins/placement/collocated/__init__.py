@@ -2,43 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from vla_rl.core.declarations import PlacementPlugin
 
-from attrs import field, frozen
-from attrs import validators as v
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.placement.devices import MOST_WORKERS, Devices, OffloadSettings, as_text, well_formed
-
-if TYPE_CHECKING:
-    from vla_rl.core.hookspecs import Placement
-
-
-@frozen(kw_only=True)
-class CollocatedConfig:
-    """Spec keys of the placement `collocated`."""
-
-    workers: int | None = field(default=None, validator=v.optional(v.and_(v.ge(1), v.le(MOST_WORKERS))))
-    """Number of workers, 1 to 10,000, each with an equal share of the envs, on the first devices in order; null: one
-    per GPU, or `cpu_workers` on a machine without GPUs."""
-    cpu_workers: int = field(default=1, validator=v.and_(v.ge(1), v.le(MOST_WORKERS)))
-    """Number of workers on a machine without GPUs, but no more than it has CPU cores. It counts where neither
-    `workers` nor `devices` is given."""
-    devices: Devices = field(default=None, converter=as_text, validator=well_formed)
-    """Devices with one worker each, such as 0-3; an alternative to `workers`."""
-    offload: OffloadSettings = field(factory=OffloadSettings)
-    """Roles whose GPU memory is moved to host memory between phases."""
-
-    @devices.validator
-    def _one_of_both(self, attribute: object, value: str | None) -> None:
-        if value is not None and self.workers is not None:
-            raise ValueError("has one worker a device; leave out workers")
-
-
-def build(config: CollocatedConfig, context: Context) -> Placement:
-    from vla_rl.plugins.placement.collocated.impl import Collocated
-
-    return Collocated(config)
-
-
-plugin = Plugin(config=CollocatedConfig, build=build, summary="all roles in every worker, one copy of the weights")
+plugin = PlacementPlugin(
+    config="vla_rl.plugins.placement.collocated.config:CollocatedConfig",
+    build="vla_rl.plugins.placement.collocated.impl:Collocated",
+    summary="all roles in every worker, one copy of the weights",
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
-from vla_rl.plugins.placement.collocated import CollocatedConfig
+from vla_rl.plugins.placement.collocated.config import CollocatedConfig
 from vla_rl.toolkit.placement.checks import check_lanes
 from vla_rl.toolkit.placement.devices import ROLES, arrange, busy_devices, find_devices
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
-from vla_rl.plugins.placement.disaggregated import DisaggregatedConfig
+from vla_rl.plugins.placement.disaggregated.config import DisaggregatedConfig
 from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
 
 

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from vla_rl.core.declarations import PlacementPlugin
 
-from attrs import field, frozen
-from attrs import validators as v
-
-from vla_rl.core.types import Context, Plugin
-from vla_rl.toolkit.placement.devices import RoleDevices
-
-if TYPE_CHECKING:
-    from vla_rl.core.hookspecs import Placement
-
-
-@frozen(kw_only=True)
-class HybridConfig(RoleDevices):
-    """Devices of each role. By default simulators get the first half, policies the second half and learners all."""
-
-    pipeline_stages: int = field(default=1, validator=[v.ge(1), v.le(1_000)])
-    """Pipeline stages (lanes) of each sim worker, 1 to 1,000: with 2, one lane simulates while the policy acts for the
-    other."""
-
-    @pipeline_stages.validator
-    def _stages(self, attribute: object, value: int) -> None:
-        if value > 1 and self.lanes != "stages":
-            raise ValueError(
-                f"has no effect with lanes: {self.lanes}, which overlap by themselves; leave one of both out"
-            )
-
-
-def build(config: HybridConfig, context: Context) -> Placement:
-    from vla_rl.plugins.placement.hybrid.impl import Hybrid
-
-    return Hybrid(config)
-
-
-plugin = Plugin(config=HybridConfig, build=build, summary="simulators beside policies as a pipeline, learners on all")
+plugin = PlacementPlugin(
+    config="vla_rl.plugins.placement.hybrid.config:HybridConfig",
+    build="vla_rl.plugins.placement.hybrid.impl:Hybrid",
+    summary="simulators beside policies as a pipeline, learners on all",
+)

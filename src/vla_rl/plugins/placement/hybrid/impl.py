@@ -5,7 +5,7 @@ from __future__ import annotations
 from vla_rl.core.errors import there_are
 from vla_rl.core.hookspecs import Placement
 from vla_rl.core.plan import Cluster, DoesNotFit, Job, Plan
-from vla_rl.plugins.placement.hybrid import HybridConfig
+from vla_rl.plugins.placement.hybrid.config import HybridConfig
 from vla_rl.toolkit.placement.devices import ROLES, Device, arrange, find_devices, free_devices, refuse_overlap
 
 

@@ -7,7 +7,7 @@ import torch
 from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Context, Observation
-from vla_rl.plugins.reward_models.classifier import ClassifierConfig
+from vla_rl.plugins.reward_models.classifier.config import ClassifierConfig
 from vla_rl.toolkit.reward_models.success_classifier import load_classifier
 
 

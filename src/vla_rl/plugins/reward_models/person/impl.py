@@ -7,7 +7,8 @@ import numpy as np
 from vla_rl.core.errors import UserError
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.types import Array, Context, Observation, to_numpy
-from vla_rl.plugins.reward_models.person import PersonConfig, check
+from vla_rl.plugins.reward_models.person.checks import check_one_env
+from vla_rl.plugins.reward_models.person.config import PersonConfig
 from vla_rl.toolkit.people.panel import Answer, Panel
 from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
 
@@ -24,7 +25,7 @@ class PersonRewards(RewardModel):
 
     def __init__(self, config: PersonConfig, context: Context) -> None:
         """Open the page or the terminal. Raises UserError for several envs, and for a camera that is not there."""
-        check(config, context)
+        check_one_env(config, context)
         cameras = tuple(context.env.cameras) if context.env is not None else ()
         if config.camera is not None and config.camera not in cameras:
             raise UserError(

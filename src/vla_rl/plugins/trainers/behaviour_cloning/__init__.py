@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from vla_rl.core.declarations import TrainerPlugin, TrainingData
 
-from attrs import frozen
-
-from vla_rl.core.types import Context, Plugin, TrainingData
-
-
-@frozen(kw_only=True)
-class BehaviourCloningConfig:
-    """Spec keys of the trainer `behaviour_cloning`: none, `train` has them."""
-
-
-def build(config: BehaviourCloningConfig, context: Context) -> Any:
-    from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
-
-    return BehaviourCloning(context.training)
-
-
-plugin = Plugin(
-    config=BehaviourCloningConfig, build=build, summary="imitates demonstrations", trains_on=TrainingData.DEMONSTRATIONS
+plugin = TrainerPlugin(
+    config="vla_rl.plugins.trainers.behaviour_cloning.config:BehaviourCloningConfig",
+    build="vla_rl.plugins.trainers.behaviour_cloning.impl:make_trainer",
+    summary="imitates demonstrations",
+    trains_on=TrainingData.DEMONSTRATIONS,
 )

@@ -9,8 +9,15 @@ import torch
 from torch import nn
 
 from vla_rl.core.trainers import DemonstrationsData, Trainer, UpdateMetrics
+from vla_rl.core.types import Context
+from vla_rl.plugins.trainers.behaviour_cloning.config import BehaviourCloningConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.imitation import imitate
+
+
+def make_trainer(config: BehaviourCloningConfig, context: Context) -> BehaviourCloning:
+    """Return the trainer of this learner rank."""
+    return BehaviourCloning(context.training)
 
 
 class BehaviourCloning(Trainer):

@@ -19,7 +19,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import generator
 from vla_rl.core.trainers import ImitationStep, Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import ActionSource, Array, Context
-from vla_rl.plugins.trainers.dagger import AggregationSettings, DaggerConfig, HGDaggerConfig
+from vla_rl.plugins.trainers.dagger.config import AggregationSettings, DaggerConfig, HGDaggerConfig
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.demonstrated_actions import check_demonstrated_actions
 from vla_rl.toolkit.trainers.imitation import imitate

@@ -23,7 +23,7 @@ from vla_rl.core.manager import offers
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import Trainer, Transitions, TransitionsData, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation, to_numpy
-from vla_rl.plugins.trainers.off_policy import OffPolicyConfig
+from vla_rl.plugins.trainers.off_policy.config import OffPolicyConfig
 from vla_rl.plugins.trainers.off_policy.demonstrations import DemonstratedTransitions
 from vla_rl.plugins.trainers.off_policy.losses import (
     actor_losses,

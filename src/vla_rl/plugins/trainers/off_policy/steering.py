@@ -17,7 +17,7 @@ from vla_rl.core.hookspecs import STEERING
 from vla_rl.core.manager import offers
 from vla_rl.core.trainers import Transitions
 from vla_rl.core.types import ActionSource, Context
-from vla_rl.plugins.trainers.off_policy import DsrlConfig
+from vla_rl.plugins.trainers.off_policy.config import DsrlConfig
 from vla_rl.plugins.trainers.off_policy.impl import OffPolicy
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.trained_model import TrainedModel

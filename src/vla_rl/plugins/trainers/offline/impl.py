@@ -26,7 +26,7 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation
-from vla_rl.plugins.trainers.offline import OfflineConfig
+from vla_rl.plugins.trainers.offline.config import OfflineConfig
 from vla_rl.toolkit.models.networks import as_tensor
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext

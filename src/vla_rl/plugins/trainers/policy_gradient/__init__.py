@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from vla_rl.core.declarations import TrainerPlugin, TrainingData
 
-from attrs import frozen
-
-from vla_rl.core.types import Context, Plugin, TrainingData
-
-
-@frozen(kw_only=True)
-class PolicyGradientConfig:
-    """Spec keys of the trainer `policy_gradient`: none, `train` has them."""
-
-
-def build(config: PolicyGradientConfig, context: Context) -> Any:
-    from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
-
-    return PolicyGradient(context.training)
-
-
-plugin = Plugin(
-    config=PolicyGradientConfig,
-    build=build,
+plugin = TrainerPlugin(
+    config="vla_rl.plugins.trainers.policy_gradient.config:PolicyGradientConfig",
+    build="vla_rl.plugins.trainers.policy_gradient.impl:make_trainer",
     summary="takes the loss of the spec's algorithm",
     trains_on=TrainingData.TRAJECTORIES,
 )

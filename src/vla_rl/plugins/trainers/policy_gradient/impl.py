@@ -18,12 +18,18 @@ from vla_rl.core.trainers import (
     TrajectoryPart,
     UpdateMetrics,
 )
-from vla_rl.core.types import Batch, Scores
+from vla_rl.core.types import Batch, Context, Scores
+from vla_rl.plugins.trainers.policy_gradient.config import PolicyGradientConfig
 from vla_rl.toolkit.algorithms.statistics import Mean
 from vla_rl.toolkit.trainers import optimizer
 from vla_rl.toolkit.trainers.context import TrainingContext
 from vla_rl.toolkit.trainers.gradient_accumulator import GradientAccumulator, MetricAccumulator
 from vla_rl.toolkit.trainers.micro_batches import MicroBatches
+
+
+def make_trainer(config: PolicyGradientConfig, context: Context) -> PolicyGradient:
+    """Return the trainer of this learner rank."""
+    return PolicyGradient(context.training)
 
 
 class PolicyGradient(Trainer):

@@ -6,7 +6,7 @@
    action.
 3. The policy clones all samples, with the label as text after the instruction. A share of them has no label.
 
-The policy acts with the label "positive" (`Plugin.instruction_suffix`).
+The policy acts with the label "positive" (`TrainerPlugin.instruction_suffix`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.trainers import DemonstrationsData, ImitationStep, Trainer, UpdateMetrics
 from vla_rl.core.types import Array, Context, Observation
-from vla_rl.plugins.trainers.recap import NEGATIVE, POSITIVE, RecapConfig
+from vla_rl.plugins.trainers.recap.config import RecapConfig
+from vla_rl.plugins.trainers.recap.label import NEGATIVE, POSITIVE
 from vla_rl.plugins.trainers.recap.value_network import build_value_network, categorical_targets, expected_values
 from vla_rl.toolkit.models.instructions import without_suffix
 from vla_rl.toolkit.models.networks import as_tensor

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from vla_rl.core.trainers import Trainer, UpdateMetrics, WindowData
+from vla_rl.core.types import Context
 from vla_rl.core.world_models import WorldModel
+from vla_rl.plugins.trainers.world_model.config import WorldModelTrainerConfig
+
+
+def make_trainer(config: WorldModelTrainerConfig, context: Context) -> WorldModelTrainer:
+    """Return the trainer of the world model in `context.training`."""
+    return WorldModelTrainer(context.training)
 
 
 class WorldModelTrainer(Trainer):

@@ -22,7 +22,7 @@ from vla_rl.plugins.world_models.edm.networks import Denoiser
 from vla_rl.toolkit.world_models import diffusion as D
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.world_models.edm import EDMConfig
+    from vla_rl.plugins.world_models.edm.config import EDMConfig
 
 MAX_GRADIENT = 1.0
 SIGMAS = (2e-3, 5.0, 7)

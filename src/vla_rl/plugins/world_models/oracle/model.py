@@ -6,15 +6,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from attrs import evolve
 
+from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import SimEnv
 from vla_rl.core.randomness import Noise
-from vla_rl.core.types import Array, ChunkResult, EnvInfo, Observation, to_numpy
+from vla_rl.core.spec.spec import read_env
+from vla_rl.core.types import Array, ChunkResult, Context, EnvInfo, Observation, to_numpy
 from vla_rl.core.world_models import Windows, WorldModel
 
 if TYPE_CHECKING:
-    from vla_rl.plugins.world_models.oracle import OracleConfig
+    from vla_rl.plugins.world_models.oracle.config import OracleConfig
+
+
+def make_oracle(config: OracleConfig, context: Context) -> Oracle:
+    """Build the simulator, and return the oracle on it. Raise UserError where it cannot serve."""
+    section = read_env(config.env, config.keys)
+    env = build("env", config.env, section.config, evolve(context, num_envs=config.num_envs, env=None))
+    return Oracle(env, config, context.env)
 
 
 class Oracle(WorldModel):

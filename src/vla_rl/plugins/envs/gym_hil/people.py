@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
-from vla_rl.plugins.envs.gymnasium.hil_settings import DEVICES, SCRIPTED
+from vla_rl.plugins.envs.gym_hil.config import DEVICES, SCRIPTED
 
 STEP = 0.025
 """Metres that an action of 1 moves the hand."""

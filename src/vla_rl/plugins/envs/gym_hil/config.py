@@ -1,16 +1,12 @@
-"""`gym_hil`: a Franka in MuJoCo in which a person, or a scripted one, takes over from the policy. Settings only, light
-to import; see docs/simulators/gym_hil.md."""
+"""Settings of `gym_hil`."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
 
-from vla_rl.core.errors import UserError
-from vla_rl.core.types import Context, Plugin
-from vla_rl.plugins.envs.gymnasium.settings import STATES, rate
+from vla_rl.plugins.envs.gymnasium.config import STATES, rate
 from vla_rl.toolkit.envs.settings import LARGEST, SMALLEST, Processes
 
 SCRIPTED = "scripted"
@@ -86,44 +82,3 @@ class GymHilConfig:
     """Number of initial states (seeds) in the eval split, 1 to 1,000,000; training never uses them."""
     processes: Processes = field(factory=Processes)
     """Processes of the env instances."""
-
-
-def check(config: GymHilConfig, context: Context) -> None:
-    """Raise UserError for a device that several envs would share."""
-    if config.person is not None and config.person.controller in DEVICES and context.num_envs > 1:
-        raise UserError(
-            f"person.controller: {config.person.controller} with {context.num_envs} envs, and a person holds one "
-            "robot at a time; give env.num_envs: 1"
-        )
-
-
-def build(config: GymHilConfig, context: Context) -> Any:
-    """Build the env instances. Raise UserError for a device that several envs would share."""
-    from vla_rl.plugins.envs.gymnasium.hil_env import make_hil_envs
-
-    check(config, context)
-    return make_hil_envs(config, context)
-
-
-def preflight(config: GymHilConfig) -> None:
-    """Try the simulator out on this machine. Raise UserError for what is missing, a takeover device included."""
-    from vla_rl.plugins.envs.gymnasium.hil_env import try_out_hil
-
-    try_out_hil(config)
-
-
-def lacks() -> str | None:
-    return (
-        None if find_spec("gym_hil") else "gym-hil: pip install --no-deps gym-hil (devices also need its dependencies)"
-    )
-
-
-plugin = Plugin(
-    config=GymHilConfig,
-    build=build,
-    summary="a Franka lifts a cube in MuJoCo, and a person or a script may take over (gym-hil)",
-    preflight=preflight,
-    check=check,
-    lacks=lacks,
-    action_dim=lambda config: 4,
-)

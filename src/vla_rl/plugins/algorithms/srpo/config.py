@@ -1,4 +1,4 @@
-"""Spec keys of `srpo` and of its hook `srpo_report`; light to import, since specs are read with it."""
+"""Settings of `srpo` and of its hook `srpo_report`."""
 
 from __future__ import annotations
 
@@ -61,31 +61,6 @@ class SRPOConfig(EncoderSettings, RewardSettings, GroupSettings, ClipSettings, C
     correction: Literal["none", "decoupled", "truncated"] = "none"
     """Off-policy correction for samples of older policy versions, as in `ppo`. There is no v-trace: it corrects values,
     and SRPO has no critic."""
-
-
-SIIRL = {
-    "frames": 64,
-    "image_size": 384,
-    "dtype": "float16",
-    "cluster_eps": 0.5,
-    "cluster_min_samples": 2,
-    "reward_scale": 0.6,
-    "steepness": 10.0,
-    "midpoint": 0.5,
-    "log_prob": "token",
-    "clip_low": 0.2,
-    "clip_high": 0.28,
-    "dual_clip": 3.0,
-    "entropy_coef": 0.0,
-    "kl_coef": 0.0,
-    "aggregation": "step-mean",
-    "baseline": "mean",
-    "normalize_by_std": True,
-    "filter": {"lower": 0.1, "upper": 0.9},
-    "filter_truncated": False,
-}
-"""siiRL's recipe for LIBERO without the encoder's location; its other settings belong to `rollout` and `train` (see the
-README)."""
 
 
 @frozen(kw_only=True)

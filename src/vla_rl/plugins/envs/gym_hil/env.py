@@ -10,24 +10,27 @@ from attrs import frozen
 
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array, Context
-from vla_rl.plugins.envs.gymnasium import GymnasiumConfig
-from vla_rl.plugins.envs.gymnasium.hil_settings import DEVICES, SCRIPTED, GymHilConfig, PersonSettings, lacks
-from vla_rl.plugins.envs.gymnasium.people import STEP, TakeoverWrapper
-from vla_rl.plugins.envs.gymnasium.settings import STATES, CameraSettings, InterventionSettings, Wrapper
+from vla_rl.plugins.envs.gym_hil.checks import check
+from vla_rl.plugins.envs.gym_hil.config import DEVICES, SCRIPTED, GymHilConfig, PersonSettings
+from vla_rl.plugins.envs.gym_hil.interpreter import lacks
+from vla_rl.plugins.envs.gym_hil.people import STEP, TakeoverWrapper
+from vla_rl.plugins.envs.gymnasium import single_env
+from vla_rl.plugins.envs.gymnasium.config import STATES, CameraSettings, GymnasiumConfig, InterventionSettings, Wrapper
 from vla_rl.plugins.envs.gymnasium.simulator import wrapper_layers
-from vla_rl.plugins.envs.gymnasium.single_env import GymnasiumEnv, make_envs, try_out
 from vla_rl.toolkit.envs.meshes import cells_for, simplified, turn_effects_off
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 
-def make_hil_envs(config: GymHilConfig, context: Context) -> SubprocEnvs:
-    """Return the env instances. Raise UserError for what is missing."""
-    return make_envs(gymnasium_config(config), context, MakeHilEnv(config))
+def make_envs(config: GymHilConfig, context: Context) -> SubprocEnvs:
+    """Return the env instances. Raise UserError for what is missing, and for a device that several envs would share."""
+    check(config, context)
+    return single_env.make_envs(gymnasium_config(config), context, MakeHilEnv(config))
 
 
-def try_out_hil(config: GymHilConfig) -> None:
-    """Execute one action in a separate process. Raise UserError for what is wrong on this machine."""
-    try_out(gymnasium_config(config))
+def try_out(config: GymHilConfig) -> None:
+    """Execute one action in a separate process. Raise UserError for what is wrong on this machine, a takeover device
+    included."""
+    single_env.try_out(gymnasium_config(config))
 
 
 def gymnasium_config(config: GymHilConfig) -> GymnasiumConfig:
@@ -87,7 +90,7 @@ class MakeHilEnv:
         return HilEnv(self.config)
 
 
-class HilEnv(GymnasiumEnv):
+class HilEnv(single_env.GymnasiumEnv):
     """One environment, whose person may be told to leave evaluations alone."""
 
     def __init__(self, config: GymHilConfig) -> None:

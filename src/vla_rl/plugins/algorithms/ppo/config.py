@@ -1,0 +1,12 @@
+"""Settings of `ppo`."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from vla_rl.toolkit.algorithms.settings import ClipSettings, CriticSettings, VTraceSettings
+
+
+@frozen(kw_only=True)
+class PPOConfig(CriticSettings, ClipSettings, VTraceSettings):
+    """Spec keys of `ppo`: those of CriticSettings, ClipSettings and VTraceSettings."""

@@ -1,0 +1,40 @@
+"""Settings of `lerobot`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from attrs import field, frozen
+
+from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
+
+
+@frozen(kw_only=True)
+class LeRobotConfig:
+    """Spec keys of the dataset plugin `lerobot`."""
+
+    folder: Path
+    """Folder of the data set, with `meta/info.json`; or `OWNER/NAME` or `OWNER/NAME@REVISION` of a data set that
+    lerobot or the Hugging Face hub's client already downloaded to this machine. Nothing is downloaded."""
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
+    all but some ({exclude: [3, "7-9"]}). Numbers are those of the data set (`episode_index`). null: all."""
+    cameras: Mapping[str, str] = field(factory=dict)
+    """Mapping from the simulator's camera to the feature with its images, such as {wrist:
+    observation.images.wrist_image}. A camera left out is read from `observation.images.CAMERA`."""
+    action: str = "action"
+    """Feature with the actions, in the simulator's units."""
+    state: str = "observation.state"
+    """Feature with the state, in the simulator's units; not read for a simulator without a state."""
+    reward: str = "next.reward"
+    """Feature with the reward of each row, which trainers of recordings read; data sets without it are fine for
+    others."""
+    only: Literal["all", "interventions"] = "all"
+    """Samples to read: all, or those whose first action a person or an expert chose instead of the policy (feature
+    `is_intervention` of recordings with takeovers), for HG-DAgger."""
+    ends: Literal["drop", "repeat"] = "drop"
+    """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action, for short episodes whose end
+    has to be learnt."""

@@ -1,0 +1,37 @@
+"""Settings of `rlds`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from attrs import field, frozen
+
+from vla_rl.toolkit.data.episodes import EpisodeChoice, check_numbers
+
+
+@frozen(kw_only=True)
+class RLDSConfig:
+    """Spec keys of the dataset plugin `rlds`."""
+
+    folder: Path
+    """Folder with the files NAME-SPLIT.tfrecord-00000-of-..., directly or up to three levels down, such as
+    `modified_libero_rlds/libero_spatial_no_noops`. It has to hold one data set in one version."""
+    split: str = "train"
+    """Split that is read."""
+    episodes: EpisodeChoice = field(default=None, validator=check_numbers)
+    """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
+    all but some ({exclude: [3, "7-9"]}). They are numbered from 0 on, in the order of the files. null: all."""
+    cameras: Mapping[str, str] = field(factory=dict)
+    """Mapping from the simulator's camera to the feature with its pictures, such as {agentview: observation/image}. A
+    camera left out is read from `observation/CAMERA`. Names of features are those below `steps/`."""
+    action: str = "action"
+    """ExampleFeature with the actions, in the simulator's units."""
+    state: str = "observation/state"
+    """ExampleFeature with the state, in the simulator's units; not read for a simulator without a state."""
+    instruction: str = "language_instruction"
+    """ExampleFeature with the instruction of each step; `episode_metadata/...` for one of the episode."""
+    ends: Literal["drop", "repeat"] = "drop"
+    """Handling of an episode's last C - 1 steps (C: the chunk length), which have no full chunk after them: `drop`
+    leaves them out, as OpenVLA-OFT does; `repeat` pads their chunks with the last action."""

@@ -1,0 +1,16 @@
+"""Checks of the settings of `gym_hil` that need no environment instance."""
+
+from __future__ import annotations
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.types import Context
+from vla_rl.plugins.envs.gym_hil.config import DEVICES, GymHilConfig
+
+
+def check(config: GymHilConfig, context: Context) -> None:
+    """Raise UserError for a device that several envs would share."""
+    if config.person is not None and config.person.controller in DEVICES and context.num_envs > 1:
+        raise UserError(
+            f"person.controller: {config.person.controller} with {context.num_envs} envs, and a person holds one "
+            "robot at a time; give env.num_envs: 1"
+        )

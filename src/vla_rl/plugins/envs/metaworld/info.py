@@ -1,0 +1,23 @@
+"""Description of the simulator `metaworld`, without building it."""
+
+from __future__ import annotations
+
+from vla_rl.core.types import EnvInfo, TaskInfo
+from vla_rl.plugins.envs.metaworld.config import MetaWorldConfig
+from vla_rl.plugins.envs.metaworld.tasks import BENCHMARKS, INSTRUCTIONS
+
+ACTION_DIM, STATE_DIM = 4, 4
+
+
+def describe_env(config: MetaWorldConfig) -> EnvInfo:
+    """Return the description of the simulator."""
+    names = BENCHMARKS.get(config.benchmark or "", config.tasks or ())
+    note = "fast_render: no shadows, reflections or multisampling, so other pixels than the official simulator's"
+    return EnvInfo(
+        cameras={name: (size, size) for name, size in config.cameras.items()},
+        state_dim=STATE_DIM,
+        action_low=(-1.0,) * ACTION_DIM,
+        action_high=(1.0,) * ACTION_DIM,
+        tasks=tuple(TaskInfo(name=n, instruction=INSTRUCTIONS[n], max_steps=config.max_steps) for n in names),
+        notes=(note,) if config.fast_render else (),
+    )
