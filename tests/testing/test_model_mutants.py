@@ -335,7 +335,7 @@ def plugin_of(cls):
         told = {name: getattr(context, name) for name in ("values", "device", "temperature")}
         return cls(context.env, context.chunk, bins=config.bins, seed=7, checkpoint=config.checkpoint, **told)
 
-    return attrs.evolve(vla_rl_plugins["model"]["linear"], build=build)
+    return dataclasses.replace(vla_rl_plugins["model"]["linear"], build=build)
 
 
 class SavesTheShape(LinearModel):

@@ -134,7 +134,7 @@ def test_a_gpu_can_be_required(tmp_path, monkeypatch):
 def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(tmp_path, offered):
     raised = "TypeError('mute')" if offered else "NotOffered('Mute has no scripted expert')"
     (tmp_path / "mute.py").write_text(
-        "import attrs\nfrom vla_rl import NotOffered\n"
+        "import dataclasses\nfrom vla_rl import NotOffered\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "double = doubles['env']['scripted']\n"
         "def build(config, context):\n"
@@ -143,7 +143,7 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
         f"        raise {raised}\n"
         "    return type('Mute', (type(env),), {'__init__': lambda self: vars(self).update(vars(env)), "
         "'expert_chunk': nobody})()\n"
-        "vla_rl_plugins = {'env': {'mute': attrs.evolve(double, build=build)}}\n"
+        "vla_rl_plugins = {'env': {'mute': dataclasses.replace(double, build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]
     bc_warmup = {"episodes": 2, "epochs": 1, "lr": 1e-3}

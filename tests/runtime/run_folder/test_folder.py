@@ -403,11 +403,11 @@ def test_all_that_a_run_writes_is_kept_from_hooks(whole):
 def spec_that_starts_no_worker(tmp_path):
     """A spec whose simulator cannot be built."""
     (tmp_path / "barred.py").write_text(
-        "import attrs\n"
+        "import dataclasses\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "def build(config, context):\n"
         "    raise AssertionError('a worker started')\n"
-        "vla_rl_plugins = {'env': {'barred': attrs.evolve(doubles['env']['scripted'], build=build)}}\n"
+        "vla_rl_plugins = {'env': {'barred': dataclasses.replace(doubles['env']['scripted'], build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "barred.py")]
     file = tmp_path / "barred.yaml"

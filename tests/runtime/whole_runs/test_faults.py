@@ -132,9 +132,9 @@ def test_an_algorithm_that_needs_values_refuses_a_model_without(train, tmp_path,
 
 def test_more_envs_than_the_machine_can_carry(train, tmp_path):
     (tmp_path / "huge.py").write_text(
-        "import attrs\n"
+        "import dataclasses\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
-        "vla_rl_plugins = {'env': {'huge': attrs.evolve(doubles['env']['scripted'], env_memory=10**12)}}\n"
+        "vla_rl_plugins = {'env': {'huge': dataclasses.replace(doubles['env']['scripted'], env_memory=10**12)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "huge.py")]
     with pytest.raises(SpecError, match=r"8 envs of huge need about 7450.6 GiB .* lower env.num_envs"):
@@ -143,14 +143,14 @@ def test_more_envs_than_the_machine_can_carry(train, tmp_path):
 
 def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_path):
     (tmp_path / "blind.py").write_text(
-        "import attrs\n"
+        "import dataclasses\n"
         "from vla_rl.core.errors import UserError\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "def look(config):\n"
         "    raise UserError('blind draws with egl, which does not work on this machine')\n"
         "def build(config, context):\n"
         "    raise AssertionError('a worker started')\n"
-        "vla_rl_plugins = {'env': {'blind': attrs.evolve(doubles['env']['scripted'], preflight=look, build=build)}}\n"
+        "vla_rl_plugins = {'env': {'blind': dataclasses.replace(doubles['env']['scripted'], preflight=look, build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "blind.py")]
     with pytest.raises(UserError, match="blind draws with egl"):

@@ -200,12 +200,12 @@ def test_a_stop_while_workers_start_leaves_no_process(begin, tmp_path):
     (tmp_path / "sleepy.py").write_text(
         "import time\n"
         "from pathlib import Path\n"
-        "import attrs\n"
+        "import dataclasses\n"
         "from vla_rl.testing.scripted import vla_rl_plugins as doubles\n"
         "def build(config, context):\n"
         f"    Path({str(tmp_path / 'asleep')!r}).touch()\n"
         "    time.sleep(3600)\n"
-        "vla_rl_plugins = {'env': {'sleepy': attrs.evolve(doubles['env']['scripted'], build=build)}}\n"
+        "vla_rl_plugins = {'env': {'sleepy': dataclasses.replace(doubles['env']['scripted'], build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "sleepy.py")]
     process = begin("ray", plugins=plugins, env={"type": "sleepy"})

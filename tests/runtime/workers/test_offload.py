@@ -131,14 +131,14 @@ def test_what_leaves_is_really_gone():
 
 def test_a_simulator_that_cannot_be_offloaded_is_named(train, tmp_path):
     (tmp_path / "firm.py").write_text(
-        "import attrs\n"
+        "import dataclasses\n"
         "from vla_rl.core.hookspecs import SimEnv\n"
         "from vla_rl.testing.scripted import ScriptedEnv, vla_rl_plugins as doubles\n"
         "class Firm(ScriptedEnv):\n"
         "    snapshot = SimEnv.snapshot\n"
         "def build(config, context):\n"
         "    return Firm(context.num_envs, chunk=context.chunk)\n"
-        "vla_rl_plugins = {'env': {'firm': attrs.evolve(doubles['env']['scripted'], build=build)}}\n"
+        "vla_rl_plugins = {'env': {'firm': dataclasses.replace(doubles['env']['scripted'], build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "firm.py")]
     with pytest.raises(PluginError, match="env 'firm' cannot be offloaded: it has no snapshot and restore; leave out"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import time
@@ -9,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import attrs
 from attrs import frozen
 
 from vla_rl.core.types import Context
@@ -49,4 +49,4 @@ def build(config: UnclosableConfig, context: Context) -> Any:
     return env
 
 
-vla_rl_plugins = {"env": {"unclosable": attrs.evolve(SCRIPTED, config=UnclosableConfig, build=build)}}
+vla_rl_plugins = {"env": {"unclosable": dataclasses.replace(SCRIPTED, config=UnclosableConfig, build=build)}}
