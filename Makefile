@@ -5,7 +5,7 @@
 # make test-rest   the other tests (tests/exhaustive.txt): kills at random moments, whole suites of simulators, full recipes,
 #                  each model with the compiler; PART=0/3 for a third of them
 # make test-all    test, test-rest, test-lowest and test-newest
-# make test-times  `make test` with a table of what takes how long, build/test-times.md
+# make test-times  `make test` with a table of what takes how long, docs/reference/test-times.md
 # make test-changed  the tests that are near to what differs from main, nearest first; installs nothing; ARGS="--depth 3"
 #                  for more of them, ARGS="--since HEAD~3" for what differs from another commit
 # make test-lowest  the tests of core, models, algorithms and runtime with the lowest versions (lowest.txt), in
@@ -50,8 +50,8 @@ test-all: test
 
 test-times: $(VENV)/.test renderers
 	rm -rf build/test-times
-	PYTHONPATH=tools $(PYTEST) -m "not exhaustive" -p test_times
-	$(BIN)/python tools/test_times.py > build/test-times.md
+	PYTHONPATH=tools $(PYTEST) -m "not exhaustive" -p time_tests
+	$(BIN)/python tools/time_tests.py > docs/reference/test-times.md
 
 test-changed:
 	@files=$$($(BIN)/python tools/changed_tests.py $(ARGS)) || exit 1; test -z "$$files" || \

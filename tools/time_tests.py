@@ -20,6 +20,12 @@ import pytest
 
 FOLDER = Path(os.environ.get("TEST_TIMES", "build/test-times"))
 
+HEADER = """# Test times
+
+What `make test` spends its time on, as `make test-times` measured it: the files with the most seconds, then fixtures.
+Processor seconds are those of pytest and of processes that it has waited for, so Ray's workers and what the fork server
+runs are missing in them. A Ray start is three interpreters and two other processes."""
+
 started: Counter[str] = Counter()
 """What the current test has started, by kind."""
 
@@ -112,6 +118,7 @@ def main(count: int = 40) -> None:
     def show(numbers: Counter[str]) -> list[Any]:
         return [numbers["cases"], f"{numbers['wall']:.1f}", f"{numbers['processor']:.1f}", *(numbers[k] for k in kinds)]
 
+    print(HEADER)
     head = ["cases", "seconds", "processor seconds", "Ray starts", "interpreters", "forks", "other processes"]
     slowest = sorted(files.items(), key=lambda pair: -pair[1]["wall"])[:count]
     print_table(["file", *head], [["all", *show(total)], *([name, *show(numbers)] for name, numbers in slowest)])
