@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vla_rl.core.catalogue import KINDS, Kind
-from vla_rl.core.declarations import Declaration
+from vla_rl.core.declarations import Declaration, EnvPlugin
 from vla_rl.core.errors import HookFailed, NotOffered, PluginError
 from vla_rl.core.hookspecs import Algorithm, PolicyEngine, RunEvents, SimEnv, VLAModel, hookspec
 from vla_rl.core.interrupts import StopAtOnce
@@ -221,7 +221,7 @@ def reset_around(pixels):
 )
 def test_an_author_is_warned_of_a_deprecated_argument_or_hook(monkeypatch, recwarn, component, wrappers, message, line):
     """At the line of the implementation; the contract's own methods, which every component inherits, warn of nothing."""
-    monkeypatch.setitem(KINDS, "older", Kind("older", "vla_rl.older", Older))
+    monkeypatch.setitem(KINDS, "older", Kind("older", "vla_rl.older", EnvPlugin, f"{__name__}:Older"))
     modules = {name: module(**functions) for name, functions in wrappers.items()}
     assert wrap("older", component, "old", modules).reset((1, 2), 3)
     places = [(str(w.message), w.category, w.filename, w.lineno) for w in recwarn]
