@@ -30,21 +30,27 @@ class OpenVLAImageProcessor:
         self._dtype = dtype
         self._center_crop = center_crop
         specs = config.backbones()
-        self._mean = torch.tensor([s.mean for s in specs], device=device).view(-1, 1, 1)
-        self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 1, 1)
+        self._mean = torch.tensor([s.mean for s in specs], device=device).view(-1, 3, 1, 1)
+        self._std = torch.tensor([s.std for s in specs], device=device).view(-1, 3, 1, 1)
         self._fill = torch.tensor([int(m * 255) for m in specs[-1].mean], device=device).view(3, 1, 1)
 
     def __call__(self, cameras: Sequence[ArrayOrTensor]) -> Tensor:
-        return torch.cat([self._camera(images) for images in cameras], dim=1).to(self._dtype)
+        size = self._size
+        normalised = torch.empty(len(cameras[0]), len(cameras), len(self._mean), 3, size, size, device=self._device)
+        for i, images in enumerate(cameras):
+            # In place: images are the largest tensors of a small policy, and each further copy of them costs time.
+            torch.sub(self._scaled(images).unsqueeze(1), self._mean, out=normalised[:, i]).div_(self._std)
+        return normalised.flatten(1, 3).to(self._dtype)
 
-    def _camera(self, images: ArrayOrTensor) -> Tensor:
-        pixels = as_tensor(images, self._device).permute(0, 3, 1, 2).float()
+    def _scaled(self, images: ArrayOrTensor) -> Tensor:
+        """Return images uint8 [B, H, W, 3] as [B, 3, S, S] of 0..1."""
+        pixels = as_tensor(images, self._device).permute(0, 3, 1, 2)
+        pixels = pixels.to(torch.float32, memory_format=torch.contiguous_format)
         if self._center_crop:
             pixels = center_crop(pixels, self._size)
         if self._strategy == "letterbox":
             pixels = letterbox(pixels, self._fill)
-        pixels = fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
-        return (pixels.repeat(1, 2, 1, 1) - self._mean) / self._std
+        return fit(pixels, self._size, keep_aspect=self._strategy != "resize-naive") / 255
 
 
 def fit(pixels: Tensor, size: int, keep_aspect: bool) -> Tensor:
