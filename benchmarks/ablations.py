@@ -170,7 +170,16 @@ COMPARISONS: dict[str, tuple[Keys, dict[str, Keys]]] = {
             "SRPO, random encoder": srpo(encoder="tiny"),
         },
     ),
-    "precision": (example("tabletop_grpo", runtime={"backend": "local"}), PRECISIONS),
+    "precision": (
+        # All weights are trained, the vision transformers too, since precision matters to each of them.
+        example(
+            "tabletop_grpo",
+            runtime={"backend": "local"},
+            model={"freeze_vision": False, "reuse_vision_features": False},
+            train={"steps": 105, "lr": 2e-4, "lr_warmup_steps": 0, "epochs": 2, "checkpoint_every": 35},
+        ),
+        PRECISIONS,
+    ),
     "precision-pi0": (
         example(
             "tabletop_pi0", model={"checkpoint": None}, runtime={"backend": "local"}, eval={"episodes_per_task": 100}
