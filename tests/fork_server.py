@@ -342,7 +342,7 @@ IGNORED = (signal.SIGTERM, signal.SIGHUP)
 def main() -> None:
     for number in (signal.SIGINT, *IGNORED):
         signal.signal(number, signal.SIG_IGN)
-    given = python_path()
+    given = [str(Path(path).absolute()) for path in python_path()]  # as `sys.path` has them
     installed = [path for path in sys.path[1:] if path not in given]  # the first is the folder of this file
     sys.path[:] = [*given, *installed]
     descriptor, *modules = sys.argv[1:]
