@@ -11,7 +11,7 @@ import suite_start
 
 def test_a_full_disk_is_named() -> None:
     suite_start.check_disk(Path("/tmp"), suite_start.DISK)
-    with pytest.raises(pytest.exit.Exception, match=r"up to 3 GiB to /tmp, which has 1.0 free: .* TMPDIR="):
+    with pytest.raises(pytest.exit.Exception, match=r"up to 2 GiB to /tmp, which has 1.0 free: .* TMPDIR="):
         suite_start.check_disk(Path("/tmp"), 2**30)
 
 
