@@ -11,6 +11,7 @@ all programs hash texts alike. Tests of imports, of hashes and of the start of a
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -305,6 +306,7 @@ def become_program(connection: Connection, streams: Sequence[int], installed: Se
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    atexit.register(gc.unfreeze)  # else what triton holds lives to the end, and nanobind prints it as leaked
     tempfile.tempdir = None  # read from the environment when it is needed
     first = {"-m": folder, "-c": ""}.get(arguments[0], str(Path(arguments[0]).parent))
     sys.path[:] = [first, *dict.fromkeys([*python_path(), *installed])]  # `site` drops duplicates, too
