@@ -149,8 +149,7 @@ def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
     """Import the plugin of that name (its declaration and its settings, not what it builds) and return the declaration.
     Raise PluginError if the name is unknown or ambiguous, the import fails, a dependency is not installed, or the
     target is not a declaration of the kind."""
-    item = _find(kind, name, extra_modules)
-    who = f"{kind} {name!r} from {item.origin}"
+    item, who = _find(kind, name, extra_modules)
     plugin = _load(kind, item, who)
     try:
         config = plugin.config
@@ -169,8 +168,7 @@ def load(kind: str, name: str, extra_modules: Sequence[str] = ()) -> Any:
 def load_declaration(kind: str, name: str) -> Declaration:
     """Import the declaration of an installed plugin alone, and return it. Raise PluginError as `load` does, except for
     its settings."""
-    item = _find(kind, name, ())
-    return _load(kind, item, f"{kind} {name!r} from {item.origin}")
+    return _load(kind, *_find(kind, name, ()))
 
 
 def build(
@@ -182,8 +180,7 @@ def build(
     Args:
         context: what the component gets of the run; None for hooks and placements, which get nothing.
     """
-    item = _find(kind, name, extra_modules)
-    who = f"{kind} {name!r} from {item.origin}"
+    item, who = _find(kind, name, extra_modules)
     plugin: Any = _load(kind, item, who)
     try:
         component = plugin.build(config) if context is None else plugin.build(config, context)
@@ -204,8 +201,7 @@ def build(
 
 def missing_package(kind: str, name: str, exc: ModuleNotFoundError, extra_modules: Sequence[str] = ()) -> PluginError:
     """Return the error for a package that a component needs and did not find, with the command that installs it."""
-    item = _find(kind, name, extra_modules)
-    who = f"{kind} {name!r} from {item.origin}"
+    item, who = _find(kind, name, extra_modules)
     return _import_failure(who, item, exc, extra=_load(kind, item, who).extra)
 
 
@@ -315,7 +311,8 @@ def _kind(kind: str) -> Kind:
     return KINDS[kind]
 
 
-def _find(kind: str, name: str, extra_modules: Sequence[str]) -> Installed:
+def _find(kind: str, name: str, extra_modules: Sequence[str]) -> tuple[Installed, str]:
+    """Return the plugin of that name, and how messages name it."""
     known = installed(kind, extra_modules)
     if name not in known:
         names = ", ".join(known) or "none"
@@ -325,7 +322,7 @@ def _find(kind: str, name: str, extra_modules: Sequence[str]) -> Installed:
     if others:
         offers = ", ".join(f"{item.origin} ({item.target})" for item in known[name])
         raise PluginError(f"{kind} {name!r} is offered by {offers}; uninstall or rename all but one")
-    return first
+    return first, f"{kind} {name!r} from {first.origin}"
 
 
 def _of_another_kind(kind: str, name: str) -> str:
