@@ -26,7 +26,8 @@ PYTHON313 ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/
 INSTALL := $(BIN)/python -m pip install -q
 TORCH := $(shell grep '^torch==' constraints.txt)
 STAMP := $(shell date +%Y%m%d-%H%M%S)
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+SUITE := -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python $(SUITE)
 BUILD_DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 .PHONY: quickstart test test-rest test-all test-times test-changed test-lowest test-newest renderers kernels gymnasium-packages \
@@ -55,7 +56,7 @@ test-times: $(VENV)/.test renderers
 
 test-changed:
 	@files=$$($(BIN)/python tools/changed_tests.py $(ARGS)) || exit 1; test -z "$$files" || \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not exhaustive" $$files
+	  $(PYTEST) -m "not exhaustive" $$files
 
 renderers:
 	sh tools/install_gl.sh
@@ -78,7 +79,7 @@ define test_versions
 	@echo 'installing torch and what tests need into build/$(2): minutes, in silence'
 	build/$(2)/bin/python -m pip install -q $(3)
 	build/$(2)/bin/python -m pip install -q $(4) -e '.[openvla,libero,data,dev]'
-	OMP_NUM_THREADS=1 build/$(2)/bin/python -m pytest -n 2 --dist loadfile -m "not sim and not exhaustive" $(5)
+	OMP_NUM_THREADS=1 build/$(2)/bin/python $(SUITE) -m "not sim and not exhaustive" $(5)
 endef
 
 # Everything but what lowest.txt names, and the packages that come with those, is as in constraints.txt.
