@@ -354,12 +354,11 @@ class ActionsOfTheNextChunk(Keeping):
 
 @found_by("other weights after other data (actions, and the policy's extras)")
 class OwnActions(OffPolicy):
-    def _batch(self, number):
-        batch = super()._batch(number)
+    def _update(self, number, batch, *arguments):
+        # Not in `_batch`: that runs in a thread of its own, while this one changes the weights.
         with torch.no_grad():
-            normals = torch.zeros(batch.actions.shape)
-            actions, _ = self._sampled(self._features(batch.obs), normals)
-        return attrs.evolve(batch, actions=actions.numpy())
+            actions, _ = self._sampled(self._features(batch.obs), torch.zeros(batch.actions.shape))
+        return super()._update(number, attrs.evolve(batch, actions=actions.numpy()), *arguments)
 
 
 @found_by("'critics' to move less than the network that it follows")
