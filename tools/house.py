@@ -123,9 +123,8 @@ class House:
                 continue
             for number, line in enumerate(self.read_text(file).splitlines(), 1):
                 for turn, pattern in TURNS.items():
-                    found += [self.place(file, number, f"{turn}: {line.strip()}")] * len(
-                        re.findall(pattern, line, re.I)
-                    )
+                    times = len(re.findall(pattern, line, re.IGNORECASE))
+                    found += [self.place(file, number, f"{turn}: {line.strip()}")] * times
         return found
 
     def list_loop_words(self) -> list[str]:
@@ -135,7 +134,7 @@ class House:
             for file in self.files
             if file.relative_to(self.package).as_posix().startswith(LOOP_FOLDERS)
             for number, line in enumerate(self.read_text(file).splitlines(), 1)
-            if re.search(LOOP_WORDS, line, re.I)
+            if re.search(LOOP_WORDS, line, re.IGNORECASE)
         ]
 
 
@@ -177,7 +176,7 @@ def imports_of(root: Path) -> dict[str, set[str]]:
     """Return file -> the files that it imports, inside functions too; imports for type checkers are left out."""
     graph = ImportGraph(root)
     return {
-        file: {other for module, name in source.imports for other in graph._imported_files(module, name)} - {file}
+        file: {other for module, name in source.imports for other in graph.imported_files(module, name)} - {file}
         for file, source in graph.sources.items()
     }
 

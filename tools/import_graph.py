@@ -148,7 +148,7 @@ class ImportGraph:
     def _named_files(self, file: str) -> Iterator[str]:
         source = self.sources[file]
         for module, name in source.imports:
-            yield from self._imported_files(module, name)
+            yield from self.imported_files(module, name)
         package = name_module(file).rpartition(".")[0]
         for text in source.texts:
             for module in MODULE_NAME.findall(text.replace("{__package__}", package)):
@@ -174,7 +174,7 @@ class ImportGraph:
         if module:
             yield self.files_of_modules[module]
 
-    def _imported_files(self, module: str, name: str) -> Iterator[str]:
+    def imported_files(self, module: str, name: str) -> Iterator[str]:
         """Yield the files that an import loads; a name that a package hands on leads to the module that defines it."""
         if f"{module}.{name}" in self.files_of_modules:
             yield self.files_of_modules[f"{module}.{name}"]
@@ -185,7 +185,7 @@ class ImportGraph:
             # The package `vla_rl` lists its lazily loaded names for type checkers.
             for origin, handed_on in (*package.imports, *package.typing_imports):
                 if handed_on == name and origin != module:
-                    yield from self._imported_files(origin, name)
+                    yield from self.imported_files(origin, name)
 
     @cached_property
     def dependents(self) -> dict[str, set[str]]:
