@@ -126,10 +126,10 @@ def test_recordings_of_a_run_are_made_once(recordings, tmp_path, monkeypatch):
     monkeypatch.setattr(tool.vla_rl, "evaluate", evaluate)
     run = tmp_path / "run"
     for _ in range(2):
-        assert tool.record(run, ["eval.repeats=2"]) == (run / "picture" / "before", run / "picture" / "after")
+        assert tool.record(run, ["eval.repeats=2"]) == (run / "before-after" / "before", run / "before-after" / "after")
     assert asked == [
-        (run / "spec.yaml", ["eval.repeats=2"], run / "picture" / "before"),
-        (run, ["eval.repeats=2"], run / "picture" / "after"),
+        (run / "spec.yaml", ["eval.repeats=2"], run / "before-after" / "before"),
+        (run, ["eval.repeats=2"], run / "before-after" / "after"),
     ]
 
 
@@ -139,7 +139,7 @@ def test_the_command_says_what_it_takes(fork_server):
 
 
 def test_the_picture_of_the_readme_is_small_moves_and_is_described():
-    found = re.search(r"!\[([^\]]+)\]\((docs/pictures/[\w.-]+)\)", (ROOT / "README.md").read_text())
+    found = re.search(r"!\[([^\]]+)\]\((docs/images/[\w.-]+)\)", (ROOT / "README.md").read_text())
     assert found is not None and len(found[1]) > 40
     file = ROOT / found[2]
     assert file == tool.OUT and file.stat().st_size < 2_000_000

@@ -1,4 +1,4 @@
-"""Draw the pictures of the documentation as SVG: `python tools/draw_pictures.py` writes docs/pictures/.
+"""Draw the pictures of the documentation as SVG: `python tools/draw_pictures.py` writes docs/images/.
 
 They are 480 pixels wide with text of 14 pixels or more, on a white ground: readable on a phone and on a dark page.
 `tests/test_pictures.py` compares the files with this script.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
+FOLDER = Path(__file__).parents[1] / "docs" / "images"
 WIDTH = 480
 SIM, POLICY, LEARNER, DRIVER = "#cfe3f7", "#fde0b8", "#cfeac9", "#e4dcf3"
 IDLE = "#f3f3f3"
