@@ -36,7 +36,7 @@ TURN_FOLDERS = ("src", "docs", "tests", "examples")
 TEXT_FILES = {".py", ".md", ".yaml", ".html", ".js"}
 LOOP_FOLDERS = ("core/run", "runtime/driver", "runtime/workers/host.py", "runtime/comm")
 """Files of the training loop, which know nothing of the parts that a run can do without."""
-LOOP_WORDS = r"imagin|world.?model"
+LOOP_WORDS = r"imagine|imagination|world.?model"
 UPDATE_PAGE = "docs/explanation/architecture.md"
 UPDATE_HEADING = "## How a sample travels"
 
