@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from vla_rl.core.hookspecs import Algorithm
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import parse_spec
@@ -80,20 +80,20 @@ def share_of_a_step(algorithm: dict[str, Any], steps: int) -> tuple[float, float
         for step in range(steps + 1):
             rollout, kept_columns, _ = collect_rollout(runtime, flow, step + 1)
             keep = kept_columns.nonzero().flatten().numpy()
-            kept = runtime.prepare(take_columns(rollout, keep), keep)
+            kept = runtime.samples.prepare(take_columns(rollout, keep), keep)
             before = perf_counter()
             advantages = judge.advantages(kept)
             own = perf_counter() - before
             losses.clear()
-            total = runtime.update(kept, advantages)["time/learner"] - sum(losses)
-            runtime.finish(trained=True)
+            total = runtime.learners.train(kept, advantages)["time/learner"] - sum(losses)
+            finish_step(runtime, runtime.fleet.version + 1, True)
             flow.finish()
             if step:  # the first warms up
                 shares.append((own + sum(losses)) / (own + total))
                 times.append(total)
         return statistics.median(times), statistics.median(shares)
     finally:
-        runtime.close()
+        runtime.workers.close()
 
 
 def milliseconds_of_a_large_rollout(algorithm: dict[str, Any], repeats: int) -> tuple[float, float]:

@@ -44,7 +44,7 @@ from attrs import define, frozen
 
 from vla_rl.core.plan import Cluster
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
@@ -210,16 +210,16 @@ class Running:
         machine."""
         played = [self.step() for _ in range(max(WARM_UP, self.case.max_lag + 1) + steps)]
         while playing := self.flow.running:
-            for number in self.runtime.wait_for_tickets(playing):
+            for number in self.runtime.rollouts.wait(playing):
                 self.flow.add(number)
         return played[-steps:]
 
     def step(self) -> Step:
         runtime, step, begun = self.runtime, self.flow.step + 1, perf_counter()
         rollout, _, played = collect_rollout(runtime, self.flow, step)
-        prepared = runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
-        metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
-        runtime.finish(trained=True)
+        prepared = runtime.samples.prepare(rollout, np.arange(rollout.valid.shape[1]))
+        metrics = runtime.learners.train(prepared, runtime.algorithm.advantages(prepared))
+        finish_step(runtime, step, True)
         self.flow.finish()
         whole, waited = perf_counter() - begun, played["time/rollout"]
         return Step(
@@ -239,7 +239,7 @@ def measure(cases: Sequence[Case], rounds: int, steps: int) -> list[dict[str, li
         return [{one.case.name: one.turn(steps) for one in running} for _ in range(rounds)]
     finally:
         for one in running:
-            one.runtime.close()
+            one.runtime.workers.close()
 
 
 def forecast(case: Case, turn: list[Step], chunk_step: float, update: float) -> float:

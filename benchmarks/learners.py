@@ -3,7 +3,7 @@
     python benchmarks/learners.py [--parts publication ranks] [--repeats 15] [--json FILE]
 
 publication: 100 MB of trainable weights in 64 tensors from a learner to a policy in another process, by
-`Driver.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
+`RunLearners.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
 least that a copy through Ray's object store costs. Both alternate; medians, and the median ratio of neighbours.
 
 ranks: samples/s of OpenVLA-OFT `tiny` learners, each a process with one thread: 1, 2 and 4 of them, as replicas and
@@ -110,7 +110,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
         ours, plain = [], []
         for _ in range(repeats + 2):
             before = perf_counter()
-            runtime.publish()
+            runtime.learners.publish(0)
             between = perf_counter()
             ray.get(taker.take.remote(giver.give.remote()))
             ours.append(between - before)
@@ -119,7 +119,7 @@ def publication(dtype: str, repeats: int, check: bool = False) -> tuple[float, f
         ratio = statistics.median(a / b for a, b in zip(ours, plain, strict=True))
         return statistics.median(ours), statistics.median(plain), ratio
     finally:
-        runtime.close()
+        runtime.workers.close()
 
 
 # --------------------------------------------------------------------------------------------------------- ranks

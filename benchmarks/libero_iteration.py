@@ -28,7 +28,7 @@ from vla_rl.core import catalogue as plugins
 from vla_rl.core.hookspecs import SimEnv, VLAModel
 from vla_rl.core.randomness import Noise
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
@@ -106,10 +106,10 @@ def iteration(runtime: Driver, flow: Flow) -> tuple[float, float]:
     rollout, kept_columns, _ = collect_rollout(runtime, flow, flow.step + 1)
     keep = np.flatnonzero(kept_columns.numpy())
     middle = perf_counter()
-    kept = runtime.prepare(take_columns(rollout, keep), keep)
-    runtime.update(kept, runtime.algorithm.advantages(kept))
+    kept = runtime.samples.prepare(take_columns(rollout, keep), keep)
+    runtime.learners.train(kept, runtime.algorithm.advantages(kept))
     after = perf_counter()
-    runtime.finish(trained=True)
+    finish_step(runtime, runtime.fleet.version + 1, True)
     flow.finish()
     return after - before, after - middle
 
@@ -151,7 +151,7 @@ def measure(rounds: int, num_envs: int, steps: int) -> dict[str, float]:
             )
             times["alone"].append(seconds(lambda: play_alone(alone, states, steps)))
     finally:
-        runtime.close()
+        runtime.workers.close()
         alone.close()
     played = num_envs * steps
     figures = {f"steps_per_s_{name}": played / median(times[name]) for name in ("ours", "baseline", "alone")}

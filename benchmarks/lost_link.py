@@ -88,21 +88,21 @@ def start_ray(there: list[str], folder: str, patience: int | None) -> None:
 
 def inside(seconds: float, patience: int | None, lag: int) -> None:
     from vla_rl.core.spec.spec import parse_spec
-    from vla_rl.runtime.driver.driver import Driver
+    from vla_rl.runtime.driver.training.learners import RunLearners
     from vla_rl.runtime.start import run
 
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     there = two_machines()
-    update = Driver.update
+    train = RunLearners.train
     seen: dict[str, float] = {}
 
-    def cut(driver: Driver) -> None:
-        before = len(driver.collector.trajectories)
+    def cut(learners: RunLearners) -> None:
+        before = len(learners.collector.trajectories)
         shell(*there, "ip", "link", "set", "there", "down")
         print("the link is cut", flush=True)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            now = len(driver.collector.trajectories) - before
+            now = len(learners.collector.trajectories) - before
             if now > seen.get("collected", 0):
                 seen["collected"] = now
                 seen["last after"] = seconds - (end - time.monotonic())
@@ -111,17 +111,17 @@ def inside(seconds: float, patience: int | None, lag: int) -> None:
         seen["up"] = time.monotonic()
         print(f"the link is back; {seen.get('collected', 0):g} episodes were collected meanwhile", flush=True)
 
-    def cutting(driver: Driver, prepared: Any, advantages: Any) -> dict[str, float]:
-        if driver.version == 1 and "begun" not in seen:
+    def cutting(learners: RunLearners, prepared: Any, advantages: Any) -> dict[str, float]:
+        if learners.fleet.version == 1 and "begun" not in seen:
             seen["begun"] = time.monotonic()
-            thread = Thread(target=cut, args=(driver,))
+            thread = Thread(target=cut, args=(learners,))
             thread.start()
             time.sleep(0.2)
-            metrics = update(driver, prepared, advantages)
+            metrics = train(learners, prepared, advantages)
             seen["updated after"] = time.monotonic() - seen["up"] if "up" in seen else -1.0
             thread.join()
             return metrics
-        return update(driver, prepared, advantages)
+        return train(learners, prepared, advantages)
 
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
@@ -130,7 +130,7 @@ def inside(seconds: float, patience: int | None, lag: int) -> None:
             folder / "held",
         )
         start_ray(there, str(folder / "ray"), patience)
-        Driver.update = cutting  # type: ignore[method-assign]
+        RunLearners.train = cutting  # type: ignore[method-assign]
         spec = spec_of(
             runtime={"backend": "ray", "address": f"{HERE}:{PORT}"},
             placement={"type": "hybrid", "sim": "robot:cpu", "policy": "robot:0", "learner": "gpu:0"},

@@ -28,7 +28,7 @@ from no_network import TimedTabletop
 
 from vla_rl.core.plan import Cluster, Plan, Slot
 from vla_rl.core.run.flow import Flow
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.spec import Spec, parse_spec
 from vla_rl.runtime.driver.driver import Driver
@@ -182,7 +182,7 @@ def scale(case: ScaleCase, device: str, rounds: int) -> tuple[float, float]:
     flow = flow_of(spec, State())
     play(runtime, flow)
     fastest = min(microseconds(runtime, flow) for _ in range(rounds))
-    runtime.close()
+    runtime.workers.close()
     return fastest
 
 
@@ -190,7 +190,7 @@ def microseconds(runtime: Driver, flow: Flow) -> tuple[float, float]:
     TimedTabletop.seconds = 0.0
     before = process_time()
     rollout, _, _ = collect_rollout(runtime, flow, flow.step + 1)
-    runtime.finish(trained=False)
+    finish_step(runtime, runtime.fleet.version + 1, False)
     flow.finish("discarded")
     seconds = process_time() - before
     steps = int(rollout.valid.any(-1).sum())
@@ -214,7 +214,7 @@ def play(runtime: Driver, flow: Flow) -> float:
     before = perf_counter()
     collect_rollout(runtime, flow, flow.step + 1)
     seconds = perf_counter() - before
-    runtime.finish(trained=False)
+    finish_step(runtime, runtime.fleet.version + 1, False)
     flow.finish("discarded")
     return seconds
 
@@ -233,7 +233,7 @@ def measure(cases: list[Case], rounds: int) -> Iterator[tuple[Case, float]]:
                 own.append(play(runtime, flow))
     finally:
         for runtime, _ in runtimes:
-            runtime.close()
+            runtime.workers.close()
     for case, own in zip(cases, times, strict=True):
         yield case, statistics.median(own)
 

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 
 from vla_rl import Context, Noise, Observation, SimEnv, Windows, WorldModel, build, load, to_numpy
-from vla_rl.runtime.messages.world_model import RecordedEpisode
-from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
-from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
+from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
+from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 from vla_rl.toolkit.world_models.measures import imagine_episodes, measure, thresholds_met
 from vla_rl.toolkit.world_models.windows import frames_of, take_rows
 

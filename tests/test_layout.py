@@ -154,11 +154,12 @@ RUNTIME = {
     "workers.learner": {"comm", "messages", "placement", "run_folder", "workers.learner.parallel"},
     "workers.env": {"comm", "messages", "placement"},
     "workers.policy": {"comm", "messages", "placement", "scheduling"},
-    "workers.world_model": {"comm", "messages", "placement", "workers.env"},  # imagined envs are envs
     "workers": {
         *("comm", "messages", "placement", "scheduling", "checks"),
-        *("workers.env", "workers.policy", "workers.learner", "workers.world_model"),
+        *("workers.env", "workers.policy", "workers.learner"),
     },
+    "imagination": {"comm", "messages", "driver", "checks"},
+    "imagination.worker": {"imagination", "comm", "messages", "workers", "workers.env"},
     "gpu_memory": {"placement", "planning", "checks", "workers", "workers.learner.parallel"},
 }
 """Folder of the runtime -> the others that it may import. Driver and workers speak through `comm` alone; `gpu_memory`

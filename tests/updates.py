@@ -17,8 +17,8 @@ from vla_rl.core.trainers import ModelInputs, UpdateMetrics
 from vla_rl.core.types import EnvInfo, Rollout
 from vla_rl.plugins.trainers.behaviour_cloning.impl import BehaviourCloning
 from vla_rl.plugins.trainers.policy_gradient.impl import PolicyGradient
-from vla_rl.runtime.driver.assembler import RolloutBatch, batch_fields, find_samples
-from vla_rl.runtime.driver.minibatches import RankShard, split_into_minibatches
+from vla_rl.runtime.driver.collecting.assembler import RolloutBatch, batch_fields, find_samples
+from vla_rl.runtime.driver.samples.minibatches import RankShard, split_into_minibatches
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.testing import synthetic

@@ -250,8 +250,8 @@ class ImportGraph:
     def find_mirrors(self, file: str) -> list[str]:
         """Return the test files named after a module, in the folder of tests that mirrors its own or above that one.
 
-        src/vla_rl/runtime/driver/replay.py has tests/runtime/driver/test_replay.py; the files of a plugin's folder have
-        the tests with the name of the folder, too.
+        src/vla_rl/runtime/driver/samples/replay.py has tests/runtime/driver/samples/test_replay.py; the files of a
+        plugin's folder have the tests with the name of the folder, too.
         """
         path = PurePosixPath(file.removeprefix("src/vla_rl/"))
         names = [path.parent.name] if path.stem == "__init__" else [path.stem, path.parent.name]

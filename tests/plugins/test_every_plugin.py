@@ -78,7 +78,7 @@ def test_model(name: str) -> None:
 
 
 def test_world_model() -> None:
-    """`edm`; `oracle` needs recorded windows: tests/runtime/workers/world_model/test_imagined_env.py."""
+    """`edm`; `oracle` needs recorded windows: tests/runtime/imagination/worker/test_imagined_env.py."""
     plugin, small = load("world_model", "edm"), {"channels": (16, 16), "depths": (1, 1), "condition": 32, "fold": 4}
     config = plugin.config(**{**plugin.presets["tiny"], **small})
     check_world_model(plugin, config, env=env_info(pixels=16))

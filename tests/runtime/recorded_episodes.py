@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl import Context, Observation, build, generator, load, to_numpy
-from vla_rl.runtime.messages.world_model import RecordedEpisode
-from vla_rl.runtime.workers.world_model.episode_files import EpisodeShape
-from vla_rl.runtime.workers.world_model.episode_store import EpisodeStore
+from vla_rl.runtime.imagination.messages import RecordedEpisode
+from vla_rl.runtime.imagination.worker.episode_files import EpisodeShape
+from vla_rl.runtime.imagination.worker.episode_store import EpisodeStore
 
 CHUNK = 4
 STEPS = 16

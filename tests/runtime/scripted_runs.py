@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
 from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
@@ -75,7 +75,7 @@ def weights_of(runtime) -> dict[str, torch.Tensor]:
     fleet = runtime.fleet
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "learner.pt"
-        fleet.get_all([learner.call(LearnerInterface.save, None, file) for learner in fleet.learners])
+        fleet.get_all([learner.call(LearnerInterface.save, None, file, 0) for learner in fleet.learners])
         weights: dict[str, torch.Tensor] = torch.load(file, weights_only=True)["weights"]
     return weights
 
@@ -92,21 +92,21 @@ def advance(runtime, step: int, keep=None):
     """Play a rollout and train on all of it, or on its columns `keep`. -> (rollout, metrics)."""
     rollout, metrics = play(runtime, step)
     columns = np.arange(rollout.valid.shape[1]) if keep is None else keep
-    kept = runtime.prepare(take_columns(rollout, columns), columns)
-    metrics |= runtime.update(kept, runtime.algorithm.advantages(kept))
+    kept = runtime.samples.prepare(take_columns(rollout, columns), columns)
+    metrics |= runtime.learners.train(kept, runtime.algorithm.advantages(kept))
     finish(runtime)
     return rollout, metrics
 
 
 def finish(runtime, trained: bool = True):
     """The step of the last rollout is over."""
-    runtime.finish(trained)
+    finish_step(runtime, runtime.fleet.version + 1, trained)
     runtime.flow.finish("trained" if trained else "discarded")
 
 
 def prepared(runtime, rollout):
     """The rollout as it is trained on."""
-    return runtime.prepare(rollout, np.arange(rollout.valid.shape[1]))
+    return runtime.samples.prepare(rollout, np.arange(rollout.valid.shape[1]))
 
 
 def heavy_of(runtime, rollout):

@@ -34,7 +34,7 @@ def policy(run):
 
 def test_what_a_checkpoint_says_of_the_simulator_is_exact(run, tmp_path):
     driver = start(parse_spec(spec()))
-    driver.close()
+    driver.workers.close()
     assert read_env_info(run / "checkpoints" / "last") == driver.info
     odd = EnvInfo(
         cameras={"b": (3, 4), "a": (np.int64(5), 6)},
@@ -56,7 +56,7 @@ def test_it_acts_as_the_model_of_the_run(run, policy):
     """The same weights, which are not those that it began with, and the same arithmetic."""
     driver = start(parse_spec(spec()))
     try:
-        driver.load(run / "checkpoints" / "last" / "trainer")
+        driver.learners.load(run / "checkpoints" / "last" / "trainer")
         model = driver.backend.worker.roles["policy"].engine.model
         weights = dict(model.weights())
         assert all(torch.equal(weights[name], tensor) for name, tensor in policy.engine.model.weights())
@@ -66,7 +66,7 @@ def test_it_acts_as_the_model_of_the_run(run, policy):
             chunk = model.sample_chunk(obs, Noise(0, "any", [0], [0], [0]), True)
             assert np.array_equal(policy.act(**seen), chunk.actions[0].numpy())
     finally:
-        driver.close()
+        driver.workers.close()
 
 
 def test_no_simulator_is_loaded(run):

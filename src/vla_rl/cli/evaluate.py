@@ -19,7 +19,7 @@ from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Component, Spec, component
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.status_line import StatusLine
-from vla_rl.runtime.driver.evaluation import NotRecorded
+from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
 from vla_rl.runtime.start import evaluate
 from vla_rl.toolkit.data.recording import RecordSettings
 

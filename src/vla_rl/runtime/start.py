@@ -19,9 +19,11 @@ from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backend import Backend
 from vla_rl.runtime.comm.backends.local import LocalBackend
 from vla_rl.runtime.comm.backends.ray import RayBackend
-from vla_rl.runtime.driver import evaluation
 from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.evaluation import checkpoint_evaluation
 from vla_rl.runtime.driver.measure import measure
+from vla_rl.runtime.driver.training.part import StepPart
+from vla_rl.runtime.imagination.imagination import Imagination
 from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.run_folder.folder import RunFolder, read_state
 from vla_rl.runtime.workers.host import WorkerHost
@@ -45,7 +47,7 @@ def clone(spec: Spec, folder: Path | str, resume: bool = False) -> dict[str, Any
 def evaluate(
     spec: Spec,
     checkpoint: Path | None = None,
-    progress: evaluation.Progress = lambda phase, done, total: None,
+    progress: checkpoint_evaluation.Progress = lambda phase, done, total: None,
     record: Component | None = None,
 ) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
@@ -68,8 +70,8 @@ def evaluate(
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)
     spec = evolve(spec, hooks=() if record is None else (record,))
     if checkpoint is None:
-        return evaluation.evaluate(spec, State(), None, start, progress)
-    return evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start, progress)
+        return checkpoint_evaluation.evaluate(spec, State(), None, start, progress)
+    return checkpoint_evaluation.evaluate(spec, read_state(checkpoint), checkpoint / "trainer", start, progress)
 
 
 def start(
@@ -95,7 +97,17 @@ def start(
         plan=plan,
         measure=measure_roles,
         interrupts=interrupts,
+        parts=() if imitation else make_parts(spec, folder),
     )
+
+
+def make_parts(spec: Spec, folder: Path | None) -> list[StepPart]:
+    """Return the parts of the training step that the spec asks for. `folder`: run folder; without one there are
+    none.
+    """
+    if spec.imagination is None or folder is None:
+        return []
+    return [Imagination(spec, folder)]
 
 
 def backend_of(spec: Spec) -> Backend:

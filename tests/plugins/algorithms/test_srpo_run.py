@@ -122,7 +122,7 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     try:
         rollout, *_ = play(runtime)
     finally:
-        runtime.close()
+        runtime.workers.close()
     return rollout, tuple(films)
 
 
@@ -161,7 +161,7 @@ def test_frames_are_recorded_only_for_who_needs_them(algorithm, monkeypatch):
     try:
         rollout, *_ = play(runtime)
     finally:
-        runtime.close()
+        runtime.workers.close()
     assert asked == [algorithm == "srpo"] * 16
     assert (rollout.features is None) == (algorithm == "grpo")
 
@@ -179,10 +179,10 @@ def test_the_algorithm_chooses_the_camera(monkeypatch):
 
     runtime = start(parse_spec({**SCRIPTED, **table}))
     try:
-        tickets = [runtime.requests.request(Ticket(number, number // 4), 1, 0) for number in range(8)]
+        tickets = [runtime.rollouts.requests.request(Ticket(number, number // 4), 1, 0) for number in range(8)]
         seen = runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.begin, 0, "action", tickets)).obs.images
     finally:
-        runtime.close()
+        runtime.workers.close()
     for keys, camera in (({}, "overhead"), ({"camera": "wrist"}, "wrist"), ({"camera": "overhead"}, "overhead")):
         wanted = sorted((to_numpy(image) for image in seen[camera]), key=lambda image: image.tobytes())
         np.testing.assert_array_equal(first_frames(**keys), wanted)
@@ -199,7 +199,7 @@ def test_wrong_features_are_refused(monkeypatch):
         runtime = start(parse_spec(SCRIPTED))
         with pytest.raises(PluginError, match="the algorithm's features are"):
             play(runtime)
-        runtime.close()
+        runtime.workers.close()
 
 
 # -------------------------------------------------------------------------------------------------------- runs
@@ -281,7 +281,7 @@ def test_a_run_that_cannot_be_is_refused_before_it_starts(changes, message, monk
 
 
 def test_evaluation_needs_no_encoder():
-    start(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).close()
+    start(parse_spec({**SCRIPTED, "algorithm": {"type": "srpo", "encoder": "/nowhere/vjepa2"}})).workers.close()
 
 
 def test_the_encoder_has_to_be_named():

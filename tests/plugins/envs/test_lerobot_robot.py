@@ -24,7 +24,7 @@ from vla_rl.core.spec.structure import Problems
 from vla_rl.core.types import ActionSource, Context
 from vla_rl.plugins.envs.lerobot_robot import plugin
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.start import run
 from vla_rl.testing import check_env
 
@@ -489,19 +489,19 @@ def test_sac_trains_on_the_robot_with_takeovers(ports):
 
 
 def test_a_run_whose_device_is_unplugged_saves_and_resumes(ports, monkeypatch):
-    collect = Driver.collect
+    issue = StepRollouts.issue
 
-    def unplugging(driver, step, tickets):
+    def unplugging(rollouts, step, tickets):
         if step == 2:
             (ports / "device").unlink()
-        collect(driver, step, tickets)
+        issue(rollouts, step, tickets)
 
-    monkeypatch.setattr(Driver, "collect", unplugging)
+    monkeypatch.setattr(StepRollouts, "issue", unplugging)
     with pytest.raises(SafetyStop, match="takeover device 'chain_stick' is not there any more") as error:
         run(robot_spec(ports), ports / "run")
     assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
     assert notes(ports, "disconnect")
-    monkeypatch.setattr(Driver, "collect", collect)
+    monkeypatch.setattr(StepRollouts, "issue", issue)
     (ports / "device").touch()
     assert run(robot_spec(ports), ports / "run", resume=True)["success"]["n"] == 1
 

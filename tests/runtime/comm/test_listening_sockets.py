@@ -66,7 +66,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
             answered, said = ask(address, **variables)
             assert not answered and "RAY_AUTH_TOKEN" in said
     finally:
-        runtime.close()
+        runtime.workers.close()
     assert not {MODE, TOKEN} & set(os.environ) and not folder.exists()
 
 

@@ -88,7 +88,7 @@ def test_images_reach_the_policy_without_the_host(rollout):
     runtime = start(spec)
     rollout_of_step, _, _ = collect_rollout(runtime, flow_of(spec, State()), 1)
     assert rollout_of_step.valid.any(-1).sum() >= 8
-    runtime.close()
+    runtime.workers.close()
 
 
 def test_the_tensor_of_this_test_refuses_to_leave():

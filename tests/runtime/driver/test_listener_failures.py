@@ -12,7 +12,7 @@ from scripted_runs import read_metrics, scripted_spec
 from vla_rl.core.errors import HookFailed, UserError
 from vla_rl.core.installation import console_command
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.driver.evaluation import NotRecorded
+from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
 from vla_rl.runtime.run_folder.folder import RunFolder
 from vla_rl.runtime.start import evaluate, run
 

@@ -164,5 +164,5 @@ def test_a_worker_that_works_for_itself_is_named_once(monkeypatch):
         runtime.fleet.get(runtime.fleet.workers[0].call(HostInterface.clock))
         runtime.fleet.get(runtime.fleet.sims[0].call(EnvInterface.eval_states))
     finally:
-        runtime.close()
+        runtime.workers.close()
     assert heard[0] == "worker 0 (model 'linear'): clock" and "sim worker 0 (env 'scripted'): eval_states" in heard

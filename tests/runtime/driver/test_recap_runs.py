@@ -17,14 +17,14 @@ from vla_rl.core.errors import CheckpointError, SpecError, UserError
 from vla_rl.core.randomness import Noise
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.plugins.trainers.recap.label import NEGATIVE
-from vla_rl.runtime.driver.behaviour_cloning import ImitationTrainer
+from vla_rl.runtime.driver.training.behaviour_cloning import ImitationTrainer
 from vla_rl.runtime.run_folder.spec_file import load_run_spec
 from vla_rl.runtime.start import clone, evaluate, run
 from vla_rl.serving.policy import open_policy
 from vla_rl.toolkit.models.instructions import without_suffix
 
 HERE = Path(__file__).parent
-PLUGINS = ["vla_rl.testing.scripted", str(HERE / "reading_model.py"), str(HERE / "reward_data.py")]
+PLUGINS = ["vla_rl.testing.scripted", str(HERE / "reading_model.py"), str(HERE / "training" / "reward_data.py")]
 PLUGINS_OF_SLOTS = [*PLUGINS, "vla_rl.testing.slot_placement"]
 TRAINER = {"type": "recap", "critic_steps": 10, "lr": 1e-3, "atoms": 21, "positive_share": 0.5}
 SECTION = {"data": {"type": "rewarded"}, "trainer": TRAINER, "lr": 5e-2, "batch": 16, "report_every": 10, "steps": 70}

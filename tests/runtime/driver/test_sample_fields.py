@@ -17,7 +17,7 @@ from vla_rl.core.hookspecs import Algorithm
 from vla_rl.core.run import selection
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Advantages, Loss
-from vla_rl.runtime.driver import assembler
+from vla_rl.runtime.driver.collecting import assembler
 from vla_rl.runtime.start import run
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 

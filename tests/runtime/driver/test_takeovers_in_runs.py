@@ -13,6 +13,7 @@ from scripted_runs import play, read_metrics, scripted_spec, weights_in
 
 from vla_rl.core.catalogue import build
 from vla_rl.core.errors import UserError
+from vla_rl.core.run.loop import finish_step
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.core.types import Context
 from vla_rl.runtime.start import clone, evaluate, run, start
@@ -59,9 +60,9 @@ def test_the_policys_part_of_helped_episodes_is_trained_on():
         assert not rollout.success[helped_columns].any() and not rollout.rewards[:, helped_columns].any()
         assert raw.executed_actions.shape == (*raw.source.shape, 2)
         assert np.isclose(raw.executed_actions[by_person].abs().numpy(), [0.75, 0.0]).all()
-        runtime.finish(False)
+        finish_step(runtime, runtime.fleet.version + 1, False)
     finally:
-        runtime.close()
+        runtime.workers.close()
 
 
 def test_a_run_in_which_the_person_does_everything_says_so(tmp_path):

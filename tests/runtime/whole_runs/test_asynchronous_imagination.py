@@ -84,7 +84,7 @@ def real_steps_in(folder, name) -> int:
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     of_track = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     calls = [(of_track[e["pid"], e["tid"]], e) for e in events if e["ph"] == "X"]
-    spans = [(e["ts"], e["ts"] + e["dur"]) for track, e in calls if track == "imagination" and e["name"] == name]
+    spans = [(e["ts"], e["ts"] + e["dur"]) for track, e in calls if track == "background" and e["name"] == name]
     assert spans
     begun = [e["ts"] for track, e in calls if track == "sim" and e["name"] == "step"]
     return sum(start < at < end for start, end in spans for at in begun)

@@ -19,7 +19,7 @@ from vla_rl.core.errors import SpecError
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.checks.run import check_spec
 from vla_rl.runtime.comm.backend import CallHung
-from vla_rl.runtime.driver.trace import LANE_THREADS
+from vla_rl.runtime.driver.reports.trace import LANE_THREADS
 from vla_rl.runtime.planning.profile import from_trace
 from vla_rl.runtime.start import run
 from vla_rl.testing.scripted import SimulatorFault

@@ -61,7 +61,7 @@ def test_critic_warm_up_leaves_the_actor_alone(tmp_path):
             assert any(name.startswith("value_head.") for name in moved)
             assert any(not name.startswith("value_head.") for name in moved) == changed
     finally:
-        runtime.close()
+        runtime.workers.close()
 
 
 def test_warm_up_clones_the_expert(train):
@@ -99,7 +99,7 @@ def test_groups_share_a_state_and_envs_of_a_group_differ(train):
     try:
         rollout, _ = play(runtime, 1)
     finally:
-        runtime.close()
+        runtime.workers.close()
     assert rollout.groups.tolist() == [n // 4 for n in range(16)]
     states: dict[int, set[int]] = {}
     for n, episode in enumerate(sorted(rollout.episodes, key=lambda e: e.number)):
@@ -136,7 +136,7 @@ def test_seats_follow_the_plan():
 @pytest.mark.parametrize(("imagines", "peers"), [(False, [[], []]), (True, [[], [0]])])
 def test_who_practises_calls_the_first_simulators(imagines, peers):
     slots = tuple(Slot(roles=("sim", "policy", "learner")) for _ in range(2))
-    assignments = assign(Plan(slots=slots, batching=Batching()), 8, one_process=False, imagines=imagines)
+    assignments = assign(Plan(slots=slots, batching=Batching()), 8, one_process=False, adds_envs=imagines)
     assert [assignment.peers for assignment in assignments] == peers
     assert all(assignment.local for assignment in assignments)
 

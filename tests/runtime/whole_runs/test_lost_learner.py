@@ -13,7 +13,7 @@ from scripted_runs import read_metrics, weights_in
 from test_off_policy_runs import off_policy_spec
 
 from vla_rl.core.spec.spec import parse_spec
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.training.learners import RunLearners
 from vla_rl.runtime.start import run
 
 pytestmark = [pytest.mark.ray]
@@ -32,27 +32,27 @@ class Absence:
         self._expected = expected
         self._least = seconds
         self._thread: Thread | None = None
-        update = Driver.update
+        train = RunLearners.train
 
-        def stopping(driver, prepared, advantages):
-            if driver.version + 1 == at_step and self._thread is None:
-                self._thread = Thread(target=self._keep_away, args=(driver, self._stop(driver)))
+        def stopping(learners, prepared, advantages):
+            if learners.fleet.version + 1 == at_step and self._thread is None:
+                self._thread = Thread(target=self._keep_away, args=(learners, self._stop(learners.fleet)))
                 self._thread.start()
-            return update(driver, prepared, advantages)
+            return train(learners, prepared, advantages)
 
-        monkeypatch.setattr(Driver, "update", stopping)
+        monkeypatch.setattr(RunLearners, "train", stopping)
 
-    def _stop(self, driver) -> int:
-        (learner,) = driver.fleet.learners
-        _, pid = driver.backend.get(driver.backend.processes[learner.worker])
+    def _stop(self, fleet) -> int:
+        (learner,) = fleet.learners
+        _, pid = fleet.backend.get(fleet.backend.processes[learner.worker])
         os.kill(pid, signal.SIGSTOP)
         return pid
 
-    def _keep_away(self, driver, pid: int) -> None:
+    def _keep_away(self, learners, pid: int) -> None:
         begun = time.monotonic()
         try:
             while time.monotonic() < begun + PATIENCE_S:
-                self.ahead = len(driver.collector.trajectories) - driver.shape.tickets_per_step
+                self.ahead = len(learners.collector.trajectories) - learners.shape.tickets_per_step
                 self.seconds = time.monotonic() - begun
                 if self.ahead >= self._expected and self.seconds >= self._least:
                     break

@@ -10,7 +10,7 @@ from scripted_runs import LOSS_APART, one_token, scripted_spec
 from vla_rl.core.plan import DoesNotFit
 from vla_rl.core.spec.spec import parse_spec
 from vla_rl.runtime.comm.backends.reservation import nodes_of
-from vla_rl.runtime.driver.driver import Driver
+from vla_rl.runtime.driver.collecting.rollouts import StepRollouts
 from vla_rl.runtime.start import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.own_ray]
@@ -40,7 +40,7 @@ def test_workers_are_where_the_placement_says(cluster):
             (("policy", "learner"), "brain"),
         ]
     finally:
-        runtime.close()
+        runtime.workers.close()
     with pytest.raises(DoesNotFit, match=r"no node is named 'head'; there are: body, brain"):
         start(parse_spec(scripted_spec(runtime=JOIN, placement={**APART, "policy": "head:0"})))
     with pytest.raises(DoesNotFit, match=r"device 2 is needed, and there are 2 CPU slots .* on node 'brain': 0-1"):
@@ -50,10 +50,10 @@ def test_workers_are_where_the_placement_says(cluster):
 def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cluster, train, monkeypatch):
     _, expected = train("local")
     broken = []
-    collect = Driver.collect
+    issue = StepRollouts.issue
 
-    def breaking(driver, step, tickets):
-        backend = driver.backend
+    def breaking(rollouts, step, tickets):
+        backend = rollouts.fleet.backend
         if step == 2 and "sim" not in broken:
             broken.append("sim")
             cluster.remove_node(cluster.body)
@@ -64,9 +64,9 @@ def test_a_run_survives_a_sim_node_that_comes_back_a_sim_worker_and_a_learner(cl
         if step == 4 and "learner" not in broken:
             broken.append("learner")
             ray.kill(backend.actors[1])
-        collect(driver, step, tickets)
+        issue(rollouts, step, tickets)
 
-    monkeypatch.setattr(Driver, "collect", breaking)
+    monkeypatch.setattr(StepRollouts, "issue", breaking)
     results, got = train("nodes", runtime=JOIN, placement=APART, train={"checkpoint_every": 1})
     assert broken == ["sim", "process", "learner"] and results["faults"] == 2
     assert [line.get("env/return") for line in got] == [line.get("env/return") for line in expected]

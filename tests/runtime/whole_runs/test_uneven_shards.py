@@ -46,7 +46,7 @@ def train_on(keep, **changes):
             assert_no_heavy_rows(runtime)
         return metrics
     finally:
-        runtime.close()
+        runtime.workers.close()
 
 
 @pytest.mark.ray
@@ -68,4 +68,4 @@ def test_nothing_is_kept_of_a_rollout_that_is_not_trained_on():
         finish(runtime, trained=False)
         assert_no_heavy_rows(runtime)
     finally:
-        runtime.close()
+        runtime.workers.close()

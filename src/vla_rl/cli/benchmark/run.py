@@ -14,7 +14,7 @@ from vla_rl.cli.benchmark.suites import Benchmark, mean_of
 from vla_rl.core.errors import UserError
 from vla_rl.core.paths import about, check_file, check_folder, write_whole
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.driver.evaluation import NotRecorded
+from vla_rl.runtime.driver.evaluation.checkpoint_evaluation import NotRecorded
 from vla_rl.runtime.run_folder.environment import versions
 from vla_rl.runtime.run_folder.manifest import NAME as MANIFEST
 from vla_rl.toolkit.json_files import read_record

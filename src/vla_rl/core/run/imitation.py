@@ -33,7 +33,7 @@ class Cloning(Session):
         return start(spec, imitation=True, scaling=state.scaling, folder=folder, interrupts=interrupts)
 
     def loop(self) -> None:
-        imitation = self.runtime.imitation()
+        imitation = self.runtime.learners.open_imitation()
         self.state.scaling = self.runtime.scaling
         while self.milestone():
             self._train(imitation)
@@ -74,7 +74,7 @@ class Cloning(Session):
         learned = imitation.train(first, last, lr, on_step)
         self.weight_change_monitor.note(learned, section.factor(last))
         self.state.step = last
-        self.runtime.publish()
+        self.runtime.learners.publish(version=0)  # the newest weights alone evaluate
         seconds = perf_counter() - start
         metrics = {
             **imitation.metrics,

@@ -1,7 +1,7 @@
 """The reinforcement learning loop, top down: collect tickets, compute advantages from rewards, train, publish.
 
-The flow (`core/run/flow.py`) decides how far rollouts run ahead of training; the loop is the same for all. If the spec
-has a world model, the policy also trains in imagination after each real rollout (`runtime/imagination`).
+The flow (`core/run/flow.py`) decides how far rollouts run ahead of training; the loop is the same for all. Parts that a
+run can do without follow each rollout (`Runtime.parts`).
 
 The runtime decides where the work happens (one process, Ray workers, which devices). The session owns the run folder,
 listeners, evaluations, checkpoints, resume and a clean stop.
@@ -51,24 +51,25 @@ class ReinforcementLearning(Session):
             self.progress("rollout")
             rollout, keep, metrics = collect_rollout(runtime, self.flow, step)
             events.on_rollout_end(self.run_info, step, rollout, metrics)
-            metrics |= runtime.train_in_imagination(step)
+            for part in runtime.parts:
+                metrics |= part.follow_rollout(step)
 
             self.progress("update")
             columns = self.selection.choose(rollout, keep, metrics)
             trained = len(columns) > 0
             if trained:
-                prepared = runtime.prepare(take_columns(rollout, columns), columns)
+                prepared = runtime.samples.prepare(take_columns(rollout, columns), columns)
                 advantages = algorithm.advantages(prepared)
-                metrics |= {**advantages.metrics, **runtime.update(prepared, advantages)}
+                metrics |= {**advantages.metrics, **runtime.learners.train(prepared, advantages)}
                 self.weight_change_monitor.note(metrics, self.spec.train.factor(step))
                 state.reused += prepared.valid.shape[1] - len(columns)
-            metrics |= runtime.finish(trained)
+            metrics |= finish_step(runtime, step, trained)
             self.flow.finish("trained" if trained else "discarded")
-            state.imagination = runtime.imagination_totals
+            state.parts = {part.name: part.totals() for part in runtime.parts}
             state.step = step
             state.env_steps += int(metrics["rollout/env_steps"])
             if trained:
-                events.on_weights_published(self.run_info, step, runtime.version)
+                events.on_weights_published(self.run_info, step, step)
             else:
                 metrics["update/skipped"] = 1.0
 
@@ -80,12 +81,12 @@ class ReinforcementLearning(Session):
 
     def drain(self) -> None:
         while running := self.flow.running:
-            for number in self.runtime.wait_for_tickets(running):
+            for number in self.runtime.rollouts.wait(running):
                 self.flow.add(number)
 
     def bc_warmup(self) -> None:
         """Clone the simulator's expert (`bc_warmup:`). A run that is stopped before the end repeats it."""
-        self.events.on_update_end(self.run_info, 0, self.runtime.bc_warmup())
+        self.events.on_update_end(self.run_info, 0, self.runtime.learners.clone_expert())
         self.state.bc_warmup_done = True
         self.save()
 
@@ -106,13 +107,13 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
     algorithm = runtime.algorithm
     consumed = list[int]()
     while True:
-        runtime.collect(step, flow.issue())
+        runtime.rollouts.issue(step, flow.issue())
         while (groups := flow.take()) is None:
-            runtime.streaming_update(step, [*consumed, *flow.tickets_of(flow.ready)])
-            for number in runtime.wait_for_tickets(flow.needed):
+            runtime.samples.begin(step, [*consumed, *flow.tickets_of(flow.ready)])
+            for number in runtime.rollouts.wait(flow.needed):
                 flow.add(number)
         consumed += flow.tickets_of(groups)
-        rollout, metrics = runtime.assemble(step, consumed)
+        rollout, metrics = runtime.rollouts.assemble(step, consumed)
         if not algorithm.needs.takeovers:
             rollout = end_at_takeovers(rollout)
         rollout = algorithm.shape_rewards(rollout)
@@ -120,6 +121,12 @@ def collect_rollout(runtime: Runtime, flow: Flow, step: int) -> tuple[Rollout, t
         flow.keep(rollout.groups[keep].unique().tolist())
         if not flow.wanted:
             return rollout, keep, metrics
+
+
+def finish_step(runtime: Runtime, step: int, trained: bool) -> dict[str, float]:
+    """Free the samples of the step, and publish its weights. `trained`: False where it had nothing to train on. Return
+    metrics."""
+    return {**runtime.samples.release(trained), **runtime.learners.publish(step, changed=trained)}
 
 
 def flow_of(spec: Spec, state: State) -> Flow:

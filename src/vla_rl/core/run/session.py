@@ -127,13 +127,13 @@ class Session(ABC):
                 spec=spec.to_dict(),
                 first_step=state.step,
                 steps=cls.total(spec),
-                devices=runtime.devices(),
+                devices=runtime.workers.describe_devices(),
             )
             events = listeners(spec, interrupts.stop_because)
             return cls(spec, runtime, run_store, state, events, run_info, interrupts).train()
         finally:
             interrupts.closing = True
-            runtime.close()
+            runtime.workers.close()
 
     @classmethod
     def _load(cls, runtime: Runtime, run_store: RunStore, state: State, trainer: Path) -> State:
@@ -142,7 +142,7 @@ class Session(ABC):
         refused: dict[Path, CheckpointError] = {}
         while True:
             try:
-                runtime.load(trainer)
+                runtime.learners.load(trainer)
             except CheckpointError as exc:
                 refused[trainer] = exc
                 restored = run_store.restore(refused)
@@ -178,11 +178,11 @@ class Session(ABC):
 
     def _report_progress(self) -> None:
         """Report progress while waiting for workers."""
-        self.events.on_progress(self.run_info, *self.runtime.progress(*self._phase))
+        self.events.on_progress(self.run_info, *self.runtime.workers.progress(*self._phase))
 
     def save(self) -> None:
         self.state.wall_seconds = perf_counter() - self._start_time
-        checkpoint = self.run_store.save(self.state, self.runtime.save, self.spec.train.keep_checkpoints)
+        checkpoint = self.run_store.save(self.state, self.runtime.learners.save, self.spec.train.keep_checkpoints)
         self._saved = self.state.step, self.state.evaluated
         self.events.on_checkpoint(self.run_info, self.state.step, checkpoint)
         self.trace("checkpoint")
@@ -190,7 +190,7 @@ class Session(ABC):
     def trace(self, kind: str, final: bool = False) -> None:
         """Fetch the workers' recorded times for the trace file."""
         try:
-            self.runtime.record(kind, self.state.step, self.state.env_steps, self.run_store.path, final)
+            self.runtime.workers.record(kind, self.state.step, self.state.env_steps, self.run_store.path, final)
         except OSError as exc:  # the trace is only for people to look at: no reason to end the run
             if not self._untraced:
                 logger.warning("the trace in %s cannot be written: %s; the run goes on", self.run_store.path, exc)
@@ -200,9 +200,7 @@ class Session(ABC):
         """Run the attempt and return the content of results.json; exceptions as in `run`."""
         state = self.state
         self._start_time = perf_counter() - state.wall_seconds
-        self.runtime.on_progress = self.progress
-        self.runtime.on_fault = self._report_fault
-        self.runtime.on_tick = self._report_progress
+        self.runtime.workers.listen(self.progress, self._report_progress, self._report_fault)
         self.events.on_run_start(self.run_info)
         self.trace("start")
         try:
@@ -219,7 +217,7 @@ class Session(ABC):
         state.wall_seconds = perf_counter() - self._start_time
         self.trace("end", final=True)
         results = self.run_store.write_results(
-            self.spec, state, self.runtime.info.notes, self.mode, self.runtime.roles()
+            self.spec, state, self.runtime.workers.notes(), self.mode, self.runtime.workers.time_shares()
         )
         self.events.on_run_end(self.run_info, results)
         if self.interrupts.reason is not None:
@@ -259,7 +257,7 @@ class Session(ABC):
 
     def _evaluate(self) -> None:
         self.drain()
-        evaluation = self.runtime.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
+        evaluation = self.runtime.workers.evaluate(self.state.step, self.events.frames_wanted(self.state.step))
         self.state.remember(evaluation)
         self.events.on_eval_end(self.run_info, self.state.step, evaluation)
         self.trace("evaluation")

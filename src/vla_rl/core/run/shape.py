@@ -33,8 +33,8 @@ class RunShape:
     """Training steps that use a group, on average; above 1 there is a replay buffer."""
     replayed_groups: int
     """Groups in the replay buffer, at most."""
-    imagined_groups: int
-    """Groups that a step imagines in the world model."""
+    added_groups: int
+    """Groups that parts of the training step collect in addition to the rollout."""
 
     @property
     def tickets_per_step(self) -> int:
@@ -53,9 +53,9 @@ class RunShape:
     @property
     def groups_held(self) -> int:
         """Most groups that the learners store or receive at once: those of the running step (with what filters may drop
-        and what the step imagines), those of later steps, and the replay buffer."""
+        and what its parts collect), those of later steps, and the replay buffer."""
         ahead = (self.max_lag + 1) * self.groups_per_step + self.resampled_groups
-        return ahead + self.imagined_groups + self.replayed_groups
+        return ahead + self.added_groups + self.replayed_groups
 
     @classmethod
     def of(cls, spec: Spec) -> RunShape:
@@ -75,5 +75,5 @@ class RunShape:
             streaming=asynchrony.streaming_update,
             uses=replay.uses,
             replayed_groups=replay.capacity or (replay.uses - 1) * groups,
-            imagined_groups=0 if spec.imagination is None else spec.imagination.per_real * groups,
+            added_groups=spec.added_groups(groups),
         )

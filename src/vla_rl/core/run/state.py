@@ -44,8 +44,8 @@ class State:
     """Statistics that the model normalises by, if they came from demonstrations; else None."""
     tickets: Ledger = field(factory=Ledger, converter=_ledger)
     """Counts of how the consumed tickets ended."""
-    imagination: dict[str, Any] = field(factory=dict)
-    """Totals of training in imagination, `Runtime.imagination_totals`."""
+    parts: dict[str, dict[str, Any]] = field(factory=dict)
+    """Totals of each part of the training step that a run can do without (`Runtime.parts`)."""
     reused: int = 0
     """Tickets that were trained on again from the replay buffer; each counts once per reuse."""
     refilled: int = 0
@@ -113,4 +113,4 @@ class RunStore(Protocol):
         self, spec: Spec, state: State, notes: Sequence[str], mode: str, roles: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write results.json and return its content. `notes` are the simulator's remarks on its settings; `roles` is
-        `Runtime.roles`."""
+        `Workers.time_shares`."""

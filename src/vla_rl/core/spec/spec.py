@@ -175,6 +175,10 @@ class Spec:
         if value is None and self.world_model is not None:
             raise ValueError("world_model does nothing without it; give imagination, or remove world_model")
 
+    def added_groups(self, groups: int) -> int:
+        """Return the groups that a step imagines after a rollout of this many groups."""
+        return 0 if self.imagination is None else self.imagination.per_real * groups
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data with all defaults, which `parse_spec` reads back to an equal spec."""
         return {key: _plain(getattr(self, key)) for key in keys_of(Spec)}

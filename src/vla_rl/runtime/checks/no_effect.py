@@ -148,7 +148,7 @@ def _samples_warnings(spec: Spec) -> Iterator[Item]:
     if limit is None or global_batch is None:
         return
     shape = RunShape.of(spec)
-    tickets = (shape.groups_per_step + shape.imagined_groups) * shape.group_size
+    tickets = (shape.groups_per_step + shape.added_groups) * shape.group_size
     chunks = -(-limit // shape.chunk)
     samples = tickets * chunks * shape.uses
     if global_batch > samples:

@@ -7,7 +7,6 @@ T that may still be on its way in another process.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
@@ -16,7 +15,13 @@ from attrs import frozen
 from vla_rl.core.spec.spec import Spec
 from vla_rl.core.types import Array, EnvInfo
 from vla_rl.runtime.comm.backend import Backend, Ref
-from vla_rl.runtime.comm.interfaces import EnvInterface, HostInterface, LearnerInterface, PolicyInterface
+from vla_rl.runtime.comm.interfaces import (
+    EnvInterface,
+    HostInterface,
+    LearnerInterface,
+    PolicyInterface,
+    RolloutInterface,
+)
 from vla_rl.runtime.comm.remote import ConcurrencyGroup, Phase, declared
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.toolkit.waiting import summed
@@ -107,6 +112,8 @@ class Fleet:
         self.workers = [Handle[HostInterface](self, "worker", assignment) for assignment in assignments]
         self.sims = [Handle[EnvInterface](self, "sim", a) for a in assignments if a.lanes]
         self.policies = [Handle[PolicyInterface](self, "policy", a) for a in assignments if a.served]
+        self.rollouts = {p.worker: Handle[RolloutInterface](self, "rollout", p.assignment) for p in self.policies}
+        """Worker with a policy -> handle of its rollouts."""
         ranked = sorted((a for a in assignments if a.rank >= 0), key=lambda a: a.rank)
         self.learners = [Handle[LearnerInterface](self, "learner", assignment) for assignment in ranked]
         """Learners, sorted by rank."""
@@ -118,6 +125,8 @@ class Fleet:
         learner_workers = {learner.worker for learner in self.learners}
         self.remote_policies = [policy for policy in self.policies if policy.worker not in learner_workers]
         """Policies that share no worker with a learner, so that weights have to reach them."""
+        self.version = 0
+        """Version of the weights that was published last: the number of finished training steps."""
         self.through_store = False
         """True where weights reach them through the object store."""
         self.phases = Phases(offload, self.workers, self.get_all)
@@ -142,15 +151,6 @@ class Fleet:
         """Return the handle of the worker that hosts a role."""
         return self.workers[handle.worker]
 
-    def start_simulators(self, folder: Path | None) -> EnvInfo:
-        """Build the simulators of all workers, as `HostInterface.start_sim`. The world model is built in the first
-        worker with simulators, and imagines envs for all lanes.
-        """
-        rows = {lane.index: lane.num_envs for lane in self.lanes}
-        workers = [self.worker_of(sim) for sim in self.sims]
-        calls = [w.call(HostInterface.start_sim, folder, None if i else rows) for i, w in enumerate(workers)]
-        return self.get_all(calls)[0]
-
     def connect_policies(self, workers: Collection[int]) -> None:
         """Connect policy workers to the simulators that they act for: those policy workers of which at least one
         simulator is in `workers`.
@@ -165,6 +165,7 @@ class Fleet:
         Policies in a learner's process already hold the weights. The call does not wait: the learners send, and
         policies load between two requests.
         """
+        self.version = version
         calls: list[Ref[Any]] = []
         if self.remote_policies:
             sending = [learner.call_for_two(LearnerInterface.send_weights, check) for learner in self.learners]
@@ -180,8 +181,8 @@ class Fleet:
 
     def skip(self, version: int) -> None:
         """Count a version whose weights equal those of the version before."""
-        learners = [learner.call(LearnerInterface.skip_version) for learner in self.learners]
-        self.get_all([*learners, *(policy.call(PolicyInterface.adopt, version) for policy in self.policies)])
+        self.version = version
+        self.get_all([policy.call(PolicyInterface.adopt, version) for policy in self.policies])
 
     def progress(self, spec: Spec, info: EnvInfo, phase: str, done: int, total: int) -> tuple[str, int, int]:
         """Return (title, done, total) of what the run is doing.

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from vla_rl.core.spec.spec import Spec
-from vla_rl.core.trainers import ImitationStep, UpdateMetrics
+from vla_rl.core.trainers import ImitationStep, OptimizerStep, SampleFields, UpdateMetrics
 from vla_rl.core.types import Array, DataProperties, EnvInfo, Observation, ResetState
 from vla_rl.runtime.comm.peers import RayPeers
 from vla_rl.runtime.comm.remote import remote
 from vla_rl.runtime.comm.tracing import Event
+from vla_rl.runtime.messages.added_roles import AddedRoles
 from vla_rl.runtime.messages.learning import SampleRefs, SampleScores, ScoreRequest
 from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, RecordingKey, StepRequest
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
-from vla_rl.runtime.messages.world_model import FitResult, RecordedEpisode
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.hardware import WorkerDevice
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
@@ -71,13 +71,9 @@ class HostInterface(ABC):
 
     @remote(track="first")
     @abstractmethod
-    def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
-        """Build the simulators of this worker, one component a lane.
-
-        Args:
-            folder: the folder of a run that trains in imagination: episodes are recorded for its world model.
-            imagined: lane -> number of envs that the world model imagines for it; where given, the world model is
-                built here.
+    def start_sim(self, added: Sequence[AddedRoles] = ()) -> EnvInfo:
+        """Build the simulators of this worker, one component a lane, and the roles that parts of the training step
+        add.
         """
 
     @remote(track="none")
@@ -115,56 +111,10 @@ class HostInterface(ABC):
             folder: run folder, where a trainer may keep its data; None: there is none.
         """
 
-    @remote(phase="act", track="none")
-    @abstractmethod
-    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
-        `wait_for_report` has not returned.
-        """
-
-    @remote(phase="act", track="none", group="imagination")
-    @abstractmethod
-    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        """Roll out tickets in the world model. A rollout in the simulators may run at the same time."""
-
-    @remote(track="none", group="concurrent")
-    @abstractmethod
-    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
-
-    @remote(track="none", group="waiting")
-    @abstractmethod
-    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
-        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout ends. Return what
-        has not been returned before.
-        """
-
-    @remote(phase="act", track="none")
-    @abstractmethod
-    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
-        """Roll out the episodes of an evaluation, on all lanes that this worker acts for."""
-
-    @remote(phase="act", track="none", group="imagination")
-    @abstractmethod
-    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
-        """Roll out episodes in the world model, by which its over-estimation of success is measured."""
-
     @remote(track="none", group="concurrent")
     @abstractmethod
     def share_samples(self, sample_ids: Array, host: bool) -> None:
         """Hand samples of this worker's policy to its learner where they are; `host`: copy them into host memory."""
-
-    @remote(phase="learn", main=True, track="last")
-    @abstractmethod
-    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> UpdateMetrics:
-        """Train this rank on samples that it holds. Return the trainer's metrics."""
-
-    @remote(phase="learn", main=True, track="last")
-    @abstractmethod
-    def forward_backward(self, refs: SampleRefs, fields: Any, micro_batches: Any, passes: int, first: bool) -> None:
-        """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
-        the samples. `first`: this is the step's first part.
-        """
 
     @remote(track="none")
     @abstractmethod
@@ -216,6 +166,48 @@ class HostInterface(ABC):
     @abstractmethod
     def close(self) -> list[str]:
         """Close the simulators, once their running calls have returned. Return what went wrong, in words."""
+
+
+class RolloutInterface(ABC):
+    """Rollouts of the policy of a worker, in the envs that it acts for (role "rollout")."""
+
+    @remote(phase="act", track="none")
+    @abstractmethod
+    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
+        """Roll out these tickets, earlier batches first, and those that `add_tickets` adds. Return what
+        `wait_for_report` has not returned.
+        """
+
+    @remote(phase="act", track="none", group="background")
+    @abstractmethod
+    def roll_out_in_background(
+        self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
+    ) -> RolloutReport:
+        """Roll out tickets as `roll_out`, in the envs of this role. A rollout in the simulators may run at the same
+        time.
+        """
+
+    @remote(track="none", group="concurrent")
+    @abstractmethod
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
+        """Add tickets to the running rollout. Return False where it has ended; then they are not taken."""
+
+    @remote(track="none", group="waiting")
+    @abstractmethod
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
+        """Wait until these tickets are finished (`early`: until any one ticket is), or the rollout ends. Return what
+        has not been returned before.
+        """
+
+    @remote(phase="act", track="none")
+    @abstractmethod
+    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
+        """Roll out the episodes of an evaluation, on all lanes that this worker acts for."""
+
+    @remote(phase="act", track="none", group="background")
+    @abstractmethod
+    def evaluate_in_background(self, tickets: Sequence[EpisodeRequest], purpose: str, role: str) -> RolloutReport:
+        """Roll out episodes in the envs of this role, without samples for learners. Actions are sampled."""
 
 
 MakeHost = Callable[[Spec | dict[str, Any], Assignment, Callable[[], None]], HostInterface]
@@ -366,10 +358,32 @@ class LearnerInterface(ABC):
     def sample_bytes(self) -> int:
         """Return the bytes of one sample's model inputs."""
 
-    @remote()
+    @remote(phase="learn", main=True)
     @abstractmethod
-    def skip_version(self) -> None:
-        """Count a version in whose step nothing was trained on."""
+    def update(
+        self, step: int, refs: SampleRefs, fields: SampleFields, steps: Sequence[OptimizerStep]
+    ) -> UpdateMetrics:
+        """Train this rank on samples that it holds, in one order. Return the trainer's metrics."""
+
+    @remote(phase="learn", main=True)
+    @abstractmethod
+    def forward_backward(
+        self,
+        version: int,
+        refs: SampleRefs,
+        fields: SampleFields,
+        micro_batches: Sequence[Array],
+        passes: int,
+        first: bool,
+    ) -> None:
+        """Run the forward and backward passes of a part of a training step's samples (streaming update); the rank holds
+        the samples.
+
+        Args:
+            version: version of the weights before the step.
+            micro_batches, passes: as in `OptimizerStep`.
+            first: this is the step's first part.
+        """
 
     @remote()
     @abstractmethod
@@ -409,8 +423,8 @@ class LearnerInterface(ABC):
 
     @remote(phase="learn")
     @abstractmethod
-    def save(self, model_folder: Path | None, state_file: Path | None) -> None:
-        """Write the model in its public format, with the description of its env beside it; and the exact weights with
+    def save(self, model_folder: Path | None, state_file: Path | None, version: int) -> None:
+        """Write the model in its public format, with the description of its env next to it; and the exact weights with
         optimiser state and version, as full tensors for any number of learners. All ranks together; the first writes.
         """
 
@@ -421,61 +435,3 @@ class LearnerInterface(ABC):
 
         Raises UserError for the weights of another model.
         """
-
-
-class WorldModelInterface(ABC):
-    """The world model of a run (role "imagination")."""
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def fit(self, step: int, *ended: list[RecordedEpisode]) -> FitResult:
-        """Record the episodes of a step (one list for each worker with simulators, in the order of their tickets), fit
-        the world model to all that is recorded, and measure it.
-        """
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
-        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] where there are
-        none.
-        """
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def finish_step(self) -> None:
-        """Take note that the training step is over, so that `save` writes its state."""
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def save(self, file: Path) -> None:
-        """Write the state at the end of the last finished step, and images that compare recorded with imagined
-        episodes.
-        """
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def load(self, file: Path) -> None:
-        """Restore what `save` wrote."""
-
-
-class ImaginedEnvInterface(ABC):
-    """The imagined envs of the world model (role `IMAGINED`)."""
-
-    @remote(track="imagination", group="imagination", lane=0)
-    @abstractmethod
-    def begin(self, lane: int, purpose: str, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        """Start these tickets, as `EnvInterface.begin` does."""
-
-    @remote(track="imagination", group="imagination", lane=0)
-    @abstractmethod
-    def step(self, lane: int, actions: Any, tickets: Sequence[EpisodeRequest]) -> StepRequest:
-        """Execute a chunk in each imagined env, as `EnvInterface.step` does."""
-
-
-class WorldModelRecordingInterface(ABC):
-    """Episodes that a worker recorded for the world model (role "recordings")."""
-
-    @remote(track="imagination", group="imagination")
-    @abstractmethod
-    def take(self, last: int) -> list[RecordedEpisode]:
-        """Return the episodes of tickets up to this number, and forget them here."""

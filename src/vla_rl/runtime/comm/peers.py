@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from vla_rl.runtime.comm.channel import Channel, readable
-from vla_rl.runtime.comm.remote import IMAGINED, ConcurrencyGroup
+from vla_rl.runtime.comm.remote import OWN_ROLES, ConcurrencyGroup
 from vla_rl.runtime.comm.rpc_client import LOOK_S, PendingCall, RpcClient
 from vla_rl.runtime.comm.shared_memory import host_key
 
@@ -85,10 +85,10 @@ class RayPeers:
     def call(self, worker: int, role: str, method: str, *arguments: Any) -> Any:
         """Call a method of another worker. Return a reference.
 
-        Imagined envs have their own concurrency group ("imagination"), since a rollout may run at the same time.
+        Added envs have their own concurrency group ("background"), since a rollout may run at the same time.
         """
-        if role == IMAGINED:
-            return self.actors[worker].imagination.remote(pickle.dumps((role, method, arguments)))
+        if role not in OWN_ROLES:
+            return self.actors[worker].background.remote(pickle.dumps((role, method, arguments)))
         if worker in self.clients:
             return self.clients[worker].call(role, method, *arguments)
         group: ConcurrencyGroup = "lane" if self.concurrent_lanes and role == "sim" else "call"

@@ -9,16 +9,17 @@ from typing import Any, Literal, TypeVar, cast
 from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
-ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "imagination", "lane"]
+ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "background", "lane"]
 """Concurrency group of a call. "call" runs one call after another; each other group runs calls in threads of its own,
 while a call of "call" is running.
 
 "concurrent" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,
-"imagination" for training in imagination, and "lane" has a thread for each concurrent lane.
+"background" for roles that a part of the training step adds and for rollouts in their envs, and "lane" has a thread for
+each concurrent lane.
 """
-Shows = Literal["own", "first", "last", "receiver", "imagination", "none"]
-IMAGINED = "imagined"
-"""Role of the imagined envs, as "sim" is the role of the simulators' envs."""
+Shows = Literal["own", "first", "last", "receiver", "background", "none"]
+OWN_ROLES = ("worker", "sim", "policy", "rollout", "learner")
+"""Roles that this runtime builds; parts of the training step add others."""
 Phase = Literal["act", "learn"]
 """Phase of an iteration: in `act` simulators and policies work, in `learn` learners."""
 
@@ -37,7 +38,7 @@ class Remote:
     """
     track: Shows = "own"
     """Track of the trace on which the call shows: its own role's; for a worker's methods, that of the first or last
-    role of its slot; or the track of what runs beside the learner, or of training in imagination.
+    role of its slot; or the track of what runs concurrently with the learner, or in the background.
     """
     group: ConcurrencyGroup = "call"
 

@@ -30,11 +30,11 @@ alone.
 """
 
 
-IMAGINATION = "imagination"
-"""Track for calls of a world model, and of the policy that trains in it."""
+BACKGROUND = "background"
+"""Track for calls of roles that a part of the training step adds, and of the policy that acts in their envs."""
 
 
-CONCURRENT_TRACKS = (RECEIVER, IMAGINATION)
+CONCURRENT_TRACKS = (RECEIVER, BACKGROUND)
 """Tracks that are no role."""
 
 

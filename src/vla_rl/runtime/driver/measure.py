@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from vla_rl.core.plan import Cluster, Plan, Slot
-from vla_rl.core.run.loop import collect_rollout, flow_of
+from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.state import State
 from vla_rl.core.spec.sections import AsynchronySpec
 from vla_rl.core.spec.spec import Spec
@@ -49,13 +49,13 @@ def measure(start: Callable[[Spec, Plan], Driver], spec: Spec, cluster: Cluster)
         limit = max(task.max_steps for task in runtime.info.tasks)
         flow = flow_of(short, State())
         collect_rollout(runtime, flow, 1)  # a warm-up: allocations and compilations are not part of a step's cost
-        runtime.finish(trained=False)
+        finish_step(runtime, 1, trained=False)
         flow.finish("discarded")
         measured, _, metrics = collect_rollout(runtime, flow, 2)
-        prepared = runtime.prepare(measured, np.arange(measured.valid.shape[1]))
-        update_metrics = runtime.update(prepared, runtime.algorithm.advantages(prepared))
+        prepared = runtime.samples.prepare(measured, np.arange(measured.valid.shape[1]))
+        update_metrics = runtime.learners.train(prepared, runtime.algorithm.advantages(prepared))
     finally:
-        runtime.close()
+        runtime.workers.close()
     measured_steps = measured.valid.shape[0]
     cpus = None if cluster.gpus else slot.cpus
     chunk_steps = -(-(spec.rollout.max_steps or limit) // spec.rollout.chunk)

@@ -12,7 +12,7 @@ from vla_rl.core.plan import Batching, Plan, Slot
 from vla_rl.core.types import Array
 
 
-def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False) -> list[Assignment]:
+def assign(plan: Plan, num_envs: int, one_process: bool, adds_envs: bool = False) -> list[Assignment]:
     """Return the lanes and ranks of every slot.
 
     `one_process` puts all of the plan's lanes into a single worker. `imagines`: policies train in imagination, with a
@@ -44,7 +44,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
                 rank=0 if learners else -1,
                 world=1 if learners else 0,
                 offload=plan.offload,
-                imagined_at=0 if imagines else None,
+                added_envs_at=0 if adds_envs else None,
             )
         ]
     spread = len(sims) >= len(policies)  # then each policy serves whole sim workers; otherwise single lanes
@@ -69,7 +69,7 @@ def assign(plan: Plan, num_envs: int, one_process: bool, imagines: bool = False)
             world=len(learners),
             offload=plan.offload,
             concurrent_lanes=plan.concurrent_lanes,
-            imagined_at=sims[0] if imagines else None,
+            added_envs_at=sims[0] if adds_envs else None,
         )
         for i, slot in enumerate(plan.slots)
     ]
@@ -129,8 +129,8 @@ class Assignment:
     """Roles that leave the device between phases."""
     concurrent_lanes: bool = False
     """True where the lanes of a sim worker, this one or another, step concurrently."""
-    imagined_at: int | None = None
-    """Worker of the world model, where policies train in imagination."""
+    added_envs_at: int | None = None
+    """Worker of the envs that a part of the training step adds; None: none are added."""
 
     @property
     def local(self) -> bool:
@@ -155,8 +155,8 @@ class Assignment:
     @property
     def peers(self) -> list[int]:
         """Other workers that its policy role calls."""
-        imagined = () if self.imagined_at is None or not self.served else (self.imagined_at,)
-        return sorted({*self.homes, *imagined} - {self.index})
+        added = () if self.added_envs_at is None or not self.served else (self.added_envs_at,)
+        return sorted({*self.homes, *added} - {self.index})
 
 
 @frozen(kw_only=True)

@@ -352,7 +352,7 @@ class RunFolder:
             "steps": state.step,
             "env_steps": state.env_steps,
             "tickets": attrs.asdict(state.tickets),
-            "imagination": state.imagination,
+            **state.parts,
             "replay": {"reused": state.reused, "refilled": state.refilled},
             "faults": state.faults,
             "roles": roles,

@@ -15,7 +15,7 @@ from vla_rl.toolkit.json_files import Record, read_record
 
 COUNTS = {"step": 0, "env_steps": 0, "faults": 0, "evaluated": -1, "reused": 0, "refilled": 0}
 """Keys of whole numbers -> smallest valid value."""
-OBJECTS = ("before", "last", "scaling", "imagination", "tickets")
+OBJECTS = ("before", "last", "scaling", "parts", "tickets")
 OPTIONAL = ("before", "last", "scaling")
 """Keys that may be null."""
 RATES = ("before", "last")

@@ -11,55 +11,49 @@ Threads and locks (docs/explanation/threads.md). Threads are named by the concur
 | concurrent (1) | add_tickets, share_samples, take, release, receive, recordings, trace | between_requests, for the policy's methods |
 | weights (1) | load, adopt and verify of the policy | between_requests, while a version arrives |
 | waiting (2) | wait_for_report | none |
-| imagination (2) | imagine, evaluate_imagined; the world model's methods | imagining, between_requests |
+| background (2) | roll_out_in_background, evaluate_in_background; methods of added roles | background, between_requests |
 | lanes (concurrent lanes) | begin, step, demonstrate of a simulator | in_lane |
 | RpcServer's pool (the same number) | begin and step that come through a socket | in_lane |
 | monitor (1) | activity, progress, stop requests | none |
 
-1. Outer locks (`RoleLocks`: `in_lane`, `between_requests`, `imagining`) are never nested in each other. The exception is
+1. Outer locks (`RoleLocks`: `in_lane`, `between_requests`, `background`) are never nested in each other. The exception is
 `close`, which acquires the `in_lane` locks of all lanes, in the order of `assignment.lanes`.
 2. Inner locks may be acquired while an outer one is held, and never the other way round: `TicketQueue._changed` (a new
 version of the weights, within `between_requests`), `EnvLanes._counting` and `RecordingStore._lock` (within `in_lane` or
-`imagining`), `CallRecorder._changing` (within any). None of them is held while another one is acquired.
+`background`), `CallRecorder._changing` (within any). None of them is held while another one is acquired.
 3. No lock is held while a thread waits for another worker of the run. Exceptions: `Channel._sending`, while a full socket
 drains; and `between_requests`, while the learner, which has begun and holds no lock, sends a version.
 """  # noqa: E501 - rows of the table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import evolve
 
 from vla_rl.core.catalogue import hook_modules
 from vla_rl.core.hookspecs import Demonstrations, VLAModel
-from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, restored_spec, trains_on_transitions
-from vla_rl.core.trainers import ModelInputs, UpdateMetrics
+from vla_rl.core.spec.spec import Spec, restored_spec
 from vla_rl.core.types import Array, DataProperties, EnvInfo
 from vla_rl.runtime.comm.interfaces import HostInterface
 from vla_rl.runtime.comm.peers import RayPeers
-from vla_rl.runtime.comm.remote import IMAGINED
 from vla_rl.runtime.comm.rpc_server import RpcServer
 from vla_rl.runtime.comm.shared_memory import host_key
 from vla_rl.runtime.comm.tracing import Event, clock
-from vla_rl.runtime.messages.learning import SampleRefs
-from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport
-from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.messages.added_roles import AddedRoles
+from vla_rl.runtime.messages.reports import RolloutProgress
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_algorithm
 from vla_rl.runtime.placement.hardware import WorkerDevice, own_device, threads
 from vla_rl.runtime.placement.weight_strategy import WorkerLocation
+from vla_rl.runtime.workers.added_roles import build_roles
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
-from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.runtime.workers.heartbeat import Heartbeats
 from vla_rl.runtime.workers.learner.learner import Learner
-from vla_rl.runtime.workers.learner.sample_buffer import ScatteredSamples
 from vla_rl.runtime.workers.offload import Offload
 from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.rollout_loop import RolloutLoop
@@ -103,8 +97,10 @@ class WorkerHost(HostInterface):
             self._calls.direct,
             lambda: self.roles["policy"],
             frames=algorithm.needs.frames,
+            idle=self._heartbeats.idle,
             stop_requested=stop_requested,
         )
+        self.roles["rollout"] = self._rollouts
         if assignment.slot.device == "cpu":
             torch.set_num_threads(threads(assignment.slot.cpus))
 
@@ -113,18 +109,15 @@ class WorkerHost(HostInterface):
 
     # -------------------------------------------------------------------------------------------------- set-up
 
-    def start_sim(self, folder: Path | None = None, imagined: Mapping[int, int] | None = None) -> EnvInfo:
+    def start_sim(self, added: Sequence[AddedRoles] = ()) -> EnvInfo:
         envs = self._builder.envs()
         info = next(iter(envs.values())).info
-        recordings = None
-        if folder is not None:
-            recordings = WorldModelRecordings()
-            self.roles["recordings"] = recordings
-        if folder is not None and imagined:
-            world_model = self._builder.world_model(info, folder)
-            self.roles["imagination"] = world_model
-            self.roles[IMAGINED] = self._builder.imagined_envs(world_model, imagined)
-        self.roles["sim"] = self._builder.env_worker(envs, recordings)
+        built = [build_roles(roles, self._builder.role_context(info)) for roles in added]
+        for one in built:
+            self.roles |= one.roles
+            self._calls.plugins |= dict.fromkeys(one.roles, one.plugin)
+        observers = [one.make_observer for one in built if one.make_observer is not None]
+        self.roles["sim"] = self._builder.env_worker(envs, observers[0] if observers else None)
         return info
 
     def open_data(self, info: EnvInfo) -> list[int]:
@@ -170,27 +163,6 @@ class WorkerHost(HostInterface):
         self._heartbeats.idle()
         self._server.serve(policy, self.call)
 
-    # ------------------------------------------------------------------------------------------------ rollouts
-
-    def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        return self._rollouts.roll_out(batches)
-
-    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        return self._rollouts.imagine(batches)
-
-    def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
-        return self._rollouts.evaluate(tickets, greedy)
-
-    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
-        return self._rollouts.evaluate_imagined(tickets)
-
-    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
-        return self._rollouts.queues[purpose].give(batches)
-
-    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
-        self._heartbeats.idle()
-        return self._rollouts.queues[purpose].report(needed, early)
-
     # ------------------------------------------------------------------------------------------------ learning
 
     # The group "concurrent" reads the policy's samples without `between_requests`: they belong to finished tickets,
@@ -200,20 +172,6 @@ class WorkerHost(HostInterface):
         if host:
             batches = [batch.numpy() for batch in batches]
         self.roles["learner"].buffer.add(self.assignment.index, batches)
-
-    def update(self, step: int, refs: SampleRefs, fields: Any, steps: Any) -> UpdateMetrics:
-        learner: Learner = self.roles["learner"]
-        if trains_on_transitions(self.spec):
-            return learner.update_with_transitions(step, refs, fields)
-        rows = learner.buffer.inputs(*refs)
-        # Replayed groups are trained on more than once, so their samples stay in their batches.
-        inputs = rows if RunShape.of(self.spec).replays else _one_batch(rows)
-        return learner.update(step, inputs, fields, steps)
-
-    def forward_backward(self, refs: SampleRefs, fields: Any, micro_batches: Any, passes: int, first: bool) -> None:
-        learner: Learner = self.roles["learner"]
-        inputs = _one_batch(learner.buffer.inputs(*refs))
-        learner.forward_backward(inputs, fields, micro_batches, passes, first)
 
     def rendezvous(self) -> str:
         import ray
@@ -283,8 +241,3 @@ class WorkerHost(HostInterface):
         with self._calls.locks.all_lanes():
             sim: EnvWorker = self.roles["sim"]
             return sim.close()
-
-
-def _one_batch(rows: ScatteredSamples[ModelInputs]) -> ModelInputs | None:
-    """Return all rows as one batch; None where there are none."""
-    return rows.take(np.arange(len(rows))) if len(rows) else None

@@ -5,7 +5,7 @@ Every process builds its components itself; live components are never pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,20 @@ from vla_rl.core.hookspecs import Algorithm, Demonstrations, PolicyEngine, SimEn
 from vla_rl.core.manager import Named, unwrapped, wrap
 from vla_rl.core.reward_models import RewardModel
 from vla_rl.core.run.shape import RunShape
-from vla_rl.core.spec.spec import Spec, has_own_policy
+from vla_rl.core.spec.spec import Spec, has_own_policy, trains_on_transitions
 from vla_rl.core.types import EnvInfo
 from vla_rl.runtime.checks.compilation import role_of_model
 from vla_rl.runtime.checks.run import check_offload, on_this_machine, run_preflight
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.placement.components import build_env, build_reward_model, open_data, values_for
+from vla_rl.runtime.workers.added_roles import RoleContext
 from vla_rl.runtime.workers.compilation import compile_model
 from vla_rl.runtime.workers.env.env_worker import EnvWorker
-from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
+from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.learner.learner import Learner
 from vla_rl.runtime.workers.learner.trainers import trainers_of
 from vla_rl.runtime.workers.models import build_engine, build_model, policy_name
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
-from vla_rl.runtime.workers.world_model.imagined_envs import ImaginedEnvs
-from vla_rl.runtime.workers.world_model.worker import WorldModelWorker
 from vla_rl.toolkit.models.adapters import merge_mode
 from vla_rl.toolkit.models.compilation import CompiledBlocks
 
@@ -62,7 +61,7 @@ class RoleBuilder:
             run_preflight(self.spec)
         return {lane.index: self.env(lane.index) for lane in self.assignment.lanes}
 
-    def env_worker(self, envs: dict[int, SimEnv], recordings: WorldModelRecordings | None) -> EnvWorker:
+    def env_worker(self, envs: dict[int, SimEnv], make_observer: Callable[[], RolloutObserver] | None) -> EnvWorker:
         """Build the sim role. Raises UserError for a wait that would be reported as hung."""
         waits_s = max(unwrapped(env).waits_s for env in envs.values())
         limit = self.spec.runtime.deadline_s
@@ -79,7 +78,7 @@ class RoleBuilder:
             framed=self.algorithm.needs.frames,
             camera=self.algorithm.camera,
             local=self.assignment.local,
-            recordings=recordings,
+            make_observer=make_observer,
             reward_model=self._reward_model(next(iter(envs.values())).info),
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
@@ -101,20 +100,17 @@ class RoleBuilder:
             )
         return model
 
-    def world_model(self, info: EnvInfo, folder: Path) -> WorldModelWorker:
-        return WorldModelWorker(
-            self.spec,
-            info,
-            folder,
-            self.assignment.slot.device,
-            self.wrappers,
+    def role_context(self, info: EnvInfo) -> RoleContext:
+        """Return what roles are built from that parts of the training step add."""
+        return RoleContext(
+            spec=self.spec,
+            info=info,
+            device=self.assignment.slot.device,
+            wrappers=self.wrappers,
+            bootstrap=self._bootstrap,
             heartbeat=self.heartbeat,
             stop_requested=self.stop_requested,
         )
-
-    def imagined_envs(self, world_model: WorldModelWorker, num_envs: Mapping[int, int]) -> ImaginedEnvs:
-        """Build the imagined envs of all lanes of the run (`num_envs`: lane -> number of its envs)."""
-        return ImaginedEnvs(world_model, num_envs, self._bootstrap)
 
     def demonstrations(self, info: EnvInfo) -> Demonstrations:
         """Open the demonstrations of the spec's `imitation:`."""
@@ -197,6 +193,8 @@ class RoleBuilder:
             world=self.assignment.world,
             info=info,
             acting="policy" in slot.roles,
+            keeps_transitions=trains_on_transitions(self.spec),
+            replays=RunShape.of(self.spec).replays,
             heartbeat=self.heartbeat,
             demonstrations=demonstrations,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from vla_rl.core.interrupts import StopRequested
 from vla_rl.core.spec.spec import Spec
-from vla_rl.runtime.comm.remote import IMAGINED, Remote, declaration_of
+from vla_rl.runtime.comm.remote import OWN_ROLES, Remote, declaration_of
 from vla_rl.runtime.comm.tracing import CONCURRENT_TRACKS, CallRecorder, Event
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call
@@ -32,8 +32,8 @@ class RoleLocks:
         """Lane -> lock that is held while its simulator works. After an error the policy may send a request while its
         last call is still running.
         """
-        self.imagination = Lock()
-        """Held while the world model is used."""
+        self.background = Lock()
+        """Held while a role is used that a part of the training step added."""
 
     def for_call(self, role: str, declaration: Remote, arguments: Sequence[Any]) -> Lock | AbstractContextManager[None]:
         """Return the lock that a call of this role holds."""
@@ -43,8 +43,8 @@ class RoleLocks:
             return self.between_requests
         if role == "sim" and declaration.lane is not None:
             return self.in_lane[arguments[declaration.lane]]
-        if role in ("imagination", IMAGINED):
-            return self.imagination
+        if role not in OWN_ROLES:
+            return self.background
         return nullcontext()
 
     @contextmanager
@@ -81,6 +81,8 @@ class RoleCalls:
         self._heartbeats = heartbeats
         self._stop_requested = stop_requested
         self.locks = RoleLocks(assignment)
+        self.plugins: dict[str, str] = {}
+        """Role that a part of the training step added -> kind and type of its plugin."""
         self.recorder = CallRecorder()
 
     def call(self, role: str, method: str, *arguments: Any) -> Any:
@@ -141,15 +143,15 @@ class RoleCalls:
 
     def _callee(self, role: str, method: str, arguments: Sequence[Any]) -> str:
         """Return role, worker and, for simulators, lane of a call, for messages."""
-        if role == "worker":
+        if role in ("worker", "rollout"):
             return f"worker {self._assignment.index}"
-        lane = declaration_of(self._roles[role], method).lane if role in ("sim", IMAGINED) else None
+        lane = declaration_of(self._roles[role], method).lane if role not in ("policy", "learner") else None
         return f"{role} worker {self._assignment.index}" + ("" if lane is None else f", lane {arguments[lane]}")
 
     def _plugin(self, role: str) -> str:
         """Return kind and type of the plugin that a role runs, for messages."""
-        if role in ("imagination", IMAGINED) and self._spec.world_model is not None:
-            return f"world model {self._spec.world_model.type!r}"
+        if role not in OWN_ROLES:
+            return self.plugins[role]
         if role == "policy":
             return policy_name(self._spec)
         return f"env {self._spec.env.type!r}" if role == "sim" else f"model {self._spec.model.type!r}"

@@ -96,10 +96,10 @@ def episodes(given, checkpoint=None):
     sim.step = noted
     try:
         if checkpoint is not None:
-            driver.load(checkpoint)
-        found = driver.evaluate(0)
+            driver.learners.load(checkpoint)
+        found = driver.workers.evaluate(0)
     finally:
-        driver.close()
+        driver.workers.close()
     return found.episodes, [actions for actions in taken if actions is not None]
 
 
@@ -126,7 +126,7 @@ def test_episodes_equal_those_of_the_policy_here(run, policy, algorithm):
         policy = vla_rl.open_policy(run)
         fresh = start(parse_spec(spec()))
         policy.engine.load(fresh.backend.worker.roles["policy"].engine.model.weights())
-        fresh.close()
+        fresh.workers.close()
     with served(policy) as server:
         are_equal(here, episodes(of({"type": "remote", "url": url_of(server)})), 16)
 

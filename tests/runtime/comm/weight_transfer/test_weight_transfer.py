@@ -138,7 +138,7 @@ def slow(stop, request):
         )
     )
     yield made
-    made.close()
+    made.workers.close()
 
 
 def learn(runtime, method, *arguments):
@@ -189,5 +189,5 @@ def test_a_policy_that_does_not_take_weights_in_is_named(slow, stop):
     slow.backend.deadline = 2.0
     stop.touch()
     with pytest.raises(CallHung, match=r"policy worker 1 \(model 'slow'\): load has not returned for .* 2 s"):
-        slow.publish()
+        slow.learners.publish(0)
     stop.unlink()

@@ -64,18 +64,18 @@ class Actor:
     weights.__ray_concurrency_group__ = "weights"  # type: ignore[attr-defined]
 
     def waiting(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in one of two threads that wait for finished tickets, real or imagined (group "waiting")."""
+        """Run a call in one of two threads that wait for finished tickets (group "waiting")."""
         return self.call(request, *referenced)
 
     waiting.__ray_concurrency_group__ = "waiting"  # type: ignore[attr-defined]
 
-    def imagination(self, request: bytes, *referenced: Any) -> Any:
-        """Run a call in one of two threads: the policy trains in imagination, in a world model that may be in this
-        worker too.
+    def background(self, request: bytes, *referenced: Any) -> Any:
+        """Run a call in one of two threads: the policy acts in envs that a part of the training step adds, which may be
+        in this worker too (group "background").
         """
         return self.call(request, *referenced)
 
-    imagination.__ray_concurrency_group__ = "imagination"  # type: ignore[attr-defined]
+    background.__ray_concurrency_group__ = "background"  # type: ignore[attr-defined]
 
     def lane(self, request: bytes, *referenced: Any) -> Any:
         """Run a call in one of as many threads as there are concurrent lanes (group "lanes")."""

@@ -114,14 +114,14 @@ class RayBackend(Backend):
         """Start a worker's actor on the device that it holds."""
         group, bundle = self.held[assignment.index]
         # Threads of each group of `comm/remote.py`, besides the default group ("call"), which has one. "monitor"
-        # answers while all others are busy. "waiting" has two, for the reports of the rollout and of imagination;
-        # "imagination" has two, for the policy and for the world model.
+        # answers while all others are busy. "waiting" has two, for the reports of the rollout and of one in the
+        # background; "background" has two, for the policy and for the role that it waits for.
         threads = {
             "monitor": 1,
             "concurrent": 1,
             "weights": 1,
             "waiting": 2,
-            "imagination": 2,
+            "background": 2,
             "lanes": assignment.threads or 1,
         }
         actor = self.ray.remote(concurrency_groups=threads)(Actor)  # type: ignore[call-overload]

@@ -27,9 +27,9 @@ from vla_rl.runtime.workers.env.closing import close_env
 from vla_rl.runtime.workers.env.envs import EnvLanes, in_host_memory
 from vla_rl.runtime.workers.env.episodes import Episodes
 from vla_rl.runtime.workers.env.expert import LaneExpert
+from vla_rl.runtime.workers.env.observer import RolloutObserver
 from vla_rl.runtime.workers.env.recording import EpisodeRecorder, RecordingStore
 from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
-from vla_rl.runtime.workers.env.world_model_recording import WorldModelRecordings
 from vla_rl.toolkit.data.recording import Recording, RecordSettings, settings_in
 
 
@@ -46,7 +46,7 @@ class EnvWorker(EnvLanes, EnvInterface):
         framed: bool,
         camera: str | None,
         local: bool,
-        recordings: WorldModelRecordings | None = None,
+        make_observer: Callable[[], RolloutObserver] | None = None,
         reward_model: RewardModel | None = None,
         heartbeat: Callable[[], None],
         stop_requested: Callable[[], bool] = lambda: False,
@@ -59,7 +59,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             framed: the algorithm embeds the frames of training episodes.
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
-            recordings: store of the episodes to which the run's world model is fitted.
+            make_observer: makes an observer for the training episodes of a lane.
             reward_model: model of the spec's `rewards:`; None: the simulator tells success.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
@@ -78,7 +78,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             if env.waits_s > 0:
                 env.stop_requested = stop_requested
         self._reward_lock = Lock()
-        self.records_for_world_model = recordings is not None
+        self.observed = make_observer is not None
         self.solved: dict[int, int] = {}
         """Lane -> number of episodes in which the scripted expert succeeded."""
         self.outboxes = {s.index: SharedMemoryWriter() for s in slices}
@@ -107,7 +107,7 @@ class EnvWorker(EnvLanes, EnvInterface):
                 reward_coef=rollout.reward_coef,
                 bootstrap=bootstrap,
                 camera=camera_of(first.info, spec, camera) if framed else None,
-                observer=None if recordings is None else recordings.observer(),
+                observer=None if make_observer is None else make_observer(),
                 recorder=self._recorder(env, "rollout"),
                 scorer=self._scorer(tells_success=True),
                 expert=self._expert(i, env) if asks_expert(spec) else None,
@@ -269,7 +269,7 @@ class EnvWorker(EnvLanes, EnvInterface):
 
     def _answer(self, lane: int, request: StepRequest) -> Any:
         """Return the request, or the message in which it travels."""
-        if self.local and not self.records_for_world_model:
+        if self.local and not self.observed:
             return request
         # Imagined observations are in host memory too, and samples of both kinds form one batch.
         request = in_host_memory(request)

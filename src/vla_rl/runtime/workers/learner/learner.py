@@ -8,6 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import evolve
 
@@ -19,7 +20,6 @@ from vla_rl.core.trainers import (
     ModelInputs,
     OptimizerStep,
     SampleFields,
-    SampleInputs,
     Trainer,
     TrajectoryData,
     TrajectoryPart,
@@ -36,7 +36,7 @@ from vla_rl.runtime.messages.model_inputs import SampleBatch
 from vla_rl.runtime.messages.weights import WeightLayout, WeightTransfer
 from vla_rl.runtime.run_folder.env_info import write_env_info
 from vla_rl.runtime.workers.learner.parallel.strategy import strategy_for
-from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer
+from vla_rl.runtime.workers.learner.sample_buffer import SampleBuffer, ScatteredSamples
 from vla_rl.runtime.workers.learner.scoring import Scoring
 from vla_rl.runtime.workers.learner.trainers import Trainers
 from vla_rl.runtime.workers.learner.training_state import load_state, save_state
@@ -48,7 +48,7 @@ from vla_rl.toolkit.trainers.trained_model import TrainedModel
 
 
 class Learner(LearnerInterface):
-    """One rank of the learners (role "learner"): its samples, its share of the updates, and the weights' version."""
+    """One rank of the learners (role "learner"): its samples and its share of the updates."""
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class Learner(LearnerInterface):
         acting: bool,
         heartbeat: Callable[[], None],
         demonstrations: Demonstrations | None = None,
+        keeps_transitions: bool = False,
+        replays: bool = False,
     ):
         """Create the optimiser and the trainers of a model.
 
@@ -71,11 +73,14 @@ class Learner(LearnerInterface):
             world: number of learners; if there are several, each has to `join`.
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
+            keeps_transitions: the trainer of what is collected learns from transitions, which it keeps.
+            replays: groups are trained on more than once.
             heartbeat: called before each pass.
         """
         self.model = model
         self.rank = 0
-        self.version = 0
+        self.keeps_transitions = keeps_transitions
+        self.replays = replays
         self.buffer = SampleBuffer()
         self.world = world
         self.trained = TrainedModel(model, train, name=name, device=device, info=info, acting=acting, world=world)
@@ -130,44 +135,37 @@ class Learner(LearnerInterface):
         return self._scoring.answer(request)
 
     def update(
-        self, step: int, inputs: SampleInputs | None, fields: SampleFields, steps: Sequence[OptimizerStep]
+        self, step: int, refs: SampleRefs, fields: SampleFields, steps: Sequence[OptimizerStep]
     ) -> UpdateMetrics:
-        """Train on this rank's samples of a training step, in one order. Return the trainer's metrics."""
-        data = TrajectoryData(step=step, version=self.version, inputs=inputs, fields=fields, steps=steps)
-        metrics = self._updated_by(self._collected, data)
-        self.version += 1
-        return metrics
-
-    def update_with_transitions(self, step: int, refs: SampleRefs, fields: SampleFields) -> UpdateMetrics:
-        """Hand this rank's samples of a training step to a trainer that keeps transitions. Return its metrics."""
-        data = TransitionsData(
-            step=step,
-            version=self.version,
-            transitions=transitions_of(self.buffer, refs, fields),
-            demonstrations=self._recording,
-        )
-        metrics = self._updated_by(self._collected, data)
-        self.version += 1
-        return metrics
+        version = step - 1  # the weights before this step
+        data: TrajectoryData | TransitionsData
+        if self.keeps_transitions:
+            data = TransitionsData(
+                step=step,
+                version=version,
+                transitions=transitions_of(self.buffer, refs, fields),
+                demonstrations=self._recording,
+            )
+        else:
+            rows = self.buffer.inputs(*refs)
+            # Replayed groups are trained on more than once, so their samples stay in their batches.
+            inputs = rows if self.replays else _as_one_batch(rows)
+            data = TrajectoryData(step=step, version=version, inputs=inputs, fields=fields, steps=steps)
+        return self._updated_by(self._collected, data)
 
     def forward_backward(
         self,
-        inputs: ModelInputs | None,
+        version: int,
+        refs: SampleRefs,
         fields: SampleFields,
         micro_batches: Sequence[Array],
         passes: int,
         first: bool,
     ) -> None:
-        """Run the passes of a part of a training step's samples, before the rest is there.
-
-        Args:
-            micro_batches, passes: as in `OptimizerStep`.
-            first: this is the training step's first part.
-        """
         self._collected.accumulate(
             TrajectoryPart(
-                version=self.version,
-                inputs=inputs,
+                version=version,
+                inputs=_as_one_batch(self.buffer.inputs(*refs)),
                 fields=fields,
                 micro_batches=micro_batches,
                 passes=passes,
@@ -193,9 +191,6 @@ class Learner(LearnerInterface):
         trainer = self.trainers.collected
         assert trainer is not None, "`vla-rl sft` collects nothing"
         return trainer
-
-    def skip_version(self) -> None:
-        self.version += 1
 
     def set_demonstrations(self, *demonstrations: tuple[Observation, Array] | None) -> None:
         samples = [samples for samples in demonstrations if samples is not None]
@@ -228,17 +223,22 @@ class Learner(LearnerInterface):
                 """Only take part in gathering."""
             return None, {}
 
-    def save(self, model_folder: Path | None, state_file: Path | None) -> None:
+    def save(self, model_folder: Path | None, state_file: Path | None, version: int) -> None:
         with self.trained.full_weights():
             if self.rank == 0 and model_folder is not None:
                 self.model.save(model_folder)
                 save_suffix(self.model, model_folder)
                 write_env_info(model_folder.parent, self.trained.info)
         if state_file is not None:
-            save_state(self.trained, self.trainers.all, self.version, self.rank, state_file)
+            save_state(self.trained, self.trainers.all, version, self.rank, state_file)
 
     def load(self, state_file: Path) -> int:
         with self.trained.released():
-            self.version = load_state(self.trained, self.trainers.all, state_file)
+            version = load_state(self.trained, self.trainers.all, state_file)
         self._updated = True
-        return self.version
+        return version
+
+
+def _as_one_batch(rows: ScatteredSamples[ModelInputs]) -> ModelInputs | None:
+    """Return all rows as one batch; None if there are none."""
+    return rows.take(np.arange(len(rows))) if len(rows) else None

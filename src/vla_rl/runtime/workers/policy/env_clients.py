@@ -9,7 +9,6 @@ from typing import Any
 from attrs import define, field, frozen
 
 from vla_rl.runtime.comm.peers import RayPeers
-from vla_rl.runtime.comm.remote import IMAGINED
 from vla_rl.runtime.comm.shared_memory import SharedMemoryReader
 from vla_rl.runtime.placement.assignments import Assignment
 from vla_rl.runtime.scheduling.batching import Call, Lane
@@ -52,11 +51,11 @@ class EnvClients:
         return nullcontext() if self.peers is None else self.peers.through_channels()
 
     def lanes(self, role: str) -> list[Lane]:
-        """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to their imagined envs
-        ("imagined").
+        """Return the lanes that this worker acts for, with calls to their simulators ("sim") or to the envs of an added
+        role.
         """
-        served, homes, imagined_at = self.assignment.served, self.assignment.homes, self.assignment.imagined_at
-        at = homes if role != IMAGINED or imagined_at is None else (imagined_at,) * len(served)
+        served, homes, added_at = self.assignment.served, self.assignment.homes, self.assignment.added_envs_at
+        at = homes if role == "sim" or added_at is None else (added_at,) * len(served)
         return [
             Lane(slice=lane, sim=self._call_of(role, lane.index, sim_worker))
             for lane, sim_worker in zip(served, at, strict=True)

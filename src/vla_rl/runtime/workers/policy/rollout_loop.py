@@ -1,4 +1,4 @@
-"""The rollout loop of a policy's worker: it drives lanes of real or imagined envs until no ticket is left."""
+"""The rollout loop of a policy's worker: it drives lanes of envs until no ticket is left."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from attrs import evolve
 
 from vla_rl.core.interrupts import StopRequested
-from vla_rl.runtime.comm.remote import IMAGINED
-from vla_rl.runtime.comm.tracing import IMAGINATION
+from vla_rl.runtime.comm.interfaces import RolloutInterface
+from vla_rl.runtime.comm.tracing import BACKGROUND
 from vla_rl.runtime.messages.reports import RolloutProgress, RolloutReport, TrajectoryResult
 from vla_rl.runtime.messages.requests import EpisodeRequest, PolicyMode, StepRequest
 from vla_rl.runtime.placement.assignments import Assignment
@@ -19,12 +19,9 @@ from vla_rl.runtime.workers.policy.env_clients import EnvClients
 from vla_rl.runtime.workers.policy.policy_worker import PolicyWorker
 from vla_rl.runtime.workers.policy.progress import ProgressCounter
 
-REAL_PURPOSES = "action", "evaluation"
-"""Purposes of a `PolicyMode` in the simulators; the other purposes are in the world model."""
 
-
-class RolloutLoop:
-    """Rollouts and evaluations of the policy of one worker, in simulators and in the world model."""
+class RolloutLoop(RolloutInterface):
+    """Rollouts and evaluations of the policy of one worker, in simulators and in envs of added roles."""
 
     def __init__(
         self,
@@ -34,6 +31,7 @@ class RolloutLoop:
         policy: Callable[[], PolicyWorker],
         *,
         frames: bool,
+        idle: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         """Create the loop.
@@ -43,17 +41,19 @@ class RolloutLoop:
             direct: (role, track of the trace) -> a function that calls a role of this worker.
             policy: returns the policy role, which is built after the loop.
             frames: the algorithm sees the frames of episodes.
+            idle: tells that the worker waits, so that the waiting is not taken for a hung call.
         """
         self._assignment = assignment
         self._clients = clients
         self._direct = direct
         self._policy = policy
         self._frames = frames
+        self._idle = idle
         self._stop_requested = stop_requested
         self._progress = ProgressCounter()
         self._worker_of = {lane.index: worker for lane, worker in zip(assignment.served, assignment.homes, strict=True)}
         """Lane -> worker of its simulator."""
-        self.queues = {purpose: TicketQueue(assignment.served) for purpose in ("action", "imagination")}
+        self.queues = {"action": TicketQueue(assignment.served)}
         """Purpose -> the tickets of its rollout."""
 
     def roll_out(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
@@ -61,28 +61,40 @@ class RolloutLoop:
         with self._clients.through_channels():
             return self._drive(PolicyMode(purpose="action", greedy=False, keep=True), self.queues["action"])
 
-    def imagine(self, batches: Sequence[Sequence[EpisodeRequest]]) -> RolloutReport:
-        self.queues["imagination"].begin(batches)
-        return self._drive(PolicyMode(purpose="imagination", greedy=False, keep=True), self.queues["imagination"])
+    def roll_out_in_background(
+        self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str, role: str
+    ) -> RolloutReport:
+        queue = self.queues.setdefault(purpose, TicketQueue(self._assignment.served))
+        queue.begin(batches)
+        return self._drive(PolicyMode(purpose=purpose, greedy=False, keep=True), queue, role)
 
     def evaluate(self, tickets: Sequence[EpisodeRequest], greedy: bool) -> RolloutReport:
         queue = TicketQueue(self._assignment.served, [tickets])
         with self._clients.through_channels():
             return self._drive(PolicyMode(purpose="evaluation", greedy=greedy, keep=False), queue)
 
-    def evaluate_imagined(self, tickets: Sequence[EpisodeRequest]) -> RolloutReport:
+    def evaluate_in_background(self, tickets: Sequence[EpisodeRequest], purpose: str, role: str) -> RolloutReport:
         queue = TicketQueue(self._assignment.served, [tickets])
-        return self._drive(PolicyMode(purpose="over_estimation", greedy=False, keep=False), queue)
+        return self._drive(PolicyMode(purpose=purpose, greedy=False, keep=False), queue, role)
+
+    def add_tickets(self, batches: Sequence[Sequence[EpisodeRequest]], purpose: str) -> bool:
+        return self.queues[purpose].give(batches)
+
+    def wait_for_report(self, needed: Sequence[int], early: bool, purpose: str) -> RolloutReport:
+        self._idle()
+        return self.queues[purpose].report(needed, early)
 
     def progress(self) -> RolloutProgress:
         """Return the progress of the rollout or the evaluation in the simulators."""
         return self._progress.count()
 
-    def _drive(self, mode: PolicyMode, queue: TicketQueue) -> RolloutReport:
-        """Roll out the tickets of the queue, and those that are added meanwhile. Return what was not reported."""
-        real = mode.purpose in REAL_PURPOSES
-        lanes = self._clients.lanes("sim" if real else IMAGINED)
-        infer = self._direct("policy", None if real else IMAGINATION)
+    def _drive(self, mode: PolicyMode, queue: TicketQueue, role: str = "sim") -> RolloutReport:
+        """Roll out the tickets of the queue, and those that are added meanwhile, in the envs of a role. Return what was
+        not reported.
+        """
+        real = role == "sim"
+        lanes = self._clients.lanes(role)
+        infer = self._direct("policy", None if real else BACKGROUND)
         batching = self._assignment.batching
         if self._assignment.local:
             batching = evolve(batching, max_wait_s=None)

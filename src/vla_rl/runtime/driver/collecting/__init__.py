@@ -1,0 +1,1 @@
+"""Collecting: from tickets to the rollout of a step."""

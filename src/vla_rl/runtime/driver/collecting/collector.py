@@ -1,0 +1,231 @@
+"""The driver's half of a rollout: it gives tickets to policy workers, and holds the trajectories that come back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from time import perf_counter
+from typing import Any, TypeVar
+
+from attrs import define, field
+
+from vla_rl.core.errors import WorkerDied
+from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
+from vla_rl.runtime.driver.collecting.dispatch import Batches, dispatch
+from vla_rl.runtime.driver.collecting.restarts import Restarts
+from vla_rl.runtime.messages.reports import RolloutReport, TrajectoryResult
+from vla_rl.runtime.messages.requests import EpisodeRequest
+from vla_rl.runtime.messages.stream_cursors import StreamCursors
+from vla_rl.toolkit.waiting import waiting
+
+T = TypeVar("T")
+Trajectory = tuple[int, TrajectoryResult]
+"""Worker of a ticket's policy, and the ticket's result."""
+
+
+@define
+class Collector:
+    """Tickets of one purpose: queued, assigned to workers, and collected."""
+
+    fleet: Fleet
+    restarts: Restarts
+    runs_ahead: bool
+    """True where rollouts run ahead of training, so that reports are wanted while other tickets are still running."""
+    reports_each: bool = False
+    """True where each collected ticket is wanted at once (streaming update)."""
+    purpose: str = "action"
+    """Purpose of the `PolicyMode` in which tickets are rolled out."""
+    role: str = "sim"
+    """Role of the envs in which they are rolled out; those of another role than "sim" run in the background."""
+    on_collected: Callable[[int, Sequence[TrajectoryResult]], None] | None = None
+    """Callback with collected tickets and the worker of their policy, also while `wait_for` waits."""
+    trajectories: dict[int, Trajectory] = field(factory=dict, init=False)
+    """Ticket -> its trajectory; until `drop`."""
+    work: RolloutReport = field(factory=RolloutReport, init=False)
+    """Work done since `reset_work`; its `collected` stays empty."""
+    publishing: list[Ref[Any]] = field(factory=list, init=False)
+    """Calls that publish weights, for which tickets may wait."""
+    wait_seconds: float = field(default=0.0, init=False)
+    """Seconds that the driver waited since `reset_work`."""
+    _cursors: StreamCursors = field(factory=StreamCursors, init=False)
+    _queue: deque[deque[EpisodeRequest]] = field(factory=deque, init=False)
+    """Tickets that no worker holds, in the batches in which they were issued."""
+    _assigned: dict[int, dict[int, EpisodeRequest]] = field(init=False)
+    """Worker -> tickets that it holds: running, or waiting there."""
+    _policy_of_env: dict[int, int] = field(init=False)
+    """Env (index in the run) -> worker of its policy."""
+    _new: list[int] = field(factory=list, init=False)
+    """Collected tickets that `wait_for_tickets` has not returned yet."""
+    _rollouts: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    """Worker -> its running rollout."""
+    _reports: dict[int, Ref[RolloutReport]] = field(factory=dict, init=False)
+    """Worker -> report that its running rollout was asked for."""
+
+    def __attrs_post_init__(self) -> None:
+        self._assigned = {policy.worker: {} for policy in self.fleet.policies}
+        self._policy_of_env = {
+            env: policy.worker
+            for policy in self.fleet.policies
+            for lane in policy.assignment.served
+            for env in range(lane.first_env, lane.first_env + lane.num_envs)
+        }
+
+    def collect(self, batches: Sequence[Sequence[EpisodeRequest]]) -> None:
+        """Have these tickets rolled out, earlier batches first. Does not wait."""
+        start = perf_counter()
+        self._queue.extend(deque(batch) for batch in batches if batch)
+        self._dispatch()
+        self.wait_seconds += perf_counter() - start  # with the local backend the rollout runs within this call
+
+    def wait_for_tickets(self, needed: Collection[int]) -> list[int]:
+        """Wait until some tickets are collected, if possible all that are needed. Return the collected tickets, each
+        once.
+        """
+        start = perf_counter()
+        while not self._new:
+            self._advance(needed)
+        self.wait_seconds += perf_counter() - start
+        new = self._new
+        self._new = []
+        return new
+
+    def metrics(self, consumed: int) -> dict[str, float]:
+        """Return the time waited; where rollouts run ahead, also the number of tickets beyond the step, which consumed
+        this many of them.
+        """
+        metrics = {"time/rollout": self.wait_seconds}
+        if self.runs_ahead:
+            running = sum(map(len, (*self._assigned.values(), *self._queue)))
+            metrics["rollout/ready_tickets"] = float(len(self.trajectories) - consumed)
+            metrics["rollout/running_tickets"] = float(running)
+        return metrics
+
+    def wait_for(self, references: Sequence[Ref[T]]) -> list[T]:
+        """Wait for results, as the fleet does; collected tickets are passed to `on_collected` meanwhile."""
+        pending = list(references) if self.on_collected else []
+        while pending and (self._rollouts or self._reports):
+            self._advance((), pending)
+        return self.fleet.get_all(references)
+
+    def wait_for_weights(self) -> None:
+        """Wait until all policies have the version that was published last."""
+        publishing = self.publishing
+        self.publishing = []
+        with waiting("publishing weights"):
+            self.fleet.get_all(publishing)
+
+    def reset_work(self) -> None:
+        """Reset the work done and the time waited."""
+        self.work = RolloutReport()
+        self.wait_seconds = 0.0
+
+    def drop(self, tickets: Sequence[int]) -> None:
+        """Drop the trajectories of these tickets, here and in the policies' workers."""
+        for number in tickets:
+            del self.trajectories[number]
+        self.fleet.get_all([policy.call(PolicyInterface.release, tickets) for policy in self.fleet.policies])
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    def _advance(self, needed: Collection[int], pending: list[Ref[Any]] | None = None) -> None:
+        """Wait until anything happens, and give workers further tickets; arguments as in `_wait`."""
+        try:
+            self._wait(needed, pending)
+        except WorkerDied as exc:
+            self._recover(exc)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give waiting tickets to the workers that may hold more."""
+        assigned = dispatch(
+            self._queue,
+            held={worker: len(requests) for worker, requests in self._assigned.items()},
+            envs={policy.worker: policy.assignment.envs_served for policy in self.fleet.policies},
+            policy_of_env=self._policy_of_env,
+            runs_ahead=self.runs_ahead,
+        )
+        for worker, batches in assigned.items():
+            self._assign(worker, batches)
+
+    def _assign(self, worker: int, batches: Batches) -> None:
+        """Add tickets to a worker's running rollout, or begin one where it has ended."""
+        self._assigned[worker] |= {request.number: request for batch in batches for request in batch}
+        handle = self.fleet.rollouts[worker]
+        if worker in self._rollouts:
+            if self.fleet.get(handle.call(RolloutInterface.add_tickets, self._with_cursors(batches), self.purpose)):
+                return
+            self._receive(worker, self.fleet.get(self._rollouts.pop(worker)))
+        placed = self._with_cursors(batches)
+        if self.role == "sim":
+            self._rollouts[worker] = handle.call(RolloutInterface.roll_out, placed)
+        else:
+            background = RolloutInterface.roll_out_in_background
+            self._rollouts[worker] = handle.call(background, placed, self.purpose, self.role)
+
+    def _with_cursors(self, batches: Batches) -> Batches:
+        """Return the tickets, those of persistent streams with their position where it is known."""
+        return [[self._cursors.placed(request) for request in batch] for batch in batches]
+
+    def _wait(self, needed: Collection[int], pending: list[Ref[Any]] | None) -> None:
+        """Wait until there is news of tickets, or one of `pending` is ready, which is removed from the list then."""
+        pending = [] if pending is None else pending
+        assert self._rollouts or self._reports, f"tickets {list(needed)[:5]} are waited for, and no worker rolls out"
+        self._request_reports(frozenset(needed))
+        expected = [*self._rollouts.values(), *self._reports.values(), *self.publishing, *pending]
+        ready = {id(reference) for reference in self.fleet.backend.ready(expected)}
+        for calls in (self.publishing, pending):
+            for reference in [reference for reference in calls if id(reference) in ready]:
+                calls.remove(reference)
+                self.fleet.get(reference)
+        for reports in (self._reports, self._rollouts):
+            for worker in [worker for worker, reference in reports.items() if id(reference) in ready]:
+                report = self.fleet.get(reports[worker])
+                del reports[worker]
+                self._receive(worker, report)
+
+    def _request_reports(self, needed: frozenset[int]) -> None:
+        """Ask running rollouts for a report where it is of use before their end."""
+        early = bool(self._queue or self.on_collected or self.reports_each)
+        for worker in self._rollouts:
+            needed_there = [number for number in self._assigned[worker] if number in needed]
+            if worker not in self._reports and (early or (self.runs_ahead and needed_there)):
+                handle = self.fleet.rollouts[worker]
+                self._reports[worker] = handle.call(RolloutInterface.wait_for_report, needed_there, early, self.purpose)
+
+    def _receive(self, worker: int, report: RolloutReport) -> None:
+        """Store the trajectories of a report."""
+        for trajectory in report.collected:
+            number = trajectory.env_part.number
+            self.trajectories[number] = worker, trajectory
+            self._cursors.note(trajectory.env_part)
+            del self._assigned[worker][number]
+            self._new.append(number)
+        if report.collected and self.on_collected:
+            self.on_collected(worker, report.collected)
+        self.work.add(report)
+
+    def _recover(self, error: WorkerDied) -> None:
+        """Start dead sim workers again, and queue the running tickets of the policies that act for them. Raises the
+        error where another kind of worker died.
+        """
+        dead = self.restarts.revive(error)
+        for policy in self.fleet.policies:
+            worker = policy.worker
+            if worker not in self._rollouts or not dead & set(policy.assignment.sim_workers):
+                continue
+            for reports in (self._rollouts, self._reports):
+                if worker in reports:
+                    with suppress(WorkerDied):
+                        self._receive(worker, self.fleet.get(reports.pop(worker)))
+            handle = self.fleet.rollouts[worker]
+            self._receive(
+                worker, self.fleet.get(handle.call(RolloutInterface.wait_for_report, (), False, self.purpose))
+            )
+            lost_tickets = self._assigned[worker]
+            self._assigned[worker] = {}
+            self.fleet.get(policy.call(PolicyInterface.release, list(lost_tickets)))
+            self._queue.appendleft(deque(lost_tickets.values()))
+        self.fleet.connect_policies(dead)

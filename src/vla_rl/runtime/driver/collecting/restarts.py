@@ -1,0 +1,68 @@
+"""Restarts of dead sim workers, whose tickets are rolled out again.
+
+Randomness is keyed by ticket, episode and chunk, so a repeated rollout gives the same numbers: a dead worker costs time
+only. Policies and learners hold state that cannot be rebuilt, so a run that loses one of them resumes from its last
+checkpoint (`core/run/session.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from vla_rl.core.errors import WorkerDied
+from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import HostInterface
+
+T = TypeVar("T")
+
+
+class Restarts:
+    """Counts and performs the restarts of sim workers."""
+
+    def __init__(self, fleet: Fleet, limit: int, on_fault: Callable[[str], None], stateful: bool = False):
+        """Create the counter.
+
+        Args:
+            limit: `runtime.restarts`.
+            on_fault: called with a text for each restart.
+            stateful: sim workers have further roles, whose state cannot be rebuilt either.
+        """
+        self.fleet = fleet
+        self.limit = limit
+        self.on_fault = on_fault
+        self.stateful = stateful
+        self.count = 0
+
+    def surviving(self, roll_out: Callable[[], T]) -> T:
+        """Call `roll_out` until it ends without the death of a sim worker. Raises WorkerDied when another worker dies,
+        or too many do.
+        """
+        while True:
+            try:
+                return roll_out()
+            except WorkerDied as exc:
+                self.fleet.connect_policies(self.revive(exc))
+
+    def revive(self, error: WorkerDied) -> set[int]:
+        """Start the dead workers again. Return them; their policies are not connected to them yet.
+
+        Raises the error where other workers than sim workers died, or too many.
+        """
+        fleet = self.fleet
+        dead = [fleet.workers[index] for index in fleet.backend.dead()]
+        if not dead or self.stateful or any(worker.assignment.slot.roles != ("sim",) for worker in dead):
+            raise error
+        if self.count >= self.limit:
+            error.add_note(f"sim workers were started again {self.count} times (runtime.restarts: {self.limit})")
+            raise error
+        self.count += 1
+        fleet.backend.revive([worker.worker for worker in dead])
+        fleet.get_all([worker.call(HostInterface.start_sim) for worker in dead])
+        workers = ", ".join(str(worker.worker) for worker in dead)
+        num_lost = sum(lane.num_envs for worker in dead for lane in worker.assignment.lanes)
+        self.on_fault(
+            f"sim worker {workers} died with {num_lost} unfinished episodes and was started again; they are re-run: "
+            f"{str(error).splitlines()[0]}"
+        )
+        return {worker.worker for worker in dead}

@@ -1,0 +1,1 @@
+"""Evaluation, in a run and of a checkpoint."""

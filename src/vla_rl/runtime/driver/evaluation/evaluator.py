@@ -1,0 +1,151 @@
+"""Evaluation rollout: every evaluation state once for each repeat, on all envs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from vla_rl.core.errors import UserError
+from vla_rl.core.events import EpisodeFrames, Evaluation, Rate, wilson
+from vla_rl.core.spec.spec import Spec
+from vla_rl.core.types import EnvInfo, Episode, ResetState
+from vla_rl.runtime.comm.handles import Fleet, Handle
+from vla_rl.runtime.comm.interfaces import PolicyInterface, RolloutInterface
+from vla_rl.runtime.driver.collecting.recordings import FetchedRecordings
+from vla_rl.runtime.driver.collecting.restarts import Restarts
+from vla_rl.runtime.driver.reports.faults import FaultLog
+from vla_rl.runtime.messages.requests import EnvTrajectory, EpisodeRequest
+from vla_rl.toolkit.data.recording import settings_in
+
+
+def evaluation_requests(spec: Spec, states: Sequence[ResetState], frames: int, step: int) -> list[EpisodeRequest]:
+    """Return the episodes of the evaluation at `step`; frames are kept of `frames` of them, spread evenly. Raises
+    UserError when there are none.
+    """
+    if not states:
+        raise UserError(f"env {spec.env.type!r} offers no reset states in its eval split")
+    if spec.eval.episodes_per_task is not None:
+        states = _first_of_each_task(states, spec.eval.episodes_per_task)
+    with_frames = _spread(frames, len(states))
+    settings = settings_in(spec.hooks)
+    recorded = frozenset[int]()
+    if settings is not None and settings.records("evaluation", step):
+        limit = settings.max_episodes if settings.only == "all" else None
+        episodes = len(states) * spec.eval.repeats
+        recorded = _spread(limit or episodes, episodes)
+    return [
+        EpisodeRequest(
+            state=state,
+            number=i,
+            episode=repeat,
+            record=repeat == 0 and i in with_frames,
+            recorded=repeat * len(states) + i in recorded,
+        )
+        for repeat in range(spec.eval.repeats)
+        for i, state in enumerate(states)
+    ]
+
+
+class Evaluator:
+    """Rolls out evaluations on all envs of a run."""
+
+    def __init__(
+        self, restarts: Restarts, spec: Spec, info: EnvInfo, states: Sequence[ResetState], fault_log: FaultLog
+    ) -> None:
+        """Create the evaluator. `states`: reset states of the eval split."""
+        self.restarts = restarts
+        self.fleet = restarts.fleet
+        self.spec = spec
+        self.info = info
+        self.states = states
+        self.fault_log = fault_log
+
+    def evaluate(self, step: int, frames: int, on_start: Callable[[int], object]) -> Evaluation:
+        """Roll out every evaluation state once for each repeat, and keep the frames of `frames` episodes. The result
+        does not depend on which env runs which episode.
+
+        Args:
+            on_start: called with the number of episodes.
+        """
+        requests = evaluation_requests(self.spec, self.states, frames, step)
+        on_start(len(requests))
+        return self.restarts.surviving(lambda: self._roll_out(step, requests))
+
+    def _roll_out(self, step: int, requests: Sequence[EpisodeRequest]) -> Evaluation:
+        start = perf_counter()
+        fleet = self.fleet
+        reports = fleet.get_all(
+            [
+                fleet.rollouts[policy.worker].call(RolloutInterface.evaluate, share, self.spec.eval.greedy)
+                for policy, share in split_over_policies(fleet, requests)
+            ]
+        )
+        for report in reports:
+            self.fault_log.report(report.faults)
+        trajectories = [trajectory.env_part for report in reports for trajectory in report.collected]
+        trajectories.sort(key=lambda trajectory: (trajectory.episodes[0].episode, trajectory.number))
+        episodes = [trajectory.episodes[0] for trajectory in trajectories]
+        by_task: dict[str, list[Episode]] = {}
+        by_category: dict[str, list[Episode]] = {}
+        categories_of = {task.name: task.categories for task in self.info.tasks}
+        for episode in episodes:
+            by_task.setdefault(episode.task, []).append(episode)
+            for category in categories_of[episode.task]:
+                by_category.setdefault(category, []).append(episode)
+        recorded = [(request.number, request.episode) for request in requests if request.recorded]
+        return Evaluation(
+            step=step,
+            success=_rate(episodes),
+            tasks={task: _rate(of_task) for task, of_task in by_task.items()},
+            categories={category: _rate(by_category[category]) for category in sorted(by_category)},
+            repeats=tuple(_rate([e for e in episodes if e.episode == r]).rate for r in range(self.spec.eval.repeats)),
+            episodes=tuple(episodes),
+            seconds=perf_counter() - start,
+            frames=tuple(
+                _frames(trajectory, self.info) for trajectory in trajectories if trajectory.frames is not None
+            ),
+            recordings=FetchedRecordings(fleet, "evaluation", step, recorded),
+        )
+
+
+def split_over_policies(
+    fleet: Fleet, requests: Sequence[EpisodeRequest]
+) -> list[tuple[Handle[PolicyInterface], Sequence[EpisodeRequest]]]:
+    """Split episodes over the policies in proportion to their envs. Return (policy, its share) of those with any."""
+    envs = np.array([policy.assignment.envs_served for policy in fleet.policies])
+    ends = (np.cumsum(envs) * len(requests) // envs.sum()).tolist()
+    return [
+        (policy, requests[start:end])
+        for policy, start, end in zip(fleet.policies, [0, *ends], ends, strict=False)
+        if end > start
+    ]
+
+
+def _first_of_each_task(states: Sequence[ResetState], limit: int) -> list[ResetState]:
+    """Return the first states of each task, at most `limit` of them."""
+    counts: dict[str, int] = {}
+    chosen = []
+    for state in states:
+        counts[state.task] = counts.get(state.task, 0) + 1
+        if counts[state.task] <= limit:
+            chosen.append(state)
+    return chosen
+
+
+def _spread(count: int, among: int) -> frozenset[int]:
+    return frozenset(np.linspace(0, among - 1, min(count, among)).astype(int).tolist() if count else ())
+
+
+def _frames(trajectory: EnvTrajectory, info: EnvInfo) -> EpisodeFrames:
+    assert trajectory.frames is not None
+    (episode,) = trajectory.episodes
+    instruction = next(task.instruction for task in info.tasks if task.name == episode.task)
+    return EpisodeFrames(
+        task=episode.task, instruction=instruction, success=episode.success_once, images=trajectory.frames
+    )
+
+
+def _rate(episodes: Sequence[Episode]) -> Rate:
+    return wilson(sum(e.success_once for e in episodes), len(episodes))

@@ -1,0 +1,1 @@
+"""Start of the workers, and what the loop asks of them."""

@@ -1,0 +1,57 @@
+"""Stream of a step's samples to the learners, in full micro-batches of all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vla_rl.runtime.comm.backend import Ref
+from vla_rl.runtime.comm.handles import Fleet
+from vla_rl.runtime.comm.interfaces import LearnerInterface
+from vla_rl.runtime.driver.samples.minibatches import round_robin
+from vla_rl.runtime.driver.samples.ordered_samples import OrderedSamples
+
+
+class MicroBatchStream:
+    """Samples that learners run their forward and backward passes on, while the step is still incomplete."""
+
+    def __init__(self, fleet: Fleet, micro_batch: int) -> None:
+        self.fleet = fleet
+        self.micro_batch = micro_batch
+        self.size = micro_batch * len(fleet.learners)
+        """Samples of one micro-batch of every rank."""
+        self.calls: list[Ref[None]] = []
+        """Calls of the running step."""
+        self._unsent: list[OrderedSamples] = []
+        """Samples that no learner has yet: too few for a micro-batch of every rank."""
+
+    def add(self, samples: OrderedSamples) -> None:
+        """Add samples, and send as many full micro-batches of every rank as there are. Does not wait."""
+        self._unsent.append(samples)
+        count = sum(map(len, self._unsent)) // self.size * self.size
+        if count:
+            unsent = OrderedSamples.concat(self._unsent)
+            self._send(unsent.take(slice(count)))
+            self._unsent = [unsent.take(slice(count, None))]
+
+    def finish(self, samples: OrderedSamples) -> None:
+        """Send the last samples of the step, with those that are left. Does not wait."""
+        self._send(OrderedSamples.concat([*self._unsent, samples]))
+
+    def reset(self) -> None:
+        """Forget the step, which is over."""
+        self.calls = []
+        self._unsent = []
+
+    def _send(self, samples: OrderedSamples) -> None:
+        """Send samples to the learners, which run their passes as soon as they are free."""
+        batches_of_ranks = round_robin(len(samples), len(self.fleet.learners), self.micro_batch)
+        passes = max(map(len, batches_of_ranks))
+        first = not self.calls
+        for learner, batches in zip(self.fleet.learners, batches_of_ranks, strict=True):
+            shard = samples.take(np.concatenate([np.zeros(0, np.int64), *batches]))
+            ends = np.cumsum([len(batch) for batch in batches])[:-1]
+            micro_batches = np.split(np.arange(len(shard)), ends) if batches else []
+            references = shard.workers, shard.sample_ids
+            method = LearnerInterface.forward_backward
+            version = self.fleet.version
+            self.calls.append(learner.call(method, version, references, shard.fields, micro_batches, passes, first))

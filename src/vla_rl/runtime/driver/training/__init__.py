@@ -1,0 +1,1 @@
+"""Training: updates of the weights, and behaviour cloning."""

@@ -1,0 +1,19 @@
+"""Roles that a part of the training step adds to a worker, as they are described to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+
+@frozen(kw_only=True)
+class AddedRoles:
+    """What builds roles in a worker with simulators, once these are built."""
+
+    build: str
+    """Function "module:name" of a `runtime.workers.added_roles.RoleContext` and the settings, which returns
+    `BuiltRoles`.
+    """
+    settings: Any
+    """Its settings; they are pickled."""

@@ -1,1 +1,0 @@
-"""The world model of a run, and the envs that it imagines."""
