@@ -67,7 +67,7 @@ def test_build_gives_a_component(offer):
     assert component.plan(Cluster(cpus=1, gpus=0, memory=1), Job(num_envs=1, group_size=1, env="toy")).stages == 1
 
 
-def test_unknown_name_says_what_there_is(offer):
+def test_unknown_name_lists_the_available_ones(offer):
     offer("acme-one", "only_one", GOOD)
     with pytest.raises(
         PluginError, match=r"no placement named 'only_won'; did you mean 'only_one'\?\n  installed .*one"
@@ -167,7 +167,7 @@ def test_a_builder_that_ends_the_process_is_an_error(offer):
 
 def test_a_component_of_another_kind_is_refused(offer):
     offer("acme-one", "one", GOOD.replace("One()", "config"))
-    with pytest.raises(PluginError, match="build returned Config, which is no Placement; subclass it"):
+    with pytest.raises(PluginError, match="build returned Config, which does not subclass Placement"):
         build("placement", "one", load("placement", "one").config())
 
 
@@ -203,7 +203,7 @@ def test_a_module_adds_plugins_without_being_installed(tmp_path):
             r"vla_rl_plugins of module .*toy.py, 'env': is \['t2'\]; it must be a dict",
         ),
         ("vla_rl_plugins = {'env': {'t2': 42}}", "'env': 't2' is 42; name an instance of vla_rl.EnvPlugin there"),
-        ("vla_rl_plugins = {'env': {3: 4}}", "'env': 3 is no name of a plugin; names are strings"),
+        ("vla_rl_plugins = {'env': {3: 4}}", "'env': 3 is not a plugin name; names are strings"),
         (
             "from vla_rl import EnvPlugin\nEnvPlugin(config=int, build=3, summary='')",
             "toy.py:2: TypeError: build=3 of EnvPlugin is neither a class or function nor the name of one; give its name",

@@ -20,7 +20,7 @@ def test_the_first_signal_is_a_request(number):
     assert signal.getsignal(number) == before
 
 
-def test_nohup_goes_on_when_the_terminal_closes():
+def test_nohup_continues_when_the_terminal_closes():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:

@@ -394,7 +394,7 @@ def test_an_engine_is_wrapped_by_hooks_of_its_kind_alone():
 
     @hookimpl(wraps="model")
     def values():
-        raise AssertionError("an engine is no model")
+        raise AssertionError("an engine is not a model")
         yield
 
     hooks = module(act=act, values=values)
@@ -461,7 +461,7 @@ def test_everyone_hears_in_order_and_the_largest_wish_wins():
     assert broadcast([]).frames_wanted(0) == 0
 
 
-def test_a_wish_that_is_no_number_names_the_hook():
+def test_a_wish_that_is_not_a_number_names_the_hook():
     class Films:
         def frames_wanted(self, step):
             return "all"
@@ -480,7 +480,7 @@ def test_a_listener_that_raises_is_named():
     assert caught.value.__notes__ == ["in plugin 'video', hook 'on_run_end'"]
 
 
-def test_a_listener_that_fails_is_told_of_and_the_others_hear_the_event():
+def test_a_listener_that_fails_is_reported_and_the_others_hear_the_event():
     heard: list[Any] = []
     told: list[HookFailed] = []
 
@@ -498,7 +498,7 @@ def test_a_listener_that_fails_is_told_of_and_the_others_hear_the_event():
 
 
 @pytest.mark.parametrize("interrupt", [StopAtOnce, KeyboardInterrupt])
-def test_an_interrupt_by_the_user_is_no_failure_of_the_listener_that_it_meets(interrupt):
+def test_an_interrupt_by_the_user_is_not_a_failure_of_the_listener_that_it_meets(interrupt):
     class Slow(RunEvents):
         def on_checkpoint(self, step):
             raise interrupt
@@ -582,7 +582,7 @@ def test_a_module_of_good_hooks_passes():
             "advantages(rolout)",
             "hook 'advantages' of algorithm .toy.py:7.: unknown argument 'rolout'",
         ),
-        ("@hookimpl\n", "", "hook 'on_update_end' .toy.py:4.: it is called by nobody; put @hookimpl before it"),
+        ("@hookimpl\n", "", "hook 'on_update_end' .toy.py:4.: nothing calls it; put @hookimpl before it"),
     ],
 )
 def test_a_module_whose_hooks_would_not_be_called_is_refused(old, new, message):

@@ -28,7 +28,7 @@ def test_an_empty_batch_draws_nothing():
 
 
 @pytest.mark.parametrize("many", [5, 1001])
-def test_calls_go_on_in_each_stream_whoever_draws_between(many: int):
+def test_calls_continue_each_stream_whoever_draws_between(many: int):
     """Draws equal those of one generator for each sample. An odd count of 32-bit numbers leaves half a word behind."""
     keys = [3, 4], [0, 1], [7, 7]
     own, other = Noise(1, "action", *keys), Noise(2, "evaluation", *keys)
@@ -45,7 +45,7 @@ def test_calls_go_on_in_each_stream_whoever_draws_between(many: int):
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 7), (8, 5)])
 def test_many_samples_draw_what_each_draws_alone(shape: tuple[int, ...]):
-    """All streams are computed at once. Odd counts leave half a word behind, and further calls go on there."""
+    """All streams are computed at once. Odd counts leave half a word behind, and further calls continue there."""
     count = MANY_SAMPLES + 5
     numbers = [17 * sample + 2**40 for sample in range(count)]
     episodes = [sample % 3 for sample in range(count)]

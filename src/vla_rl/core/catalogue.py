@@ -193,7 +193,7 @@ def build(
         raise PluginError(f"{who}: building it ended the process: {_raised(exc)}") from exc
     base = KINDS[kind].base
     if kind != "hook" and not isinstance(component, base):
-        raise PluginError(f"{who}: build returned {type(component).__name__}, which is no {base.__name__}; subclass it")
+        raise PluginError(f"{who}: build returned {type(component).__name__}, which does not subclass {base.__name__}")
     if component is None:
         raise PluginError(f"{who}: build returned None; return an object with methods of {base.__name__}")
     return component
@@ -397,7 +397,7 @@ def _offers(name: str, module: ModuleType) -> Mapping[str, Mapping[str, Any]]:
             raise PluginError(f"{where}, {kind!r}: is {named!r:.80}; it must be a dict: {form}")
         for key, plugin in named.items():
             if not isinstance(key, str):
-                raise PluginError(f"{where}, {kind!r}: {key!r:.80} is no name of a plugin; names are strings")
+                raise PluginError(f"{where}, {kind!r}: {key!r:.80} is not a plugin name; names are strings")
             if not isinstance(plugin, expected):
                 raise PluginError(f"{where}, {kind!r}: {key!r} is {_other_declaration(plugin, expected)}")
     return offers

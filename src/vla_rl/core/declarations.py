@@ -168,11 +168,11 @@ class TrainerPlugin(Declaration):
     trains_on: TrainingData
     """Kind of data that the trainer learns from."""
     expert_share: Target[Callable[[Any, int], float] | None] = Target(None)
-    """Trainers of transitions: function of (config, training step from 1) that returns the probability with which the
+    """Trainers of transitions: function of (config, training step from 1) that returns the probability that the
     simulator's expert acts in a chunk instead of the policy; its chunks are `Transitions.expert_actions`. None: the
     expert is not asked."""
     instruction_suffix: str = ""
-    """`VLAModel.instruction_suffix` with which the trainer's policy acts."""
+    """`VLAModel.instruction_suffix` of the trainer's policy when it acts."""
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
@@ -185,12 +185,12 @@ class PlacementPlugin(Declaration):
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class EnginePlugin(Declaration):
-    """Declaration of an engine, by which a policy acts."""
+    """Declaration of an engine, which runs a policy."""
 
     build: Target[Callable[[Any, Context], Any]] = Target()
     """Class or function (config, context) -> `PolicyEngine`."""
     own_policy: bool = False
-    """It acts with a policy of its own, such as that of a server. The spec's `model` is not built, and `run` and `sft`
+    """It acts with its own policy, such as that of a server. The spec's `model` is not built, and `run` and `sft`
     refuse it. False: it acts with the weights of the spec's model, which `PolicyEngine.load` receives."""
 
 

@@ -41,11 +41,11 @@ class WorkerDied(UserError):
 
 
 class SafetyStop(UserError):
-    """A person stopped the robot, or nobody is there who could. The run saves what it has, and ends."""
+    """A person stopped the robot, or no one is there to stop it. The run saves what it has, and ends."""
 
 
 class NobodyAnswered(SafetyStop):
-    """Nobody answered a question within its deadline. The message names the question and the deadline."""
+    """No one answered a question within its deadline. The message names the question and the deadline."""
 
 
 class HookFailed(UserError):

@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def interventions(self) -> Interventions | None:
-        """How much others acted instead of the policy; None: nobody can take over."""
+        """How much others acted instead of the policy; None: no one can take over."""
         return interventions_of(self.episodes)
 
 
@@ -112,7 +112,7 @@ def wilson(successes: int, n: int, z: float = 1.959963984540054) -> Rate:
 
 
 def interventions_of(episodes: Sequence[Episode]) -> Interventions | None:
-    """Return how much others acted in these episodes; None where nobody can take over, and without episodes."""
+    """Return how much others acted in these episodes; None where no one can take over, and without episodes."""
     counts = [episode.interventions for episode in episodes if episode.interventions is not None]
     if not counts:
         return None
@@ -130,8 +130,8 @@ def late_actions_of(episodes: Sequence[Episode]) -> float | None:
 
 
 def robot_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return metrics of what happens beside a robot: "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions"
-    and "PREFIX/unaided_success" where somebody can take over, "PREFIX/late_actions" in real time."""
+    """Return metrics of runs on a robot: "PREFIX/intervention_rate", "PREFIX/episodes_with_interventions" and
+    "PREFIX/unaided_success" where an operator can take over, "PREFIX/late_actions" in real time."""
     metrics: dict[str, float] = {}
     if (interventions := interventions_of(episodes)) is not None:
         metrics[f"{prefix}/intervention_rate"] = interventions.rate

@@ -207,8 +207,8 @@ class PolicyEngine(ABC):
     @abstractmethod
     @hookspec(firstresult=True)
     def act(self, obs: Observation, noise: Noise, greedy: bool) -> Chunk:
-        """Choose an action chunk for each observation, as `VLAModel.sample_chunk`. Only an engine with a policy of its
-        own may leave out `log_probs`; `extras` are those that the model's `chunk_log_probs` takes."""
+        """Choose an action chunk for each observation, as `VLAModel.sample_chunk`. Only an engine with its own policy
+        may leave out `log_probs`; `extras` are those that the model's `chunk_log_probs` takes."""
 
     @hookspec(firstresult=True)
     def continue_chunk(
@@ -227,8 +227,8 @@ class PolicyEngine(ABC):
     def load(self, pairs: Iterable[tuple[str, ArrayOrTensor]]) -> None:
         """Act with these weights from the next call on. Names are those of the model's `weights`; an engine whose own
         parameters have other names maps them itself. Called for every published version, between two requests. Pairs
-        can be gone through once, and tensors are valid until the call returns. Every engine without a policy of its own
-        has it."""
+        can be gone through once, and tensors are valid until the call returns. Every engine that does not act with its
+        own policy has it."""
         raise NotOffered(f"{type(self).__name__} takes no weights")
 
     @hookspec(firstresult=True)  # noqa: B027 - optional
@@ -281,7 +281,7 @@ class SimEnv(ABC):
     def chunk_step(self, actions: ArrayOrTensor, active: ArrayOrTensor, stop_at_end: bool) -> ChunkResult:
         """Apply up to C actions, float [N, C, A], to the envs where `active` (bool [N]) holds. With `stop_at_end` an
         env stops executing after its first terminated or truncated action, else it executes all. Cameras render once,
-        at the end. With `EnvInfo.takeovers` somebody else may choose any of the executed actions instead."""
+        at the end. With `EnvInfo.takeovers` another source may choose any of the executed actions instead."""
 
     @hookspec(firstresult=True)
     def expert_chunk(self) -> ArrayOrTensor:

@@ -1,5 +1,5 @@
-"""How a distribution was installed (direct_url.json, PEP 610), the arguments with which pip installs it again, and the
-command by which a shell runs vla-rl."""
+"""How a distribution was installed (direct_url.json, PEP 610), the arguments that make pip install it again, and the
+command that runs vla-rl in a shell."""
 
 from __future__ import annotations
 

@@ -242,12 +242,12 @@ def check_module(name: str, module: ModuleType) -> None:
             _refuse(
                 f"plugin {name!r}, hook {event!r}",
                 function,
-                "it is called by nobody; put @hookimpl before it, or give it another name",
+                "nothing calls it; put @hookimpl before it, or give it another name",
             )
 
 
 def _largest_answer(answers: Iterable[Any], listeners: Iterable[tuple[str, object]]) -> int:
-    """Return the largest answer of `frames_wanted`. Raises PluginError for one that is no number."""
+    """Return the largest answer of `frames_wanted`. Raises PluginError for one that is not a number."""
     try:
         return max((index(answer) for answer in answers), default=0)
     except TypeError as exc:

@@ -46,8 +46,8 @@ def why(exc: Exception) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path with `~` as the home folder; that of nobody stays as it is, where `Path.expanduser` raises a
-    RuntimeError."""
+    """Return the path with `~` as the home folder; the home of an unknown user stays as it is, where `Path.expanduser`
+    raises a RuntimeError."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - see above
 
 
@@ -75,15 +75,15 @@ def read_text(path: Path, longest: int = LONGEST_TEXT) -> str:
 
 
 def open_text(path: Path, longest: int = LONGEST_TEXT) -> TextIO:
-    """Open a file as text. Raises OSError for a pipe into which nobody writes, instead of waiting for ever. Of a pipe
-    that somebody writes to, `longest` characters and some more are read."""
+    """Open a file as text. Raises OSError for a pipe that no process writes to, instead of waiting for ever. Of a pipe
+    that has a writer, `longest` characters and some more are read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, encoding="utf-8")
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
-        begin = pipe.read(1)  # None: somebody will write
+        begin = pipe.read(1)  # None: a writer is connected
         if begin == b"":
-            raise OSError(errno.EPIPE, "it is a pipe, and nobody writes to it", str(path))
+            raise OSError(errno.EPIPE, "it is a pipe, and no process writes to it", str(path))
         os.set_blocking(descriptor, True)
         content = (begin or b"") + io.BufferedReader(pipe).read(4 * longest + 4)
     return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")

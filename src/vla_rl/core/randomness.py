@@ -25,7 +25,7 @@ REJECTED_SEEDS = 2**64 % SEEDS
 MANY_SAMPLES = 96
 """Number of samples from which computing all streams at once is faster than one generator after the other."""
 MANY_KEYS = 16
-"""The same for seeds, each of which needs a generator of its own."""
+"""The same for seeds, each of which needs a separate generator."""
 
 
 def generator(seed: int, purpose: str, number: int = 0, episode: int = 0, chunk: int = 0) -> np.random.Generator:

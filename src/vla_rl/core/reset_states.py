@@ -20,7 +20,7 @@ def draw_state(
 ) -> ResetState:
     """Return the initial state of a group's episode number `episode`; `number` counts groups through the whole run. The
     states are a keyed shuffle of the split, reshuffled when it is used up. With `weights` a task is drawn by its
-    weight, then the next of its own states."""
+    weight, then the next of that task's states."""
     epoch, place = divmod(number, len(states))
     if weights is None:
         return states[int(_shuffle(len(states), seed, episode, epoch)[place])]

@@ -1,4 +1,4 @@
-"""The contract of reward models: what tells success instead of the simulator."""
+"""The contract of reward models, which judge success instead of the simulator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RewardModel(ABC):
     @hookspec(firstresult=True)
     def failed(self, obs: Observation) -> ArrayOrTensor | None:
         """Return the episodes that end as failures, bool [B]; None: no episode. Called after `success_probability`,
-        with the same observations; a success is no failure. Optional."""
+        with the same observations; a success is not a failure. Optional."""
         return None
 
     @hookspec(firstresult=True)  # noqa: B027 - optional

@@ -16,8 +16,8 @@ def names_in(package: str) -> list[str]:
 
 
 def read_named(kind: str, name: str, package: str, example: str) -> str:
-    """Return the text of a package's file by its name, or of another file by its path. Raise UserError if there is
-    none, or if it is no text.
+    """Return the text of a package's file by its name, or of another file by its path. Raise UserError if it does not
+    exist or is not text.
 
     Args:
         kind: what the file holds, for messages.
@@ -30,7 +30,7 @@ def read_named(kind: str, name: str, package: str, example: str) -> str:
     try:
         return read_text(Path(name))
     except UnicodeDecodeError as exc:
-        raise UserError(f"{name}: is no text in UTF-8 ({exc.reason} at byte {exc.start})") from None
+        raise UserError(f"{name}: is not UTF-8 text ({exc.reason} at byte {exc.start})") from None
     except (OSError, ValueError):
         raise UserError(
             f"no {kind} {name!r}{did_you_mean(name, names)}\n  there are: {', '.join(names)}; or the path of a YAML "

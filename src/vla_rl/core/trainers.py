@@ -123,7 +123,7 @@ class ImitationStep:
     """Number of samples of the rank that has the most."""
     lr: float
     augment: AugmentSpec | None = None
-    """Random changes of the pictures, which `read_ahead` makes; None: none."""
+    """Random changes to the images, which `read_ahead` makes; None: none."""
     seed: int = 0
     """Seed of these changes."""
 
@@ -193,8 +193,8 @@ class Transitions:
     source: Array | None = None
     """`ActionSource` of each action, int8 [K, C]; read where `valid`. None: the policy chose all of them."""
     expert_actions: Array | None = None
-    """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: nobody asked
-    it (`TrainerPlugin.expert_share`)."""
+    """Chunks that the simulator's expert would have executed instead (labels), float32 [K, C, A]. None: it was not
+    asked (`TrainerPlugin.expert_share`)."""
     extras: Mapping[str, Array] = field(factory=dict)
     """`Chunk.extras` of each chunk, [K, ...]."""
 

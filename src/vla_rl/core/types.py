@@ -102,8 +102,8 @@ class Context:
     """Models and engines: what this process uses the model for. act: policy workers without a learner, `vla-rl eval`
     and `vla-rl serve`; learn: learners without a policy; both: workers with both, which share one set of weights."""
     model_config: Any = None
-    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None for engines
-    with a policy of their own."""
+    """Engines: settings of the spec's `model`, an instance of its plugin's `config`; None for engines that act with
+    their own policy."""
     training: Any = None
     """Trainers: the learner rank that they train in, a `vla_rl.toolkit.trainers.context.TrainingContext`; the world
     model, for the trainer that fits one."""
@@ -121,7 +121,7 @@ class Context:
 
 
 BOUND_TOLERANCE = 1e-4
-"""Amount by which actions may exceed a simulator's bounds, by rounding."""
+"""How far rounding may take actions beyond a simulator's bounds."""
 
 
 class ActionSource(IntEnum):
@@ -166,8 +166,8 @@ class EnvInfo:
     """The same actions from the same reset give the same episode. If not, a persistent env stream (`auto_reset`) that
     would have to be replayed starts a new episode instead."""
     fixed_states: bool = True
-    """A reset state's id always gives the same scene. If not, somebody arranges the scene, such as beside a robot, and
-    ids only count episodes."""
+    """A reset state's id always gives the same scene. If not, a person arranges the scene, as with a robot, and ids
+    only count episodes."""
     chunk_is_one_motion: bool = False
     """A chunk is executed as one motion through its actions, so that chunks of another length lead elsewhere. Rewards
     and ends are then reported at a chunk's last action."""
@@ -188,7 +188,7 @@ class EnvInfo:
         return len(self.action_low)
 
     def task(self, name: str) -> TaskInfo:
-        """Return the task of that name. Raise KeyError if there is none."""
+        """Return the task of that name. Raise KeyError if no task has it."""
         for task in self.tasks:
             if task.name == name:
                 return task
@@ -292,7 +292,7 @@ class Chunk:
     """Actions, float32 [B, C, A] in the simulator's units."""
     log_probs: ArrayOrTensor | None = None
     """Log-probabilities under the distribution that was sampled (temperature included), float32 [B, C, M]; None from an
-    engine with a policy of its own."""
+    engine that acts with its own policy."""
     values: ArrayOrTensor | None = None
     """Values from the same forward pass, float32 [B] or [B, C], if the model has a value head."""
     extras: Mapping[str, ArrayOrTensor] = field(factory=dict)
@@ -346,24 +346,25 @@ class Episode:
     truncated: bool
     """The episode ended by the step limit, or by the simulator's own truncation."""
     interventions: int | None = None
-    """Valid environment steps whose action another source than the policy chose; None: nobody can take over."""
+    """Valid environment steps whose action another source than the policy chose; None: no one can take over."""
     late_actions: int | None = None
     """Valid environment steps that began late; None: not in real time."""
 
     @property
     def unaided_success(self) -> bool:
-        """The episode succeeded, and nobody intervened in it."""
+        """The episode succeeded, and no one intervened in it."""
         return self.success_once and not self.interventions
 
 
 @frozen(kw_only=True)
 class Requirements:
-    """What an algorithm needs beside rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites two."""
+    """What an algorithm needs in addition to rewards, ends and recorded log-probs (`Algorithm.needs`). `|` unites
+    two."""
 
     values: bool = False
     """A critic: `Rollout.values` and `next_values` in `advantages`; `Batch.values` and `Scores.values` in `loss`."""
     recomputed_values: bool = False
-    """The rollout's `values` and `next_values` are recomputed with the newest weights; beside `values`."""
+    """The rollout's `values` and `next_values` are recomputed with the newest weights; needs `values` too."""
     proximal_log_probs: bool = False
     """Log-probs of the weights that the training step began with (the proximal policy): `Rollout.proximal_log_probs`
     and `Batch.proximal_log_probs`."""
@@ -432,7 +433,7 @@ class Rollout:
     `Requirements.proximal_log_probs`."""
     source: torch.Tensor | None = None
     """`ActionSource` of each action, int8 [T, N, C]; None: the policy chose every valid one. An `Algorithm` always sees
-    None, because its rollout ends where somebody takes over."""
+    None, because its rollout ends where another source takes over."""
     executed_actions: torch.Tensor | None = None
     """Actions that were executed, float32 [T, N, C, A]; given with `source`."""
     extras: Mapping[str, torch.Tensor] = field(factory=dict)

@@ -26,7 +26,7 @@ class World:
         self.taken = []
 
     def run(self):
-        """To the end of the flow; fails where nothing can go on."""
+        """To the end of the flow; fails where nothing can continue."""
         flow = self.flow
         while flow.step < flow.steps:
             self.waiting += flow.issue()
@@ -54,7 +54,7 @@ class World:
                 flow.add(heapq.heappop(self.running)[1])
 
     def _learn(self):
-        """Take what there is; -> whether something happened."""
+        """Take the available groups; -> whether something happened."""
         groups = self.flow.take()
         if groups is None:
             return False
@@ -112,7 +112,7 @@ def test_without_lag_a_step_is_played_after_the_one_before():
     assert [ticket.number for ticket in flow.issue()] == [4, 5, 6, 7]
 
 
-def test_lag_lets_envs_run_ahead_by_so_many_steps():
+def test_lag_lets_envs_run_ahead_by_this_many_steps():
     flow = Flow(groups_per_step=2, steps=9, max_lag=1)
     assert play_all(flow) == [0, 1, 2, 3]
     flow.take()
@@ -177,7 +177,7 @@ def test_a_ticket_is_played_once():
         flow.add(99)
 
 
-def test_a_run_that_goes_on_issues_what_was_not_consumed_again():
+def test_a_resumed_run_issues_what_was_not_consumed_again():
     flow = Flow(groups_per_step=2, steps=9, max_lag=2)
     play_all(flow)
     flow.take()

@@ -1,4 +1,4 @@
-"""Rollouts that algorithms see end where somebody else takes over."""
+"""Rollouts that algorithms see end where another source takes over."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def warnings(shares: list[float], caplog: Any, factor: float = 1.0, dtype: str =
     return [record.message for record in caplog.records]
 
 
-def test_a_run_that_stands_still_is_warned_once_and_told_what_to_do(caplog: Any) -> None:
+def test_a_run_that_stands_still_is_warned_once_with_advice(caplog: Any) -> None:
     (text,) = warnings([0.001, 0.002] * 20, caplog)
     assert text == (
         "warning: the policy hardly moves: each of 10 training steps changed at most 0.20% of its trained weights as "
@@ -50,7 +50,7 @@ def test_float32_is_not_advised_where_it_is_set(caplog: Any) -> None:
     ("shares", "factor"),
     [
         ([0.0] * (STEPS - 1), 1.0),
-        ([0.0] * 5 + [0.02] + [0.0] * 50, 1.0),  # it moved: later it may have learned what there is to learn
+        ([0.0] * 5 + [0.02] + [0.0] * 50, 1.0),  # it moved: later it may have learned all that it can
         ([0.0] * 50, 0.1),  # a warm-up of the learning rate
     ],
 )

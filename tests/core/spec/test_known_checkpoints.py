@@ -220,7 +220,7 @@ def test_a_table_that_is_not_there_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_recorded_spec_stays_as_it_is(tmp_path, monkeypatch):
-    """A run goes on although a table has changed since; other processes read it too."""
+    """A run continues although a table has changed since; other processes read it too."""
     spec = parse_spec(spec_of(BASE))
     spec.dump(tmp_path / "spec.yaml")
     (tmp_path / "mine.yaml").write_text(TABLE.replace("acme/first", BASE).replace("value: rlds", "value: keep"))
@@ -232,6 +232,6 @@ def test_a_recorded_spec_stays_as_it_is(tmp_path, monkeypatch):
         load_run_spec(tmp_path, [f"model.checkpoint={BASE}"])
 
 
-def test_tables_lie_beside_the_plugins():
+def test_tables_are_next_to_the_plugins():
     folders = {Path(row.location.rpartition(":")[0]).parent.name for row in ROWS}
     assert folders == {"openvla", "pi0", "smolvla", "gr00t"}

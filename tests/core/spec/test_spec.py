@@ -295,9 +295,9 @@ def test_no_spec_at_all(text, message):
 
 
 @pytest.mark.parametrize("text", [GOOD.encode("utf-16"), GOOD.encode() + b"# caf\xe9", b"\x80\x04\x95"])
-def test_a_file_that_is_no_text_in_utf_8(text):
+def test_a_file_that_is_not_utf_8(text):
     Path("spec.yaml").write_bytes(text)
-    with pytest.raises(SpecError, match="spec.yaml: is no text in UTF-8 .*; save it anew as UTF-8"):
+    with pytest.raises(SpecError, match="spec.yaml: is not UTF-8 text .*; save it again as UTF-8"):
         load_spec("spec.yaml")
 
 

@@ -16,7 +16,7 @@ PI05 = "lerobot/pi05_libero_finetuned"
 
 REFUSED = [
     (
-        "moojink/openvla-oft#106: one picture for a network of two, success far below the paper's",
+        "moojink/openvla-oft#106: one image for a network of two, success far below the paper's",
         "openvla_oft",
         OFT_SPATIAL,
         {"cameras": ["agentview"]},

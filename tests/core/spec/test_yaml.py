@@ -63,7 +63,7 @@ def test_every_key_and_item_has_its_line():
         ("a: " + 5000 * "[", ((1, "not valid YAML: it is nested too deeply"),)),
         ("a: 1\nb: " + 80 * "[" + 80 * "]", ((2, "not valid YAML: it is nested more than 64 deep"),)),
         ("a: 0x" + 1000 * "f", ((1, "a: 0xffffffffffffffffff... has 4000 bits; use a smaller number"),)),
-        ("a: !!int x", ((1, "a: 'x' is no int"),)),
+        ("a: !!int x", ((1, "a: 'x' is not a valid int"),)),
         ("[1]: 3", ((1, "a key must be a word"),)),
         ("a: &x [*x]", ((1, "a.0: an alias may not contain itself"),)),
         ("b: 1\na: \x07", ((2, "not valid YAML: character '\\x07' is not allowed"),)),
@@ -95,7 +95,7 @@ def test_a_quoted_key_of_two_angles_is_a_key():
     assert parse("'<<': {a: 1}").data == {"<<": {"a": 1}}
 
 
-def test_what_is_beside_a_problem_is_read():
+def test_what_is_next_to_a_problem_is_read():
     assert parse("a: 1\na: 2\nb: 3").data == {"a": 1, "b": 3}
 
 

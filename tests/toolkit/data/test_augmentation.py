@@ -95,8 +95,8 @@ def test_chosen_cameras_are_changed() -> None:
     ("keys", "message"),
     [
         ({}, "changes nothing; give one of random_resized_crop"),
-        ({"random_contrast": (1.2, 0.8)}, r"\[1.2, 0.8\] is no range \[low, high\] within 0 and 100"),
-        ({"random_resized_crop": {"scale": (0.0, 0.9)}}, r"no range \[low, high\] within 0 and 1"),
+        ({"random_contrast": (1.2, 0.8)}, r"\[1.2, 0.8\] is not a range \[low, high\] within 0 and 100"),
+        ({"random_resized_crop": {"scale": (0.0, 0.9)}}, r"not a range \[low, high\] within 0 and 1"),
     ],
 )
 def test_wrong_settings(keys: dict, message: str) -> None:

@@ -88,7 +88,7 @@ class Cloning(Session):
 
 
 def imitation_of(spec: Spec) -> ImitationSpec:
-    """Return the section that `vla-rl sft` trains by. Raises UserError where there is none."""
+    """Return the section that `vla-rl sft` trains by. Raises UserError if the spec has none."""
     if spec.imitation is None:
         raise UserError(
             "the spec has no `imitation:` section, which `vla-rl sft` trains by; add one such as\n"

@@ -25,7 +25,7 @@ class Selection:
         """Per skipped rollout in succession (nothing left to train on): the number of groups by (successes,
         members)."""
         self.without_samples = 0
-        """Rollouts in succession in which somebody took over before the policy's first action in every episode."""
+        """Rollouts in succession in which an operator took over before the policy's first action in every episode."""
 
     def choose(self, rollout: Rollout, keep: torch.Tensor, metrics: dict[str, float]) -> Array:
         """Return the columns to train on, int64 [K] ascending: those that the algorithm keeps (bool [N]). Add metrics
@@ -50,9 +50,9 @@ class Selection:
             return
         if self.without_samples >= limit:
             raise UserError(
-                f"in {limit} training steps in a row (train.max_skipped) somebody took over before the policy's first "
-                f"action in every episode, so algorithm {self.spec.algorithm.type!r} had nothing to train on: let the "
-                "policy act first, or train on what people do (vla-rl sft with a recording of it)"
+                f"in {limit} training steps in a row (train.max_skipped) an operator took over before the policy's "
+                f"first action in every episode, so algorithm {self.spec.algorithm.type!r} had nothing to train "
+                "on: let the policy act first, or train on what people do (vla-rl sft with a recording of it)"
             )
         total = sum(self.skipped, start=Counter[tuple[int, int]]())
         lines = "\n".join(f"  {wins} of {size} succeeded: {n} groups" for (wins, size), n in sorted(total.items()))

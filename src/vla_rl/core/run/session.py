@@ -92,7 +92,7 @@ class Session(ABC):
                         cls._note_resume(exc, run_store)
                         raise
                     logger.warning(
-                        "%s\n  going on from the last checkpoint in %s", str(exc).splitlines()[0], run_store.path
+                        "%s\n  continuing from the last checkpoint in %s", str(exc).splitlines()[0], run_store.path
                     )
                     resume = True
                 except CheckpointError:  # its message says what to do
@@ -137,8 +137,8 @@ class Session(ABC):
 
     @classmethod
     def _load(cls, runtime: Runtime, run_store: RunStore, state: State, trainer: Path) -> State:
-        """Let the runtime go on from the checkpoint with this trainer folder, or from the newest earlier one where what
-        it needs beside it is damaged. Return its state. Raise CheckpointError where no checkpoint is left."""
+        """Let the runtime continue from the checkpoint with this trainer folder, or from the newest earlier one if
+        other files that it needs are damaged. Return its state. Raise CheckpointError where no checkpoint is left."""
         refused: dict[Path, CheckpointError] = {}
         while True:
             try:
@@ -158,7 +158,7 @@ class Session(ABC):
         latest = run_store.latest()
         if latest is None:
             return ""
-        return f"the last checkpoint is {latest.name}; go on from it with: {cls._resume_command(run_store)}"
+        return f"the last checkpoint is {latest.name}; continue from it with: {cls._resume_command(run_store)}"
 
     @classmethod
     def _resume_command(cls, run_store: RunStore) -> str:
@@ -193,7 +193,7 @@ class Session(ABC):
             self.runtime.workers.record(kind, self.state.step, self.state.env_steps, self.run_store.path, final)
         except OSError as exc:  # the trace is only for people to look at: no reason to end the run
             if not self._untraced:
-                logger.warning("the trace in %s cannot be written: %s; the run goes on", self.run_store.path, exc)
+                logger.warning("the trace in %s cannot be written: %s; the run continues", self.run_store.path, exc)
             self._untraced = True
 
     def train(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class Session(ABC):
     def _stop(self) -> UserError:
         """Save, unless that is already done. Return the error that ends the run."""
         command = self._resume_command(self.run_store)
-        message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; go on with: {command}"
+        message = f"stopped after step {self.state.step}; saved in {self.run_store.path}; continue with: {command}"
         try:
             if self._saved != (self.state.step, self.state.evaluated):
                 self.save()

@@ -25,7 +25,7 @@ class RunShape:
     max_lag: int
     """Training steps that a chunk may be old when it is first trained on (elsewhere: staleness, off-policyness)."""
     pinned_lag: int
-    """Training steps by which the weights that act in a ticket are older than its step: `asynchrony.max_lag` where
+    """How many training steps older the weights that act in a ticket are than its step: `asynchrony.max_lag` where
     weights are pinned, or `rollout.lag`. 0: the newest weights act."""
     streaming: bool
     """Learners begin with a step's groups before all of them are there."""

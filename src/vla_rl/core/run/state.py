@@ -89,7 +89,7 @@ class RunStore(Protocol):
         written."""
 
     def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
-        """Return the state to start from, and the trainer folder of its checkpoint if there is one. Raise UserError if
+        """Return the state to start from, and the trainer folder of its checkpoint, if any. Raise UserError if
         a run exists already and `resume` is false, or if it is another run."""
 
     def record(self, spec: Spec, resumed: int | None = None) -> None:
@@ -97,10 +97,10 @@ class RunStore(Protocol):
 
     def restore(self, refused: Mapping[Path, CheckpointError]) -> tuple[State, Path] | None:
         """Return what `begin` returns, of the newest checkpoint whose trainer folder is not among those that were
-        refused; None if there is none. Raise CheckpointError if all are damaged or refused."""
+        refused; None if no checkpoint is left. Raise CheckpointError if all are damaged or refused."""
 
     def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
-        """Set checkpoints aside whose trainer folders were refused, as the run goes on from that of another one."""
+        """Set checkpoints aside whose trainer folders were refused, as the run continues from that of another one."""
 
     def latest(self) -> Path | None:
         """Return the newest checkpoint, or None."""

@@ -1,4 +1,4 @@
-"""Takeovers in data for policy gradients: an episode ends for the policy where somebody else takes over.
+"""Takeovers in data for policy gradients: an episode ends for the policy where another source takes over.
 
 A policy gradient needs actions that the policy chose, and what came of its own choices. Neither holds from a takeover
 on: other actions were executed than those whose log-probs were recorded, and later rewards are the helper's merit as

@@ -1,6 +1,6 @@
 """Known checkpoints: public weights, the model plugin that reads them, and the keys of a spec that go with them.
 
-The tables are YAML files called `known_checkpoints.yaml`. One lies beside each model plugin that has some. A
+The tables are YAML files called `known_checkpoints.yaml`. Each model plugin that has some keeps one next to it. A
 distribution adds its own with an entry point of the group `vla_rl.checkpoints`, whose value is the package that holds
 the file. The environment variable `VLA_RL_CHECKPOINTS` names further files, whose rows replace others of the same name:
 
@@ -64,7 +64,7 @@ FACTS = (
     "actions",
     "limits",
 )
-"""Names of what a row may say beside keys of a spec."""
+"""Names of what a row may say in addition to keys of a spec."""
 OWN_FACTS = ("trained_on", "suites", "reaches")
 """Facts that no row takes from the row that it is like."""
 _CACHE_FOLDER = "models--"
@@ -148,8 +148,8 @@ class CheckpointTable:
 
 
 def known_checkpoints(mentioning: str | None = None) -> CheckpointTable:
-    """Read all tables, or those whose text contains the last part of a checkpoint's name or path, which is quick where
-    there are none. Raise PluginError for a table that is wrong, with its file and line."""
+    """Read all tables, or those whose text contains the last part of a checkpoint's name or path, which is quick if no
+    table does. Raise PluginError for a table that is wrong, with its file and line."""
     files = tuple(dict.fromkeys(str(file) for file in (*_of_plugins(), *_of_entry_points())))
     own_files = tuple(str(expanded(name)) for name in os.environ.get(FILES, "").split(os.pathsep) if name)
     if mentioning is None:
@@ -160,8 +160,8 @@ def known_checkpoints(mentioning: str | None = None) -> CheckpointTable:
 
 
 def with_known_keys(data: dict[str, Any]) -> tuple[KnownCheckpoint | None, list[tuple[KeyPath, str]]]:
-    """Give a spec the keys that are known of its checkpoint, in place. Return the checkpoint's row, if there is one,
-    and a problem for each key of the spec that contradicts it. A key that is null counts as not given.
+    """Give a spec the keys that are known of its checkpoint, in place. Return the checkpoint's row, if any, and a
+    problem for each key of the spec that contradicts it. A key that is null counts as not given.
 
     Args:
         data: plain data of a spec, not checked yet.
@@ -235,7 +235,7 @@ def _words(checkpoint: str) -> list[str]:
 
 
 def _of_plugins() -> Iterator[Path]:
-    """Yield the tables beside installed model plugins."""
+    """Yield the tables next to installed model plugins."""
     targets = {item.target for items in catalogue.installed("model").values() for item in items if item.entry}
     for target in sorted(targets):
         yield from _tables_in(target.partition(":")[0])
@@ -251,7 +251,7 @@ def _of_entry_points() -> Iterator[Path]:
 
 
 def _tables_in(module: str) -> Iterator[Path]:
-    """Yield the table in a package's folder or beside a module, which is not imported."""
+    """Yield the table in a package's folder or next to a module, which is not imported."""
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):  # reported when the plugin is used

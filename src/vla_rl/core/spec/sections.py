@@ -52,18 +52,18 @@ class EnvSpec(Component):
 
 @frozen(kw_only=True)
 class RewardsSpec(Component):
-    """The reward model that tells success at the end of each chunk, instead of the simulator. Success ends the episode,
-    and its last action has the reward 1; all other rewards are 0."""
+    """The reward model that judges success at the end of each chunk, instead of the simulator. Success ends the
+    episode, and its last action has the reward 1; all other rewards are 0."""
 
     threshold: float = field(default=0.5, validator=positive(0.0, 1.0))
     """Probability from which an observation counts as success, above 0 and at most 1."""
     evaluation: bool = False
-    """Let it tell success in evaluations and in demonstrations of the simulator's expert too; false: there the
-    simulator tells success."""
+    """Let it judge success in evaluations and in demonstrations of the simulator's expert too; false: there the
+    simulator judges success."""
 
 
 WeightStrategy = Literal["shared", "ipc", "nccl", "host"]
-"""Way by which weights reach policies, as `PlacementSpec.weight_transfer` describes it."""
+"""How weights reach policies, as `PlacementSpec.weight_transfer` describes it."""
 
 
 @frozen(kw_only=True)
@@ -71,10 +71,10 @@ class PlacementSpec(Component):
     """The placement of the roles."""
 
     weight_transfer: Literal["auto", "shared", "ipc", "nccl", "host"] = "auto"
-    """Strategy by which new weights reach policies: they share the learner's (shared, one worker); through CUDA IPC
+    """How new weights reach policies: they share the learner's (shared, one worker); through CUDA IPC
     (ipc, processes of one GPU); by a collective broadcast from device to device (nccl; between CPUs gloo takes its
     place); through host memory (host, works everywhere). auto: shared where policy and learner are one worker, ipc on
-    one GPU, nccl where each role has GPUs of its own, else host."""
+    one GPU, nccl where each role has its own GPUs, else host."""
 
 
 def _default_engine() -> Component:
@@ -185,7 +185,7 @@ class RolloutSpec:
     @resample.validator
     def _resample(self, attribute: Any, value: ResampleSpec | None) -> None:
         if value is not None and self.auto_reset != "off":
-            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, where there are no groups")
+            raise ValueError(f"has no effect with auto_reset: {self.auto_reset}, which has no groups")
 
 
 @frozen(kw_only=True)
@@ -262,7 +262,7 @@ class ImaginationSpec:
     held_out: float = field(default=0.2, validator=(v.gt(0.0), v.lt(1.0)))
     """Share of the kept episodes that measures the model and is never trained on."""
     evaluated_episodes: int = field(default=64, validator=between(16, ENVS))
-    """Held-out episodes that are imagined again in each training step, half of them successes if there are enough. Also
+    """Held-out episodes that are imagined again in each training step, half of them successes if enough succeeded. Also
     the number of episodes of the last rollout that measure success over-estimation."""
     quality_thresholds: bool = True
     """Imagine only while the model meets its quality thresholds; false: always, for experiments."""
@@ -353,7 +353,7 @@ class TrainSpec(RateSchedule):
     trained, its gradients and its optimiser are float32 either way."""
     compile: Literal["off", "blocks"] | None = None
     """Compilation of the model where it learns: not at all (off), or its repeated layers (blocks), once for each kind
-    of them, and what lies between them. Null: blocks on CUDA, if the model names its layers and `sharding` is
+    of them, and the operations between them. Null: blocks on CUDA, if the model names its layers and `sharding` is
     replicated, else off. In a worker that also acts there is one model: null takes what `rollout.compile` says, and
     different settings are refused."""
     keep_checkpoints: int = field(default=2, validator=between(1, EPISODES))
@@ -419,7 +419,7 @@ class CoTrainingSpec(Component):
     @weight.validator
     def _representable(self, attribute: Any, value: float) -> None:
         if abs(value * WEIGHT_PARTS - round(value * WEIGHT_PARTS)) > 1e-6:
-            raise ValueError(f"{value} is no multiple of 0.0001")
+            raise ValueError(f"{value} is not a multiple of 0.0001")
 
 
 @frozen(kw_only=True)
@@ -437,10 +437,10 @@ class ImitationSpec(RateSchedule):
     data: Component | None = field(default=None, metadata={"kind": "data"})
     """Recorded demonstrations instead, such as {type: lerobot, folder: ...}."""
     co_training: tuple[CoTrainingSpec, ...] = field(default=(), metadata={"kind": "data"})
-    """Further data sets beside `data`, such as [{type: lerobot, folder: ..., weight: 0.3}]. `weight` is the data set's
+    """Data sets in addition to `data`, such as [{type: lerobot, folder: ..., weight: 0.3}]. `weight` is the data set's
     share of the samples of training, above 0 and below 1, a multiple of 0.0001; `data` has the rest."""
     augment: AugmentSpec | None = None
-    """Random changes of the pictures; null: none."""
+    """Random changes to the images; null: none."""
     trainer: Component = field(factory=default_imitation_trainer, metadata={"kind": "trainer"})
     """How learners train on the demonstrations: a trainer of demonstrations."""
     batch: int = field(default=64, validator=between(1, EPISODES))
@@ -471,7 +471,7 @@ class ImitationSpec(RateSchedule):
     def _cloned(self, attribute: Any, value: ExpertSpec | None) -> None:
         missing = [key for key in ("steps", "lr") if getattr(self, key) is None]
         if value is not None and missing:
-            raise ValueError(f"is cloned by vla-rl sft, which needs {' and '.join(missing)} beside it")
+            raise ValueError(f"is cloned by vla-rl sft, which also needs {' and '.join(missing)}")
 
     @co_training.validator
     def _co_training(self, attribute: Any, value: tuple[CoTrainingSpec, ...]) -> None:

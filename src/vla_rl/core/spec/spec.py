@@ -121,7 +121,7 @@ class Spec:
     algorithm: Component = field(metadata={"kind": "algorithm"})
     trainer: Component = field(factory=default_trainer, metadata={"kind": "trainer"})
     """How learners train on what is collected: a trainer of trajectories, such as policy_gradient, which takes the
-    loss of `algorithm`, or one of transitions, such as off_policy, with which `algorithm` is left out."""
+    loss of `algorithm`, or one of transitions, such as off_policy, which needs no `algorithm`."""
     placement: PlacementSpec = field(factory=lambda: _default_placement(), metadata={"kind": "placement"})
     runtime: RuntimeSpec = field(factory=RuntimeSpec)
     train: TrainSpec
@@ -131,7 +131,7 @@ class Spec:
     """World model, trained on the run's own episodes. Experimental; with `imagination`."""
     imagination: ImaginationSpec | None = field(default=None)
     imitation: ImitationSpec | None = None
-    """Settings of `vla-rl sft`, which reads them beside the rest. `run` ignores them, except `data` with a trainer of
+    """Settings of `vla-rl sft`, which reads them with the rest. `run` ignores them, except `data` with a trainer of
     transitions, which may draw demonstrations from it."""
     hooks: tuple[Component, ...] = field(factory=_default_hooks, metadata={"kind": "hook"})
     source: Source | None = field(default=None, init=False, eq=False, repr=False)
@@ -213,7 +213,7 @@ def load_spec(
         raise SpecError([f"{path}: is a folder, and not that of a run, which has a spec.yaml"]) from None
     except UnicodeDecodeError as exc:
         raise SpecError(
-            [f"{path}: is no text in UTF-8 ({exc.reason} at byte {exc.start}); save it anew as UTF-8"]
+            [f"{path}: is not UTF-8 text ({exc.reason} at byte {exc.start}); save it again as UTF-8"]
         ) from exc
     except OSError as exc:
         raise SpecError([f"{path}: cannot be read: {exc.strerror}"]) from exc
@@ -436,12 +436,12 @@ def takes_data_statistics(spec: Spec) -> bool:
 
 
 def trains_on_transitions(spec: Spec) -> bool:
-    """Return whether the spec's trainer keeps transitions (off-policy), so that there is no policy gradient."""
+    """Return whether the spec's trainer keeps transitions (off-policy), so that it has no policy gradient."""
     return plugins.load("trainer", spec.trainer.type, spec.plugins).trains_on is TrainingData.TRANSITIONS
 
 
 def suites_of(spec: Spec) -> tuple[str, ...]:
-    """Return the task suites that the simulator's settings name in `suite` or `suites`, of its own or of `plus`."""
+    """Return the task suites that the simulator's settings name in `suite` or `suites`, directly or under `plus`."""
     config = spec.env.config
     suites = getattr(getattr(config, "plus", None) or config, "suites", None) or [getattr(config, "suite", None)]
     return tuple(suite for suite in suites if isinstance(suite, str))
@@ -453,7 +453,7 @@ def asks_expert(spec: Spec) -> bool:
 
 
 def has_own_policy(spec: Spec) -> bool:
-    """Return whether the spec's engine acts with a policy of its own. The spec's `model` is then not built."""
+    """Return whether the spec's engine acts with its own policy. The spec's `model` is then not built."""
     return plugins.load("engine", spec.rollout.engine.type, spec.plugins).own_policy
 
 

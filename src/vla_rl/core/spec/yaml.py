@@ -84,7 +84,7 @@ class Document:
 
 
 def parse(text: str) -> Document:
-    """Read one document. Problems are returned, not raised, so that others can be reported beside them."""
+    """Read one document. Problems are returned, not raised, so that others can be reported with them."""
     if len(text) > LONGEST_TEXT:
         return _unread(1, f"it has more than {LONGEST_TEXT:,} characters")
     reader = _Reader()
@@ -122,7 +122,7 @@ def dotted(path: Path) -> str:
 
 
 def value_at(data: Any, keys: Iterable[str]) -> Any:
-    """Return the value under these keys, each inside the one before; None where there is none."""
+    """Return the value under these keys, each inside the one before; None if the keys do not exist."""
     for key in keys:
         data = data.get(key) if isinstance(data, Mapping) else None
     return data
@@ -204,7 +204,7 @@ class _Reader:
             if kind == "float":
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except (ValueError, KeyError):
-            return self._error(node, path, f"{text!r:.60} is no {kind}")
+            return self._error(node, path, f"{text!r:.60} is not a valid {kind}")
         return self._error(node, path, f"tag {node.tag} is not supported")
 
     def _error(self, node: yaml.Node, path: Path, message: str, unread: bool = True) -> None:
