@@ -164,7 +164,7 @@ def test_a_checkpoint_of_pi0(folder):
         ),
         (
             "def on_update_end(step): ...\n",
-            "spec.yaml:2: plugins.0: plugin 'FOLDER/p.py', hook 'on_update_end' (FOLDER/p.py:1): it is called by nobody",
+            "spec.yaml:2: plugins.0: plugin 'FOLDER/p.py', hook 'on_update_end' (FOLDER/p.py:1): nothing calls it",
         ),
         ("import sys\n\nsys.exit(3)\n", "FOLDER/p.py:3: SystemExit: 3; it must not end the process"),
     ],

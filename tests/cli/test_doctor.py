@@ -80,7 +80,7 @@ def test_the_probe_of_osmesa_names_a_renderer() -> None:
     assert osmesa_renderer()
 
 
-def test_a_machine_without_osmesa_is_told_how_to_get_it(outcomes) -> None:
+def test_a_machine_without_osmesa_gets_the_command_that_installs_it(outcomes) -> None:
     outcomes["osmesa"] = ProbeResult(False, "libOSMesa is not installed")
     with pytest.raises(pytest.skip.Exception, match=r"libOSMesa is not installed\): apt-get install -y libosmesa6"):
         osmesa_renderer()

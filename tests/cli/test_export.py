@@ -74,11 +74,11 @@ def test_the_card_says_what_the_run_measured(trained, tmp_path):
     assert "vla-rl " in text and f"torch {results['versions']['torch']}" in text
 
 
-def test_the_curve_is_a_picture_by_itself(trained, tmp_path):
+def test_the_curve_is_a_separate_image(trained, tmp_path):
     export(trained, "--to", tmp_path / "given")
-    picture = ET.parse(tmp_path / "given" / "success.svg").getroot()
-    assert picture.tag == "{http://www.w3.org/2000/svg}svg"
-    assert len([part for part in picture.iter() if part.get("class") == "eval"]) == 3
+    image = ET.parse(tmp_path / "given" / "success.svg").getroot()
+    assert image.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len([part for part in image.iter() if part.get("class") == "eval"]) == 3
     text = (tmp_path / "given" / "success.svg").read_text()
     assert ".band { fill: #" in text and "var(" not in text
 

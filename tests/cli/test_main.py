@@ -148,7 +148,7 @@ def test_check_env_prints_a_table():
         assert f"✓   {section}" in result.output
 
 
-def test_check_env_says_what_goes_on_where_it_takes_long(monkeypatch, capsys):
+def test_check_env_shows_progress_where_it_takes_long(monkeypatch, capsys):
     from vla_rl.cli import check_env
 
     monkeypatch.setattr(check_env, "FIRST_S", 0.3)

@@ -86,7 +86,7 @@ def test_an_output_is_tried_before_the_first_episode(run, options, message):
 def test_a_file_in_the_way_of_a_suites_result_stays(run):
     Path("full", "pick.json").write_text("{")
     said = said_by("eval", run, "--benchmark", "tabletop", "--folder", "full")
-    assert "full/pick.json is no result of a suite, which would replace it" in said
+    assert "full/pick.json is not a suite's result, and one would replace it" in said
 
 
 @pytest.mark.parametrize("device", ["/dev/full"])
@@ -142,13 +142,13 @@ def test_an_export_that_meets_a_full_disk_leaves_nothing_half(run, monkeypatch):
         (["report", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
         (["eval", "RUN", "--output", "loop"], "--output loop cannot be used: its links lead to each other"),
         (["eval", "loop"], "loop cannot be used: its links lead to each other"),
-        (["eval", "RUN", "--benchmark", "text"], "text: is no benchmark, which has the keys title"),
-        (["eval", "RUN", "--benchmark", "binary"], "binary: is no text in UTF-8"),
+        (["eval", "RUN", "--benchmark", "text"], "text: is not a benchmark, which has the keys title"),
+        (["eval", "RUN", "--benchmark", "binary"], "binary: is not UTF-8 text"),
         (["eval", "RUN", "--benchmark", "/dev/zero"], "no benchmark '/dev/zero'"),
-        (["compare", "/dev/zero", "text"], "/dev/zero is no evaluation"),
+        (["compare", "/dev/zero", "text"], "/dev/zero is not an evaluation"),
         (["plan", "RUN", "--profile", "text"], "text is not JSON"),
-        (["plan", "RUN", "--profile", "trace"], "trace is no trace of a run (TypeError"),
-        (["check", "RUN", "plugins=[~nobody-here/a.py]"], "no file"),
+        (["plan", "RUN", "--profile", "trace"], "trace is not a run's trace (TypeError"),
+        (["check", "RUN", "plugins=[~no-such-user/a.py]"], "no file"),
         (["check", "RUN", 'plugins=["a\\0b.py"]'], "which has a NUL byte in it"),
         (["check", "RUN", "hooks=[{type: lerobot, folder: /proc/x}]"], "hooks.0.folder: the data set's folder /proc/x"),
     ],
@@ -162,7 +162,7 @@ def test_no_path_is_a_traceback(run, monkeypatch, command, message):
     assert message in said_by(*(run if word == "RUN" else word for word in command))
 
 
-def test_closed_streams_are_no_traceback_and_no_file_gets_their_number(tmp_path):
+def test_closed_streams_cause_no_traceback_and_no_file_gets_their_number(tmp_path):
     code = (
         "from vla_rl.cli import main\n"
         "main._open_closed_streams()\n"
@@ -212,7 +212,7 @@ def test_a_link_and_a_device_stay_what_they_are(folder):
 
 
 @pytest.mark.parametrize("where", ["import", "check", "build"])
-def test_a_plugin_that_raises_what_is_no_exception(folder, where):
+def test_a_plugin_that_raises_what_is_not_an_exception(folder, where):
     lines = {name: f"    raise GeneratorExit('{name}')" if name == where else "    pass" for name in ("check", "build")}
     Path("odd.py").write_text(
         "from attrs import frozen\nfrom vla_rl import HookPlugin\n"
@@ -230,11 +230,11 @@ def test_a_plugin_that_raises_what_is_no_exception(folder, where):
 # ------------------------------------------------------------------------------------------------- what is read
 
 
-def test_a_pipe_into_which_nobody_writes_is_no_table(monkeypatch):
+def test_a_pipe_without_a_writer_is_not_a_table(monkeypatch):
     os.mkfifo("pipe.yaml")
     Path("spec.yaml").write_text(json.dumps(SPEC))
-    assert "pipe.yaml: cannot be read: it is a pipe, and nobody writes to it" in said_by("check", "pipe.yaml")
-    assert "it is a pipe, and nobody writes to it" in said_by("plan", "spec.yaml", "--gpu", "pipe.yaml")
+    assert "pipe.yaml: cannot be read: it is a pipe, and no process writes to it" in said_by("check", "pipe.yaml")
+    assert "it is a pipe, and no process writes to it" in said_by("plan", "spec.yaml", "--gpu", "pipe.yaml")
     monkeypatch.setenv("VLA_RL_CHECKPOINTS", "pipe.yaml")
     assert "table of known checkpoints pipe.yaml cannot be read" in said_by("models")
 
@@ -255,9 +255,9 @@ def test_a_pipe_with_a_writer_is_read_to_its_end(text):
         os.close(reading)
 
 
-def test_a_gpu_file_that_is_no_text():
+def test_a_gpu_file_that_is_not_text():
     Path("spec.yaml").write_text(json.dumps(SPEC))
     Path("gpu.yaml").write_bytes(b"tflops: \xff\xfe")
-    assert "--gpu gpu.yaml is no text in UTF-8 (invalid start byte at byte 8)" in said_by(
+    assert "--gpu gpu.yaml is not UTF-8 text (invalid start byte at byte 8)" in said_by(
         "plan", "spec.yaml", "--gpu", "gpu.yaml"
     )

@@ -103,7 +103,7 @@ def test_running_ahead_needs_learners_apart(plan):
     status, output = plan("--devices", "2", "asynchrony.max_lag=1", "placement={type: collocated}", "--json")
     own, *others = json.loads(output)
     assert status == 0
-    assert "max_lag 1 needs learners in workers of their own" in own["reason"]
+    assert "max_lag 1 needs learners in separate workers" in own["reason"]
     (best,) = (row for row in others if row["best"])
     assert best["strategy"] == "slots" and "overlap" in best
 
@@ -136,7 +136,7 @@ def test_shards_are_counted_in_the_memory(plan):
     rows = json.loads(plan("--devices", "8", "train.sharding=full", "--json")[1])
     found = {row["strategy"]: row["device_bytes"] for row in rows if row.get("device_bytes")}
     assert found["collocated"] == 14e9 + (14e9 + 1.2e9) / 8, "gathered weights to act with, and an eighth of everything"
-    assert found["disaggregated"] == 14e9, "that of a policy, beside which the learners hold a share each"
+    assert found["disaggregated"] == 14e9, "that of a policy; each learner holds only a share"
 
 
 def test_planning_says_how_far_it_is(plan, monkeypatch):

@@ -44,7 +44,7 @@ def test_a_run_gives_results_and_metrics_as_arrays(record):
     assert vla_rl.open_run(record.folder).metrics["loss/policy"].tolist() == loss.tolist()
 
 
-def test_a_run_goes_on(record, tmp_path):
+def test_a_run_continues(record, tmp_path):
     first = vla_rl.run(SPEC, tmp_path / "run", overrides=["train.steps=2", "train.lr_schedule=constant"])
     assert first.metrics["step"].tolist() == [1, 2]
     second = vla_rl.run(first.folder, resume=True, overrides=["train.steps=3"])
@@ -103,7 +103,7 @@ def test_plugins_simulators_and_projects(tmp_path):
     assert (made / "pyproject.toml").is_file()
 
 
-def test_what_is_no_run_is_an_error(tmp_path):
+def test_what_is_not_a_run_is_an_error(tmp_path):
     with pytest.raises(vla_rl.UserError, match="is not the folder of a run"):
         vla_rl.open_run(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Specs that come with the package: reachable where there is no clone."""
+"""Specs that come with the package: reachable without a clone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_file_that_is_there_wins(elsewhere):
 
 
 @pytest.mark.parametrize("name", ["examples/tabletop.yaml", "tabletop_grop", "other/tabletop_grpo.yaml"])
-def test_another_name_is_told_where_they_are(name):
+def test_another_name_gets_the_folder_of_the_shipped_ones(name):
     result = CliRunner().invoke(app, ["run", name])
     assert result.exit_code == 2
     assert f"{name}: no such file; did you mean 'tabletop_" in result.output

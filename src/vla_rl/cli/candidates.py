@@ -69,7 +69,7 @@ def _candidate(
         if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
             key = f"max_lag {spec.asynchrony.max_lag}" if spec.asynchrony.max_lag else "stream"
             raise DoesNotFit(
-                f"asynchrony.{key} needs learners in workers of their own, from which nothing is offloaded; leave "
+                f"asynchrony.{key} needs learners in separate workers, from which nothing is offloaded; leave "
                 f"it out, or choose disaggregated"
             )
         forecast = forecast_spec(plan, candidate_spec, profile)

@@ -32,7 +32,7 @@ from vla_rl.toolkit.processes import module_path
 from vla_rl.toolkit.waiting import summed, works_now
 
 FIRST_S = 10.0
-"""Seconds until the first line of progress if stderr is no terminal."""
+"""Seconds until the first line of progress if stderr is not a terminal."""
 
 
 def main(
@@ -114,8 +114,8 @@ def _run_there(python: Path, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Say on stderr, from a thread, what goes on: on a terminal in one line, elsewhere in a line now and then.
-    -> a function that is told what has begun."""
+    """Report progress on stderr, from a thread: on a terminal in one line, elsewhere in a line now and then. -> a
+    function that takes the name of what has begun."""
     now, over, line = ["starting"], Event(), StatusLine()
 
     def show() -> None:
@@ -152,11 +152,11 @@ def _keys(config: type) -> Iterator[str]:
 def _default(default: object) -> str:
     factory = getattr(default, "factory", None)
     shown = default if factory is None else factory()
-    return "of its own" if attrs.has(type(shown)) else repr(shown)
+    return "its own defaults" if attrs.has(type(shown)) else repr(shown)
 
 
 def _documentation(config: type) -> dict[str, str]:
-    """Return each field's docstring; empty if there is no source."""
+    """Return each field's docstring; empty if its source is not available."""
     try:
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     except (OSError, TypeError, ValueError, SyntaxError):

@@ -111,7 +111,7 @@ def _drawing(outcomes: dict[str, ProbeResult]) -> Iterator[Finding]:
     backends = {
         "egl": ("GL: EGL", "MuJoCo simulators, MUJOCO_GL=egl"),
         "osmesa": ("GL: OSMesa", "MuJoCo simulators, MUJOCO_GL=osmesa"),
-        "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer where there is no GPU"),
+        "vulkan": ("Vulkan", "SAPIEN simulators, Mesa 24.3 or newer without a GPU"),
     }
     for name, (what, users) in backends.items():
         result = outcomes[name]

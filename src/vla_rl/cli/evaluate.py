@@ -41,7 +41,7 @@ def main(
 
     Args:
         spec_with: further overrides -> the spec.   policy: how tables call it.
-        home: in which a benchmark's results lie, unless `folder` is given.
+        home: folder of a benchmark's results, unless `folder` is given.
         record: folder of a data set that the episodes are appended to.
         protocol: name of the protocol that `spec_with` applies, for the result.
     Raises UserError: a place that cannot be written, before the first episode; what could not be written at the end,
@@ -92,7 +92,7 @@ def _tell(result: dict[str, Any], output: Path | None) -> None:
         except UserError as exc:
             typer.echo(text, nl=False)
             failed = exc
-        except KeyboardInterrupt:  # a pipe that nobody reads
+        except KeyboardInterrupt:  # a pipe without a reader
             typer.echo(text, nl=False)
             raise
     rows = {"all": result["success"], **(result.get("categories") or result["tasks"])}
@@ -116,6 +116,6 @@ def _evaluate(spec: Spec, checkpoint: Path | None, record: Path | None, protocol
 
 
 def recording_to(spec: Spec, folder: Path) -> Component:
-    """The hook that records to a folder, with the settings that the spec's own has, if there is one."""
+    """Return the hook that records to a folder, with the settings of the spec's recording hook, if any."""
     own = next((hook for hook in spec.hooks if isinstance(hook.config, RecordSettings)), component("hook", "lerobot"))
     return attrs.evolve(own, config=attrs.evolve(own.config, folder=folder, what="evaluation", every=0))

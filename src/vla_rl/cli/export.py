@@ -86,7 +86,7 @@ def _removing_partial_copies(folder: Path) -> Iterator[None]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a folder. Raises the first OSError, where `shutil.copytree` goes on and raises a list of texts."""
+    """Copy a folder. Raises the first OSError, where `shutil.copytree` continues and raises a list of texts."""
     failed: list[OSError] = []
 
     def copy(file: str, to: str) -> None:

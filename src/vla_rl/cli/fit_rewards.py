@@ -39,7 +39,7 @@ def fit(
     """Train a classifier and write it to `to`. Return what it reaches on held-out episodes.
 
     Args:
-        cameras, label: see `open_frames`.   device: None: a GPU where there is one.
+        cameras, label: see `open_frames`.   device: None: a GPU, if available.
         report: called after each optimiser step with its number and the loss.
     Raises UserError for data from which it cannot learn, and, before it learns, for a folder that cannot be written or
     is not empty, and a device that is not there.
@@ -81,7 +81,7 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
     Args:
         cameras: cameras to look at; empty: all.
         label: feature that is above 0 at frames of success; None: the first of `LABELS`.
-    Raises UserError for a folder that is no such data set.
+    Raises UserError for a folder of another kind.
     """
     info = read_record(folder / "meta" / "info.json")
     features = info.records("features")
@@ -102,7 +102,7 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
             f"  it has: {', '.join(features)}"
         )
     if "action" not in features:
-        raise UserError(f"{folder} has no feature 'action'; it is no data set of a robot")
+        raise UserError(f"{folder} has no feature 'action'; it is not a robot's data set")
     actions = math.prod(features["action"].sizes("shape"))
     env = EnvInfo(
         cameras={name: _pixels(features[IMAGES + name]) for name in cameras or recorded},
@@ -112,15 +112,15 @@ def open_frames(folder: Path, cameras: Sequence[str], label: str | None) -> Demo
         tasks=(),
     )
     if not env.cameras:
-        raise UserError(f"{folder} has no camera pictures ({IMAGES}...)")
+        raise UserError(f"{folder} has no camera images ({IMAGES}...)")
     config = load("data", "lerobot").config(folder=folder, reward=chosen)
     opened: Demonstrations = build("data", "lerobot", config, Context(chunk=1, env=env))
     return opened
 
 
 def _pixels(feature: Record) -> tuple[int, int]:
-    """Return (height, width) of a picture feature."""
+    """Return (height, width) of an image feature."""
     shape = feature.sizes("shape")
     if len(shape) != 3:
-        raise feature.wrong("shape", "three sizes of a picture")
+        raise feature.wrong("shape", "three sizes of an image")
     return (shape[1], shape[2]) if shape[0] in (1, 3) else (shape[0], shape[1])

@@ -55,7 +55,7 @@ def name_of(checkpoint: Path | None, what: object) -> str:
 def cluster_of(
     devices: int | None, cpus: float | None, memory: float | None, gpu_memory: float | None = None
 ) -> Cluster:
-    """Build a cluster of so many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
+    """Build a cluster of this many GPUs, CPUs and GiB of memory, also of each GPU. Defaults: this machine; GPUs are
     assumed."""
     from vla_rl.runtime.placement.hardware import machine
 

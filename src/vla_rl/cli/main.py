@@ -95,7 +95,7 @@ def run(
     spec: SpecFile,
     overrides: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Of the run; default: runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
     debug: Debug = False,
 ) -> None:
     """Train as a spec says; metrics, checkpoints, videos and results.json go to the run's folder."""
@@ -111,7 +111,7 @@ def sft(
     spec: SpecFile,
     overrides: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Of the run; default: runs/NAME-sft.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
     debug: Debug = False,
 ) -> None:
     """Clone demonstrations as the spec's `imitation` says: of the simulator's expert, or recorded ones."""
@@ -137,9 +137,9 @@ def fit_rewards(
         float, typer.Option(min=0.01, max=0.9, help="Share of the episodes that measures it and is not trained on.")
     ] = 0.2,
     threshold: Annotated[float, typer.Option(min=1e-6, max=1, help="Probability that counts as success.")] = 0.5,
-    image_size: Annotated[int, typer.Option(min=16, max=1024, help="Side that pictures are scaled to.")] = 64,
+    image_size: Annotated[int, typer.Option(min=16, max=1024, help="Side that images are scaled to.")] = 64,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, batches and held-out episodes.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU, if available.")] = None,
     debug: Debug = False,
 ) -> None:
     """Train a success classifier on recorded episodes, for `rewards: {type: classifier, folder: ...}` in a spec."""
@@ -162,8 +162,8 @@ def check(
     gpu_memory: GpuMemory = None,
     debug: Debug = False,
 ) -> None:
-    """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with so many GPUs.
-    Needs no GPU and builds no simulator."""
+    """Report what `run` would refuse, with file and line: on this machine, or with --devices on one with that many
+    GPUs. Needs no GPU and builds no simulator."""
     from vla_rl.core.spec.yaml import dump
 
     loaded, _ = _load(spec, overrides)
@@ -219,7 +219,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Measure success on the evaluation states: of a run's last checkpoint, of one checkpoint, or of a spec's model;
-    with --benchmark on all suites that the field reports, beside published figures."""
+    with --benchmark on all suites that the field reports, next to published figures."""
     from vla_rl.cli.inputs import checkpoint_of, name_of
 
     checkpoint = checkpoint_of(what) if policy is None or (what / "model").is_dir() else None
@@ -304,7 +304,7 @@ def serve(
     prompt: Annotated[str | None, typer.Option(help="The instruction of requests that have none.")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="Let in only who has the key in this file.")] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw actions; else act greedily.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU, if available.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Requests that are inferred together.")] = 16,
     max_wait_s: Annotated[float, typer.Option(min=0, help="Milliseconds that a request waits for others.")] = 2.0,
     record: Annotated[
@@ -312,7 +312,7 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another host name by which clients ask for it; may be repeated."),
+        typer.Option(metavar="NAME", help="Another host name that clients use for it; may be repeated."),
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
@@ -387,7 +387,7 @@ def plan(
 @app.command()
 @reported
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run; it may still go on.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, which may still be running.")],
     output: Annotated[Path | None, typer.Option(help="The file; default: RUN/report.html.")] = None,
     video_mb: Annotated[float, typer.Option(min=0, help="Megabytes of episode videos in it, at most.")] = 20.0,
     debug: Debug = False,
@@ -408,7 +408,7 @@ def check_env(
     num_envs: Annotated[int, typer.Option(min=1, help="Simulator envs.")] = 2,
     chunk: Annotated[int, typer.Option(min=1, help="Actions in a chunk.")] = 4,
     device: Annotated[str, typer.Option(help="For simulators that compute on one: cpu, cuda, cuda:1.")] = "cpu",
-    expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if there is one.")] = True,
+    expert: Annotated[bool, typer.Option(help="Play an episode with the scripted expert, if any.")] = True,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long to run episodes; less means fewer, shorter episodes.")
     ] = 60,
@@ -460,7 +460,7 @@ def new_plugin(
             "or hook."
         ),
     ],
-    name: Annotated[str, typer.Argument(help="By which specs will call it.")],
+    name: Annotated[str, typer.Argument(help="Its name in specs.")],
     folder: Annotated[Path | None, typer.Argument(help="Of the new project; default: ./NAME.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -518,7 +518,7 @@ def install_gl(
     what: Annotated[str, typer.Argument(metavar="egl|vulkan", help="What simulators draw with.")] = "egl",
     debug: Debug = False,
 ) -> None:
-    """Install what simulators draw with where there is no display: EGL (MuJoCo) or Vulkan (SAPIEN)."""
+    """Install what simulators draw with on a machine without a display: EGL (MuJoCo) or Vulkan (SAPIEN)."""
     from vla_rl.toolkit.envs.rendering import install
 
     raise typer.Exit(install(what))
@@ -587,7 +587,7 @@ def _print_all_letters() -> None:
 
 
 def _take_sigterm_as_ctrl_c() -> None:
-    """Also before a run begins, and after it has ended: imports take seconds. Runs have handlers of their own."""
+    """Also before a run begins, and after it has ended: imports take seconds. Runs install their own handlers."""
 
     def stop(number: int, frame: object) -> NoReturn:
         raise KeyboardInterrupt

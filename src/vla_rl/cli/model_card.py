@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from vla_rl.cli.report.charts import PICTURE, success_chart
+from vla_rl.cli.report.charts import IMAGE, success_chart
 from vla_rl.cli.report.gather import ReportData
 from vla_rl.core.spec.yaml import dump
 
@@ -21,20 +21,20 @@ WHITE = '<rect width="100%" height="100%" fill="white"/>'
 DARK = "@media (prefers-color-scheme: dark)"
 FONT = "svg { font: 12px system-ui, sans-serif; }"
 LABELS = ".tick { font-size: 15px; }"
-"""Size of the labels: 10 px in a picture that is scaled to 440 px, the width of a page on a phone."""
+"""Size of the labels: 10 px in an image that is scaled to 440 px, the width of a page on a phone."""
 DRAWN = tuple(f".{name} " for name in ("grid", "tick,", "line", "band", "eval", "eval-line"))
 """Beginnings of the rules that a chart needs."""
 
 
 def curve(run: ReportData) -> str:
-    """Success over training as a picture by itself (SVG)."""
+    """Success over training as a separate image (SVG)."""
     last = max((point.step for point in (*run.rollouts, *run.evaluations)), default=1)
     style = _text("report/style.css")
     colours = dict(re.findall(r"(--[a-z]+): (#[0-9a-f]+);", style.partition(DARK)[0]))
     rules = "".join(line for line in style.splitlines() if line.startswith(DRAWN))
     rules = re.sub(r"var\((--[a-z]+)\)", lambda name: colours[name[1]], rules)  # not every viewer knows variables
-    picture = success_chart(run.rollouts, run.evaluations, last, PICTURE)
-    head, _, rest = picture.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
+    image = success_chart(run.rollouts, run.evaluations, last, IMAGE)
+    head, _, rest = image.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).partition(">")
     return f"{head}><style>{FONT}{rules}{LABELS}</style>{WHITE}{rest}\n"
 
 

@@ -32,8 +32,8 @@ VARIANTS = {"single_env": "env"}
 def new_plugin(kind: str, name: str, folder: Path) -> Path:
     """Write the project of a plugin `name` of a kind (a key of `KINDS` or `VARIANTS`) into `folder`. -> `folder`.
 
-    Raises UserError: unknown kind, a name that is no identifier (dashes are allowed) or that something has already, a
-    folder with something in it.
+    Raises UserError: unknown kind, a name that is not an identifier (dashes are allowed) or that something has already,
+    a folder with something in it.
     """
     begun, kind = kind, VARIANTS.get(kind, kind)
     if kind not in KINDS:

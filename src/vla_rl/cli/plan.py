@@ -224,7 +224,7 @@ def _plain_gpu(device: DeviceMemory) -> dict[str, object]:
 
 
 def _predict(spec: Spec, cluster: Cluster) -> Prediction:
-    """Predict the model's memory where there are GPUs."""
+    """Predict the model's memory on the cluster's GPUs, if any."""
     if not cluster.gpus:
         return NOT_PREDICTED
     with waiting("counting the model's memory", about=spec.model.type):
@@ -310,7 +310,7 @@ def _print(spec: Spec, known: Latencies, candidates: Sequence[Candidate], winner
 def _print_overlap(spec: Spec, further: tuple[Candidate, Overlap] | None, waiting: Mapping[int, float]) -> None:
     console = _console()
     if further is None:
-        console.print("asynchrony.max_lag brings nothing here: no placement that fits has learners of their own")
+        console.print("asynchrony.max_lag brings nothing here: no placement that fits has separate learners")
         return
     candidate, overlap = further
     streamed = ", streamed" if spec.asynchrony.streaming_update else ""

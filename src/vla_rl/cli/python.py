@@ -65,7 +65,7 @@ def run(
         spec: a Spec, plain data, a spec file, or the folder of a run.
         folder: of the run; None: the run folder that was given as `spec`, or runs/NAME.
         overrides: `path=value`, as on the command line.
-        resume: go on from the last checkpoint in the folder.
+        resume: continue from the last checkpoint in the folder.
         live: show growing curves, by the hook `notebook`; None: in a Jupyter notebook.
 
     Raises UserError, and RunStopped after Ctrl-C (saved)."""
@@ -107,7 +107,7 @@ def check(
     gpu_memory: float | None = None,
 ) -> Spec:
     """Check a spec (`vla-rl check`). Return it with all defaults. Raises UserError for everything that a run would
-    refuse on this machine, or on one with so many GPUs, CPUs, and GiB of the host and of each GPU."""
+    refuse on this machine, or on one with this many GPUs, CPUs, and GiB of the host and of each GPU."""
     from vla_rl.cli.inputs import other_machine
     from vla_rl.runtime.checks.run import check_spec
     from vla_rl.runtime.gpu_memory.checks import check_gpu_memory
@@ -141,8 +141,8 @@ def evaluate(
         protocol: "openvla", "openvla_oft", "openpi", "lerobot", "simplevla", "rlinf", or a YAML file: measure as
             they do.
         record: folder of a data set in LeRobot's format that the episodes are appended to.
-        progress: is told what goes on ("eval", or what it waits for), how much is done, and of how much. None: a line
-            on stderr.
+        progress: called with the current phase ("eval", or what it waits for), the number done and the total. None: a
+            line on stderr.
 
     Returns: {"success": {"rate", "low", "high", "n"}, "tasks": {name: the same}, "episodes": [...] ...}.
     Raises UserError: CheckpointError for damaged files."""
@@ -258,7 +258,7 @@ def fit_rewards(
         data: a data set in LeRobot's format, a row a step.   to: the folder to write.
         cameras: cameras to look at; empty: all.   label: feature above 0 at frames of success; None: next.success.
         steps: optimiser steps.   held_out: share of the episodes that measures it and is not trained on.
-        threshold: probability that counts as success.   image_size: side that pictures are scaled to, in pixels.
+        threshold: probability that counts as success.   image_size: side that images are scaled to, in pixels.
 
     Returns its accuracy on held-out episodes and their frames. Raises UserError."""
     from vla_rl.cli.fit_rewards import fit
@@ -392,7 +392,7 @@ def check_env(
     seconds: float = 60.0,
     whole_range: bool = True,
 ) -> Findings:
-    """Run the conformance tests on a simulator (`vla-rl check-env`). Return the findings; empty if there are none."""
+    """Run the conformance tests on a simulator (`vla-rl check-env`). Return the findings; empty if all pass."""
     leave_if_importing()
     from vla_rl.cli.check_env import examine
 

@@ -65,7 +65,7 @@ class RunRecord:
 
     @property
     def checkpoint(self) -> Path:
-        """The newest one. Raises UserError where there is none."""
+        """The newest one. Raises UserError if the run has none."""
         from vla_rl.runtime.run_folder.folder import checkpoint_in
 
         return checkpoint_in(self.folder)

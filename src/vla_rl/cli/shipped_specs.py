@@ -36,8 +36,8 @@ COLLECTIONS = (EXAMPLES, RECIPES)
 
 
 def shipped(path: Path) -> Path | None:
-    """Return the file of the package that `NAME`, `NAME.yaml` or `examples/NAME.yaml` means where there is no such
-    file; None for any other path."""
+    """Return the file of the package that `NAME`, `NAME.yaml` or `examples/NAME.yaml` means if no such file exists;
+    None for any other path."""
     for collection in COLLECTIONS:
         file = collection.folder / f"{path.name.removesuffix(SUFFIX)}{SUFFIX}"
         if path.parts[:-1] in ((), (collection.name,)) and file in collection.files:

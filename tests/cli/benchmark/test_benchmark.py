@@ -151,9 +151,9 @@ def test_a_mean_is_of_all_its_suites():
     assert mean_of({"a": 1.0}, ()) is None
 
 
-def test_what_is_no_evaluation_is_refused(tmp_path):
+def test_what_is_not_an_evaluation_is_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"success": 1}')
-    with pytest.raises(UserError, match="is no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         episodes(tmp_path / "results.json")
     with pytest.raises(
         UserError, match=r"nowhere.json does not exist; `vla-rl eval RUN --output .*nowhere.json` writes it"
@@ -178,7 +178,7 @@ def test_a_file_that_holds_no_benchmark(tmp_path, text, said):
     assert said in refusal("eval", EXAMPLE, "--benchmark", str(file))
 
 
-def test_wrong_choices_name_what_there_is():
+def test_wrong_choices_name_the_available_ones():
     assert "did you mean 'libero'" in refusal("eval", EXAMPLE, "--benchmark", "libro")
     assert "runs env 'libero', the spec has 'tabletop'" in refusal("eval", EXAMPLE, "--benchmark", "libero")
     assert "--output is for a single evaluation" in refusal(

@@ -140,7 +140,7 @@ def test_wide_charts_have_a_form_for_phones(folder):
 
 
 def test_no_chart_is_cut_off_by_a_narrow_window(folder):
-    """Charts take the width of their box, none stands in a box that scrolls, and what is drawn lies inside of it."""
+    """Charts take the width of their box, none stands in a box that scrolls, and what is drawn is inside of it."""
     made(folder)
     text = (folder / "report.html").read_text()
     style, body = re.search(r"<style>(.*?)</style>", text, flags=re.DOTALL)[1], text.partition("<body>")[2]
@@ -157,7 +157,7 @@ def test_no_chart_is_cut_off_by_a_narrow_window(folder):
 
 
 def test_a_phone_shows_times_of_roles_and_long_lines_of_the_spec_whole(folder):
-    """A role's shares stand below each other, each with its title; code goes on in the next line."""
+    """A role's shares stand below each other, each with its title; code continues on the next line."""
     made(folder)
     text = (folder / "report.html").read_text()
     (table,) = re.findall(r'<table class="roles">.*?</table>', text)
@@ -284,11 +284,11 @@ def test_whatever_files_of_a_run_say_is_text(folder, tmp_path):
         ("results.json", {"roles": ["sim"]}, "'roles' is a list, a JSON object"),
         ("results.json", {"env_steps": -1}, "'env_steps' is int -1, a whole number from 0 on"),
         ("results.json", {"wall_seconds": float("inf")}, "'wall_seconds' is float inf, a number from 0 on"),
-        ("results.json", {"notes": 3}, "'notes' is no list"),
+        ("results.json", {"notes": 3}, "'notes' is not a list"),
         ("results.json", {"checkpoint": "acme/vla"}, "'checkpoint' is str 'acme/vla', a JSON object"),
         ("results.json", {"checkpoint": {"keys": {"model.gripper": 1}}}, "keys: 'model.gripper' is int 1"),
         ("environment.json", "3", r"environment\.json holds int 3, a JSON object"),
-        ("trace.json", {"traceEvents": 3}, "'traceEvents' is no list"),
+        ("trace.json", {"traceEvents": 3}, "'traceEvents' is not a list"),
     ],
 )
 def test_files_that_no_run_writes_are_named(tmp_path, file, content, message):
@@ -319,7 +319,7 @@ def test_metrics_and_calls_that_no_run_writes_are_left_out(folder, tmp_path):
     assert "? on ? (? envs) with ?" in page.text and page.count("rect", "learner") == 2
 
 
-def test_success_of_tasks_stands_beside_what_it_was_before(tmp_path):
+def test_success_of_tasks_is_next_to_what_it_was_before(tmp_path):
     parse_spec(SPEC).dump(tmp_path / "spec.yaml")
     before, after = ({"rate": rate, "low": 0.0, "high": 1.0, "n": 9} for rate in (0.125, 0.75))
     results = {"success": after, "success_before": before, "tasks": {"left": after, "right": after}}

@@ -42,7 +42,7 @@ class Pair:
 
 
 def compare(first: Episodes, second: Episodes) -> dict[str, Pair]:
-    """Return the pairs for "all" and for each common task. Raises UserError if there is no common state."""
+    """Return the pairs for "all" and for each common task. Raises UserError if they share no state."""
     common = first.keys() & second.keys()
     if not common:
         raise UserError("the two have no evaluation state in common: compare evaluations of the same tasks")
@@ -120,6 +120,6 @@ def _read(file: Path) -> Iterator[tuple[tuple[str, str, int, int], bool]]:
         raise UserError(f"{file} does not exist; `vla-rl eval RUN --output {file}` writes it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise UserError(
-            f"{file} is no evaluation ({type(exc).__name__}: {exc}): give what `vla-rl eval --output FILE` or "
+            f"{file} is not an evaluation ({type(exc).__name__}: {exc}): give what `vla-rl eval --output FILE` or "
             f"--benchmark wrote"
         ) from None

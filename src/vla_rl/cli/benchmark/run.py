@@ -38,7 +38,7 @@ def evaluate_suite(
 
     Args:
         policy: how the table calls it.   spec_with: further overrides -> the spec.
-        evaluate: evaluates one suite.   say: is told each suite's line.
+        evaluate: evaluates one suite.   say: receives each suite's line.
         optional: suites that are left out, with the reason, where the spec or its `check` raises UserError.
     Raises UserError for a spec of another simulator; each suite's spec is read before the first is evaluated."""
     env_type = _env_type(benchmark, suites[0], spec_with)
@@ -109,14 +109,14 @@ def _env_type(benchmark: Benchmark, suite: str, spec_with: Callable[[Sequence[st
 
 
 def _read_record(file: Path) -> Result:
-    """Return an earlier evaluation's results; empty if there are none. Raises UserError for another kind of file."""
+    """Return an earlier evaluation's results; empty if none exist. Raises UserError for another kind of file."""
     if not file.is_file():
         return {}
     try:
         return dict(read_record(file).data)
     except UserError as exc:
         raise UserError(
-            f"{file} is no result of a suite, which would replace it ({exc}); remove it, or choose another --folder"
+            f"{file} is not a suite's result, and one would replace it ({exc}); remove it, or choose another --folder"
         ) from exc
 
 

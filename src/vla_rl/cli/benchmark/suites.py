@@ -1,4 +1,4 @@
-"""Benchmarks as the field reports them: which suites, in which order, beside which published figures.
+"""Benchmarks as the field reports them: which suites, in which order, next to which published figures.
 
 A benchmark is a YAML file; those of this package go by their names, and any other by its path:
 
@@ -76,7 +76,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Benchmark:
-    """Load a benchmark by name or path. Raises UserError if there is none, or if the file does not hold one."""
+    """Load a benchmark by name or path. Raises UserError if it does not exist, or if the file does not hold one."""
     return _read(read_named("benchmark", name, PACKAGE, "libero.yaml"), name)
 
 
@@ -87,7 +87,7 @@ def _read(text: str, where: str) -> Benchmark:
     for error in document.errors:
         raise UserError(f"{where}:{error.line}: {error.message}")
     if not isinstance(document.data, dict):
-        raise UserError(f"{where}: is no benchmark, which has the keys {', '.join(Benchmark.__annotations__)}")
+        raise UserError(f"{where}: is not a benchmark, which has the keys {', '.join(Benchmark.__annotations__)}")
     try:
         benchmark = converter.structure(document.data, Benchmark)
     except (ClassValidationError, TypeError, ValueError) as exc:

@@ -1,4 +1,4 @@
-"""Protocols of published evaluations: keys of a spec that repeat how somebody measured, each with its source.
+"""Protocols of published evaluations: keys of a spec that repeat how a paper measured, each with its source.
 
 A protocol is a YAML file; those of this package go by their names, and any other by its path:
 
@@ -33,7 +33,7 @@ PACKAGE = "vla_rl.cli.protocol"
 
 @frozen(kw_only=True)
 class ProtocolCase:
-    """Keys of a protocol, and the values of the spec with which they hold."""
+    """Keys of a protocol, and the values of the spec for which they hold."""
 
     keys: dict[str, KnownValue]
     when: dict[str, Any] = field(factory=dict)
@@ -68,7 +68,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Protocol:
-    """Load a protocol by name or path. Raise UserError if there is none, or if the file does not hold one."""
+    """Load a protocol by name or path. Raise UserError if it does not exist, or if the file does not hold one."""
     return _read(read_named("protocol", name, PACKAGE, "openvla.yaml"), name)
 
 

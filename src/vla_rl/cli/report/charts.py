@@ -19,17 +19,17 @@ Pairs = Sequence[tuple[float, float]]
 @frozen
 class ChartShape:
     """Shape of a wide chart. A page holds the same chart as `SCREEN` and as `PHONE`, and shows the one that fits the
-    window; `PICTURE` stands alone in a file, and its labels can be read where it is scaled to the width of a phone."""
+    window; `IMAGE` stands alone in a file, and its labels can be read where it is scaled to the width of a phone."""
 
     css: str
     width: float
     height: float
 
 
-SCREEN, PHONE, PICTURE = (
+SCREEN, PHONE, IMAGE = (
     ChartShape("screen", 960.0, 340.0),
     ChartShape("phone", 340.0, 220.0),
-    ChartShape("picture", 640.0, 320.0),
+    ChartShape("image", 640.0, 320.0),
 )
 
 
@@ -98,7 +98,7 @@ def small_chart(name: str, pairs: Pairs, band: Sequence[Pairs] = ()) -> str:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about so many round numbers between two, and at least two: one alone gives no scale."""
+    """Return about this many round numbers between two, and at least two: one alone gives no scale."""
     span = (high - low) or 1.0
     size = 10 ** math.floor(math.log10(span / count))
     step = next(size * k for k in (1, 2, 5, 10) if span / (size * k) <= count)

@@ -39,7 +39,7 @@ def read_results(file: Path) -> Mapping[str, Any]:
     if results.data.get("checkpoint") is not None:
         results.record("checkpoint").records("keys")
     if not isinstance(results.data.get("notes") or [], list):
-        raise UserError(f"{file}: 'notes' is no list, a list of texts is expected")
+        raise UserError(f"{file}: 'notes' is not a list, a list of texts is expected")
     if results.data.get("roles"):
         check_roles(results.record("roles"))
     return results.data
@@ -60,7 +60,7 @@ def read_trace(file: Path) -> Mapping[str, Any]:
     if about.get("roles"):
         check_roles(trace.record("otherData").record("roles"))
     if not isinstance(events, list):
-        raise UserError(f"{file}: 'traceEvents' is no list")
+        raise UserError(f"{file}: 'traceEvents' is not a list")
     return {"traceEvents": [event for event in events if _is_event(event)], "otherData": about}
 
 
@@ -78,7 +78,7 @@ def read_metrics(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_captions(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return task and instruction of each video by its file's name, from the lists that the hook `video` writes beside
+    """Return task and instruction of each video by its file's name, from the lists that the hook `video` writes next to
     them. Raises UserError."""
     episodes = [episode for file in sorted(folder.glob("step_*.json")) for episode in _episodes(file)]
     return {episode.text("file"): (episode.text("task"), episode.text("instruction")) for episode in episodes}

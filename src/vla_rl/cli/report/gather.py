@@ -55,7 +55,7 @@ class ReportData:
         ]
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """A section of the spec; empty where there is none."""
+        """A section of the spec; empty if the spec has none."""
         value = self.spec.get(name)
         return value if isinstance(value, Mapping) else {}
 

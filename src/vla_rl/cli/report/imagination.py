@@ -22,15 +22,15 @@ METRICS = {
     "world_model/outcome_auc": "AUC of success after a chunk",
 }
 UPDATE = re.compile("update_([0-9]{1,15})")
-PICTURE_BYTES = 4_000_000
-"""A picture that is larger is not put into the page."""
+IMAGE_BYTES = 4_000_000
+"""A larger image is not put into the page."""
 
 
 def imagination(run: ReportData) -> str:
     """The section; nothing of a run without a world model."""
     if not run.series("world_model/updates"):
         return ""
-    return section("Imagination", _sums(run) + _charts(run) + _picture(run))
+    return section("Imagination", _sums(run) + _charts(run) + _image(run))
 
 
 def _sums(run: ReportData) -> str:
@@ -73,13 +73,13 @@ def _charts(run: ReportData) -> str:
     return f'<div class="multiples">{figures}</div>{note}' if figures else ""
 
 
-def _picture(run: ReportData) -> str:
-    pictures = [p for p in sorted((run.folder / "imagined").glob("update_*.png")) if UPDATE.fullmatch(p.stem)]
-    if not pictures or pictures[-1].stat().st_size > PICTURE_BYTES:
+def _image(run: ReportData) -> str:
+    images = [p for p in sorted((run.folder / "imagined").glob("update_*.png")) if UPDATE.fullmatch(p.stem)]
+    if not images or images[-1].stat().st_size > IMAGE_BYTES:
         return ""
-    data, updates = b64encode(pictures[-1].read_bytes()).decode(), int(pictures[-1].stem.partition("_")[2])
+    data, updates = b64encode(images[-1].read_bytes()).decode(), int(images[-1].stem.partition("_")[2])
     note = (
-        f"Held-out episodes after {updates:,} updates, chunk by chunk from left to right, cameras beside each other: "
+        f"Held-out episodes after {updates:,} updates, chunk by chunk from left to right, cameras side by side: "
         "recorded, and below it imagined from the first frame on with the same actions."
     )
     return (

@@ -121,8 +121,8 @@ def _learning(run: ReportData) -> str:
 
 def _time(run: ReportData) -> str:
     roles: Mapping[str, Any] = run.results.get("roles") or run.trace.get("otherData", {}).get("roles") or {}
-    pictures = timelines(run.trace)
-    if not roles and not pictures:
+    drawings = timelines(run.trace)
+    if not roles and not drawings:
         return ""
     content = ""
     if roles:
@@ -138,7 +138,7 @@ def _time(run: ReportData) -> str:
             body += f'<tr><td class="name">{title}</td>{cells}<td class="wide">{_bar(role, usage)}</td></tr>'
         note = (
             "Shares of each role's time in the training steps. Bubbles: idle time within the role's own part of a "
-            "step. Messages: nobody works; processes talk, or the driver judges and writes."
+            "step. Messages: no role works; processes talk, or the driver judges and writes."
         )
         legend = "".join(f'<span><i class="{escape(c)}"></i>{escape(c)}</span>' for c in causes)
         content += (
@@ -146,8 +146,8 @@ def _time(run: ReportData) -> str:
             f'</div><div class="legend"><span>full colour: works; pale: waits for</span>{legend}</div>'
             f'<p class="note">{note}</p></div>'
         )
-    if pictures:
-        drawn = "".join(f"<h3>{escape(title)}</h3>{svg}" for title, svg in pictures)
+    if drawings:
+        drawn = "".join(f"<h3>{escape(title)}</h3>{svg}" for title, svg in drawings)
         legend = "".join(f'<span><i class="{c}"></i>{c}</span>' for c in ("driver", "sim", "policy", "learner"))
         note = "Lanes of a role in shades; hover for the call. Every call of the last steps: trace.json, in Perfetto."
         content += f'<div class="card">{drawn}<div class="legend">{legend}</div><p class="note">{note}</p></div>'

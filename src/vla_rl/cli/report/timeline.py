@@ -20,7 +20,7 @@ MERGED_PX = 0.35
 
 @frozen(kw_only=True)
 class Track:
-    """A row of the picture."""
+    """A row of the timeline."""
 
     name: str
     role: str
