@@ -1,4 +1,4 @@
-"""A plugin in one file: the game of the scripted double as a `SingleEnv` that breaks when it is told to, once."""
+"""A plugin in one file: the game of the scripted double as a `SingleEnv` that breaks on request, once."""
 
 from __future__ import annotations
 

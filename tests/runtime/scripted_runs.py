@@ -16,7 +16,7 @@ import torch
 from vla_rl.core.run.loop import collect_rollout, finish_step, flow_of
 from vla_rl.core.run.selection import take_columns
 from vla_rl.core.run.state import State
-from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_anew
+from vla_rl.runtime.comm.backends.own_ray import MODE, TOKEN, read_token_again
 from vla_rl.runtime.comm.interfaces import LearnerInterface, PolicyInterface
 
 MEASURED = ("time/", "throughput/")
@@ -33,9 +33,9 @@ def one_token() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(MODE, "token")
         patch.setenv(TOKEN, secrets.token_hex(32))
-        read_token_anew()
+        read_token_again()
         yield
-    read_token_anew()
+    read_token_again()
 
 
 def scripted_spec(**changes):

@@ -101,7 +101,7 @@ def receive_versions(transfer: WeightTransfer, worker: int, reports: Any, versio
 
 
 class Reports:
-    """What the processes report. Each has a pipe of its own: a shared queue's lock would stay locked by one that is
+    """What the processes report. Each has a separate pipe: a shared queue's lock would stay locked by one that is
     killed."""
 
     def __init__(self, pipes: list[Any]) -> None:

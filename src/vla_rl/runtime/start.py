@@ -53,18 +53,18 @@ def evaluate(
     """Evaluate a spec's model, with the weights of a run's checkpoint folder if one is given.
 
     Args:
-        progress: called from time to time with what is going on ("eval", or what it waits for, "starting envs: TASK"),
-            how much is done, and how much there is.
+        progress: called from time to time with the current phase ("eval", or what it waits for, "starting envs: TASK"),
+            the number done and the total.
         record: hook that records the episodes, such as `component("hook", "lerobot", folder="episodes")`; the spec's
             own hooks are not called.
-    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint beside an engine
-    with a policy of its own.
+    Raises CheckpointError when any of the checkpoint's files is damaged; UserError for a checkpoint with an engine that
+    acts with its own policy.
     """
     if checkpoint is not None and has_own_policy(spec):
         file = checkpoint.parents[1] / "spec.yaml"
         engine = spec.rollout.engine.type
         raise UserError(
-            f"engine {engine!r} has a policy of its own and takes no weights of a checkpoint; evaluate {file}, or "
+            f"engine {engine!r} has its own policy and takes no weights of a checkpoint; evaluate {file}, or "
             f"leave out rollout.engine"
         )
     check_spec(spec if record is None else evolve(spec, hooks=(record,)), training=False)

@@ -116,7 +116,7 @@ def test_the_folders_number_of_executed_actions_is_the_default_of_the_chunk(kind
         spec_of("folder", type=kind, chunk="")
 
 
-def test_statistics_of_one_suite_are_refused_beside_a_simulator_of_several():
+def test_statistics_of_one_suite_are_refused_with_a_simulator_of_several():
     pytest.importorskip("libero")
     plugin = load("model", "openvla_oft")
     config = plugin.config(preset="fast", use_proprio=False, unnorm_key="libero_goal_no_noops")

@@ -113,7 +113,7 @@ def test_graphs_that_the_placement_moves():
     check_spec(spec_of(GRPO, *overrides), training=True, cluster=cluster)
 
 
-# ------------------------------------------------------------------------------------- demonstrations beside a rollout
+# --------------------------------------------------------------------------------------- demonstrations with a rollout
 
 
 DATA = "imitation: {data: {type: lerobot, folder: nowhere}}\n"
@@ -138,9 +138,7 @@ def test_a_clone_needs_steps_and_a_rate(tmp_path):
     assert "spec.yaml:10: imitation.steps: required by vla-rl sft" in said and "imitation.lr: required by" in said
     with pytest.raises(SpecError, match=r"imitation.steps: required by vla-rl sft"):
         clone(spec_of(SPEC + DATA), tmp_path / "run")
-    with pytest.raises(
-        SpecError, match=r"imitation.expert: is cloned by vla-rl sft, which needs steps and lr beside it"
-    ):
+    with pytest.raises(SpecError, match=r"imitation.expert: is cloned by vla-rl sft, which also needs steps and lr"):
         spec_of(GRPO + "imitation: {expert: {episodes: 2}}\n")
 
 

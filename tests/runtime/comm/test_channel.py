@@ -84,7 +84,7 @@ def test_answers_come_in_the_order_of_calls(served):
 
 
 def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
-    """A call that waits for the next one, and one that nobody waits for when the policy takes its leave."""
+    """A call that waits for the next one, and one that has no waiting caller when the policy takes its leave."""
     server, begun, leaving = RpcServer(threads=3), threading.Event(), threading.Event()
     assert server.connect(POLICY, host_key(), listener[1])
     channel = Channel(listener[0].accept()[0])
@@ -118,7 +118,7 @@ def test_lanes_that_work_at_the_same_time_answer_in_any_order(listener):
         again.result(20)
 
 
-def test_a_thread_that_breaks_leaves_nobody_waiting(listener, monkeypatch):
+def test_a_thread_that_breaks_leaves_no_caller_waiting(listener, monkeypatch):
     def broken(request, call):
         raise MemoryError("no room for the answer")
 
@@ -150,7 +150,7 @@ def test_what_a_call_raises_is_raised_where_it_was_asked_for(served):
     assert caught.value.__notes__ == ["in plugin x"] and "in double" in str(caught.value.__cause__)
 
 
-def test_what_cannot_be_pickled_is_told_in_words(served):
+def test_what_cannot_be_pickled_is_described_in_words(served):
     class Local(Exception):
         pass
 
@@ -170,7 +170,7 @@ def test_two_that_send_more_than_fits_do_not_wait_for_each_other(served):
     client.end()
 
 
-def test_answers_that_nobody_waits_for_are_dropped(served):
+def test_answers_that_no_caller_waits_for_are_dropped(served):
     client = served(double)
     for i in range(3):
         client.call("sim", "step", i)
@@ -182,7 +182,7 @@ def test_answers_that_nobody_waits_for_are_dropped(served):
 
 def test_simulators_answer_several_policies_at_a_time(served):
     first, second = served(double), served(double, OTHER)
-    assert waited(second.call("sim", "step", 3)) == 6, "while the first one's rollout goes on"
+    assert waited(second.call("sim", "step", 3)) == 6, "while the first one's rollout continues"
     assert waited(first.call("sim", "step", 4)) == 8
     first.end()
     assert waited(second.call("sim", "step", 5)) == 10
@@ -198,7 +198,7 @@ def test_each_policy_hears_of_its_own_failures(served):
     first.end()
 
 
-def test_a_policy_that_is_gone_stops_nobody(served, ends):
+def test_a_policy_that_is_gone_stops_no_other(served, ends):
     ends[1][OTHER].close()
     client = served(double)
     assert waited(client.call("sim", "step", 4)) == 8
@@ -208,7 +208,7 @@ def test_a_policy_that_is_gone_stops_nobody(served, ends):
     again.end()
 
 
-def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
+def test_a_worker_that_is_gone_is_reported_by_whoever_knows(ends):
     def died(wait):
         raise SimFault("the actor died")
 
@@ -220,7 +220,7 @@ def test_a_worker_that_is_gone_is_told_by_whoever_knows(ends):
         waited(ticket)
 
 
-def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
+def test_no_policy_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
     """The worker's socket may live on in a process that it forked."""
     monkeypatch.setattr(rpc_client, "LOOK_S", 0.01)
     looks = []
@@ -235,7 +235,7 @@ def test_nobody_waits_for_a_worker_that_serves_no_more(ends, monkeypatch):
         waited(client.call("sim", "step", 1))
 
 
-def test_a_server_that_breaks_leaves_nobody_waiting(served, ends, monkeypatch):
+def test_a_server_that_breaks_leaves_no_caller_waiting(served, ends, monkeypatch):
     def broken(request, call):
         raise MemoryError("no room for the answer")
 

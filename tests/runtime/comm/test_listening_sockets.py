@@ -1,4 +1,4 @@
-"""A run on one machine can be reached from nowhere else, and Ray's part of it by nobody without its token."""
+"""A run on one machine can be reached from nowhere else, and Ray's part of it only with its token."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_two_learners_listen_on_the_loopback_only_and_ray_wants_its_token(monkey
 @pytest.mark.ray
 @pytest.mark.own_ray
 def test_a_ray_without_tokens_is_mentioned(tmp_path, start_run):
-    """In a process of its own: Ray reads the mode once and keeps it."""
+    """In a separate process: Ray reads the mode once and keeps it."""
     spec = scripted_spec(runtime={"backend": "ray"}, train={"steps": 1}, eval={"before": False, "every": 0})
     parse_spec(spec).dump(tmp_path / "spec.yaml")
     process = start_run(tmp_path / "spec.yaml", tmp_path / "run", env=os.environ | {MODE: "disabled"})

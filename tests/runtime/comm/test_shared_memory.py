@@ -71,7 +71,7 @@ def test_another_memory_is_never_taken_for_the_one_before():
 
 
 def test_a_request_that_was_never_read_is_made_again():
-    """A round begins anew after a simulator elsewhere died."""
+    """A round restarts after a simulator elsewhere died."""
     outbox, inbox = SharedMemoryWriter(), SharedMemoryReader()
     outbox.put(value_of(10**6), shared=True)
     assert same(inbox.take(outbox.put(value_of(10**6, seed=1), shared=True)), value_of(10**6, seed=1))
@@ -108,7 +108,7 @@ def test_memory_of_copies_is_used_again_but_not_while_anybody_refers_to_it():
     assert same(found, value_of(4 * SMALL, 9)) and found["image"].ctypes.data in there
     assert np.array_equal(view, values[0]["image"][5:9]) and np.array_equal(tensor, values[1]["image"])
     further = [inbox.take(outbox.put(value_of(4 * SMALL, seed), shared=True)) for seed in (10, 11)]
-    assert len(inbox.pool.blocks) == 5, "one of the four was free beside the first"
+    assert len(inbox.pool.blocks) == 5, "one of the four was free in addition to the first"
     assert np.array_equal(view, values[0]["image"][5:9]) and np.array_equal(tensor, values[1]["image"])
     assert all(map(same, further, [value_of(4 * SMALL, 10), value_of(4 * SMALL, 11)]))
 

@@ -49,12 +49,12 @@ def undisturbed(tmp_path_factory):
         ("frames_wanted", 3),
     ],
 )
-def test_what_was_learned_is_saved_and_the_run_goes_on_from_it(tmp_path, undisturbed, event, saved):
+def test_what_was_learned_is_saved_and_the_run_continues_from_it(tmp_path, undisturbed, event, saved):
     told = failing(tmp_path, event=event)
     assert f"hook 'bad' failed in {event} ({BAD}:" in told
     assert "ValueError: the plot has no axes" in told
     assert (
-        f"stopped after step {saved}; saved in {tmp_path}; go on with: {console_command()} run {tmp_path} --resume"
+        f"stopped after step {saved}; saved in {tmp_path}; continue with: {console_command()} run {tmp_path} --resume"
         in told
     )
     assert RunFolder(tmp_path).latest().name == f"step_{saved:06d}"
@@ -92,7 +92,7 @@ def test_whatever_it_raises(tmp_path, undisturbed, does, said):
     assert read_metrics(tmp_path) == [line for line in undisturbed if line["step"] <= 2]
 
 
-def test_in_an_evaluation_it_is_named_and_the_result_is_told():
+def test_in_an_evaluation_it_is_named_and_the_result_is_reported():
     spec = spec_with(event="on_eval_end", at=0)
     with pytest.raises(NotRecorded, match="hook 'bad' failed in on_eval_end") as caught:
         evaluate(spec, record=spec.hooks[0])
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full(tmp_path, undisturbed, event, at):
             assert "make room, and resume the run" in told
         else:
             assert f"{disk / 'run' / 'results.json'} cannot be written: No space left" in told
-            assert f"go on from it with: {console_command()} run {disk / 'run'} --resume" in told
+            assert f"continue from it with: {console_command()} run {disk / 'run'} --resume" in told
         run(parse_spec(scripted_spec(**SHORT)), disk / "run", True)
         assert read_metrics(disk / "run") == undisturbed
     finally:

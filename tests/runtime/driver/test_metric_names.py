@@ -115,7 +115,7 @@ def test_a_name_of_the_runtime_is_refused_from_a_trainer(tmp_path, named):
         trained_by(tmp_path / "run", named=named)
 
 
-def test_a_metric_of_a_trainer_that_is_no_number_is_warned_of_once(tmp_path, caplog):
+def test_a_metric_of_a_trainer_that_is_not_a_number_is_warned_of_once(tmp_path, caplog):
     trained_by(tmp_path / "run", named="mine/q")
     assert caplog.text.count("step 1: trainer 'talkative' reports nan as the metric 'mine/q'") == 1
     assert caplog.text.count("mine/q") == 1

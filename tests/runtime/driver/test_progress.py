@@ -1,4 +1,4 @@
-"""What a run says while it goes on: its devices first, then how far a long phase is."""
+"""What a run says while it is running: its devices first, then how far a long phase is."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ def test_an_expert_that_is_not_there_is_an_error_of_the_spec_and_a_bug_is_a_bug(
         "double = doubles['env']['scripted']\n"
         "def build(config, context):\n"
         "    env = double.build(config, context)\n"
-        "    def nobody(self):\n"
+        "    def fail(self):\n"
         f"        raise {raised}\n"
         "    return type('Mute', (type(env),), {'__init__': lambda self: vars(self).update(vars(env)), "
-        "'expert_chunk': nobody})()\n"
+        "'expert_chunk': fail})()\n"
         "vla_rl_plugins = {'env': {'mute': dataclasses.replace(double, build=build)}}\n"
     )
     plugins = ["vla_rl.testing.scripted", str(tmp_path / "mute.py")]

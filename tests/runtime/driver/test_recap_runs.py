@@ -115,7 +115,7 @@ def test_plain_cloning_has_no_condition(tmp_path):
 
 @pytest.mark.ray
 def test_policies_in_other_workers_have_the_condition(tmp_path):
-    """Two learners, which add up gradients of both networks, and a policy of its own."""
+    """Two learners, which add up gradients of both networks, and a separate policy."""
     section = {**SECTION, "steps": 60}
     changes = {"runtime": {"backend": "ray"}, "placement": {"type": "slots", "learner": 2}}
     spec = scripted_spec(plugins=PLUGINS_OF_SLOTS, model={"type": "reading"}, imitation=section, **changes)

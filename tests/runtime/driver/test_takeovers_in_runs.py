@@ -69,7 +69,7 @@ def test_a_run_in_which_the_person_does_everything_says_so(tmp_path):
     """Episodes without an action of the policy are no data: updates are skipped, and then the run ends with the
     reason."""
     changes = {"env": {"first": 0, "each": 1}, "train": {"steps": 8, "max_skipped": 2}}
-    with pytest.raises(UserError, match="in 2 training steps in a row .* somebody took over before the policy's first"):
+    with pytest.raises(UserError, match="in 2 training steps in a row .* an operator took over before the policy's"):
         run(helped_spec(**changes), tmp_path / "run", False)
     lines = [line for line in read_metrics(tmp_path / "run") if "rollout/episodes" in line]
     assert [line["update/skipped"] for line in lines] == [1.0, 1.0]
@@ -92,7 +92,7 @@ def test_executed_actions_outside_of_the_bounds_are_counted_and_warned_of_once(t
     assert text.startswith(
         f"warning: step 1: {steps[0]:.0f} of {steps[0]:.0f} actions of whoever took over were outside"
     )
-    assert "1e+06 in dimension 0, beside [-1, 1]" in text
+    assert "1e+06 in dimension 0, not within [-1, 1]" in text
 
 
 def test_metrics_results_and_evaluations_count_interventions(tmp_path):
@@ -160,7 +160,7 @@ def test_a_recording_without_interventions_is_refused_where_they_are_wanted(tmp_
     hooks = [{"type": "lerobot", "what": "evaluation"}]
     for name, env, message in (
         ("none", {"first": helped_env.LENGTH}, "has no sample that begins with an intervention"),
-        ("nobody", {"first": helped_env.LENGTH, "announced": False}, "has no feature 'is_intervention'"),
+        ("no_person", {"first": helped_env.LENGTH, "announced": False}, "has no feature 'is_intervention'"),
     ):
         run(helped_spec(env=env, train={"steps": 1}, hooks=hooks), tmp_path / name, False)
         data = {"type": "lerobot", "folder": str(tmp_path / name / "lerobot"), "only": "interventions"}

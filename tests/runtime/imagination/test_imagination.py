@@ -43,7 +43,7 @@ WORLDS = pytest.mark.parametrize("world", [ORACLE, EDM], ids=["oracle", "edm"])
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """World model -> (folder, results, metrics) of a run that nobody disturbed."""
+    """World model -> (folder, results, metrics) of an undisturbed run."""
     found = {}
     for world in (ORACLE, EDM):
         folder = tmp_path_factory.mktemp(world["type"])
@@ -98,11 +98,11 @@ def test_what_is_imagined_is_trained_on(whole, tmp_path, world) -> None:
 
 
 @WORLDS
-def test_pictures_of_what_it_imagines_are_in_the_run_folder(whole, world) -> None:
+def test_images_of_what_it_imagines_are_in_the_run_folder(whole, world) -> None:
     folder, _, _ = whole[world["type"]]
-    pictures = sorted((folder / "imagined").glob("update_*.png"))
-    assert len(pictures) == 2
-    pixels = np.asarray(Image.open(pictures[-1]))
+    images = sorted((folder / "imagined").glob("update_*.png"))
+    assert len(images) == 2
+    pixels = np.asarray(Image.open(images[-1]))
     across, pair = (16 * 2 + 2 * GAP) * 5, 2 * (16 + GAP) + 3 * GAP
     assert pixels.shape[1:] == (across, 3), "two cameras, the first frame and four chunks"
     assert pixels.shape[0] % pair == 0, "recorded above imagined, and a band below each pair"
@@ -117,7 +117,7 @@ def test_pictures_of_what_it_imagines_are_in_the_run_folder(whole, world) -> Non
 
 
 @WORLDS
-def test_a_run_that_goes_on_gives_the_same_numbers(whole, tmp_path, world) -> None:
+def test_a_resumed_run_gives_the_same_numbers(whole, tmp_path, world) -> None:
     """From step 3; by then older episodes were overwritten."""
     folder, results, metrics = whole[world["type"]]
     practise(tmp_path, world_model=world, train={"steps": 3})
@@ -284,7 +284,7 @@ def test_groups_are_imagined_from_one_window(tmp_path) -> None:
     assert sum(tickets[end] for end in ("trained", "filtered", "discarded")) == 32 and tickets["filtered"] % 4 == 0
 
 
-def test_a_world_model_of_other_pictures_is_refused(tmp_path) -> None:
+def test_a_world_model_of_other_images_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"oracle.*cameras.*64.*keys"):
         practise(tmp_path, world_model={**ORACLE, "keys": []})
 
@@ -384,7 +384,7 @@ def test_what_is_imagined_counts_among_what_learners_hold() -> None:
 # ---------------------------------------------------------------------------------------------------------- report
 
 
-def test_the_report_shows_imagined_beside_real_episodes(whole) -> None:
+def test_the_report_shows_imagined_next_to_real_episodes(whole) -> None:
     folder, results, _ = whole["oracle"]
     page = render(gather(folder), 0)
     assert "<h2>Imagination</h2>" in page and 'class="strip"' in page

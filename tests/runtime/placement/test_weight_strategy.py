@@ -1,4 +1,4 @@
-"""The strategy by which weights travel: what `auto` chooses, and what is refused, with what there is and what to do."""
+"""The strategy that transfers weights: what `auto` chooses, and what is refused, with the choices and what to do."""
 
 from __future__ import annotations
 

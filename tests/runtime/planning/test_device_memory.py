@@ -1,4 +1,4 @@
-"""Predicted memory of GPUs beside measured figures, by placement, and what a run that does not fit is told."""
+"""Predicted memory of GPUs against measured figures, by placement, and the message for a run that does not fit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ slow = (pytest.mark.slow, pytest.mark.exhaustive)
 def test_a_learner_step_needs_what_was_measured(model, micro_batch, measured):
     """Weights, gradients, optimiser and a pass, to a tenth; the figures are those of docs/how-to/plan-a-run.md.
 
-    bfloat16 weights had no masters then, and gradients and moments of their own type: 10 bytes fewer each, of which a
+    bfloat16 weights had no masters then, and gradients and moments in bfloat16: 10 bytes fewer each, of which a
     master has 4.
     """
     oft = model["type"] == "openvla_oft"
@@ -128,7 +128,7 @@ def test_a_micro_batch_that_ran_out_of_memory_is_refused_with_what_would_help():
     "model", [{**OFT, "preset": "small", "autocast": True, "lora": LORA}, {**OFT, "preset": "small"}]
 )
 def test_a_gpu_allocates_what_is_predicted(model):
-    """The same pass on the device: PyTorch's own count beside the prediction."""
+    """The same pass on the device: PyTorch's own count against the prediction."""
     from vla_rl.core.randomness import Noise
     from vla_rl.core.types import Context
     from vla_rl.plugins.models.openvla import openvla_oft
@@ -181,11 +181,11 @@ def needs(plan, envs=64, sharded=False):
 def test_one_worker_holds_one_model_for_both_roles():
     plan = slots({"roles": ALL})
     assert needs(plan) == [8 + 2 + 2 + 4 + 21], "the learner step needs more than the rollout"
-    assert needs(plan, envs=512) == [8 + 2 + 2 + 4 + 1 + 32], "and here the rollout, beside gradients and optimiser"
+    assert needs(plan, envs=512) == [8 + 2 + 2 + 4 + 1 + 32], "and here the rollout, with gradients and optimiser"
     assert needs(evolve(plan, batching=Batching(max_batch=64)), envs=512) == [8 + 2 + 2 + 4 + 21]
 
 
-def test_roles_on_devices_of_their_own():
+def test_roles_on_separate_devices():
     plan = slots({"roles": ("sim", "policy"), "index": 0}, {"roles": ("learner",), "index": 1})
     assert needs(plan) == [37, 8 + 2 + 1 + 4]
 

@@ -1,4 +1,4 @@
-"""Estimated seconds of calls beside those that one H200 took."""
+"""Estimated seconds of calls against those that one H200 took."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def lengths(cv):
 
 
 def job(cv, tickets, update):
-    """A simulator of 64 envs in parallel, and an update of so many times the seconds that envs need for a step's
+    """A simulator of 64 envs in parallel, and an update of this many times the seconds that envs need for a step's
     tickets. -> (profile, those seconds)."""
     steps = lengths(cv)
     seconds = sum(steps) / len(steps) * tickets / ENVS * CHUNK
@@ -150,7 +150,7 @@ def test_with_several_workers_no_row_runs_dry_while_the_driver_waits():
 
 @pytest.mark.parametrize("tickets", [ENVS, 3 * ENVS])
 def test_what_is_left_out_of_a_simulation_changes_nothing(tickets, monkeypatch):
-    """Many pairs of workers that do the same, beside pairs of which each differs by a hair."""
+    """Many pairs of workers that do the same, next to pairs that each differ by a hair."""
     slots = [Slot(roles=("sim",))] * 8 + [Slot(roles=("policy",))] * 4 + [Slot(roles=("learner",))]
     alike = Plan(slots=tuple(slots))
     unlike = Plan(slots=tuple(evolve(slot, cpus=1.0 + i) for i, slot in enumerate(slots)))

@@ -129,8 +129,8 @@ def test_a_lane_per_env(envs, seconds, cv, lock_step, what_waits, quarter):
     assert all(0.0 <= forecast.idle["sim"] < 1.0 for forecast in found)
 
 
-def test_rows_that_step_at_the_same_time_delay_nobody():
-    """Nothing waits: each of 4 envs has a step and an inference of its own, in turn."""
+def test_rows_that_step_at_the_same_time_delay_no_other_row():
+    """Nothing waits: each of 4 envs has a separate step and inference, in turn."""
     plan = apart(4, concurrent_lanes=True, batching=Batching(max_wait_s=0.0))
     free = Cost(seconds=0.1, fixed=1.0)
     expected = expect(plan, 4, profile_of(free, Cost(seconds=0.0)))

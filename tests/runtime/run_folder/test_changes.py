@@ -1,4 +1,4 @@
-"""What may change when a run goes on: nothing silently."""
+"""What may change when a run is resumed: nothing silently."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_key_that_a_newer_version_has_is_said_and_not_refused(changes, tmp_pat
     assert describe(found).startswith("  rollout.chunk: (not there) -> 2")
 
 
-def test_an_optional_key_of_a_newer_version_that_is_left_out_is_no_change(changes, tmp_path):
+def test_an_optional_key_of_a_newer_version_that_is_left_out_is_not_a_change(changes, tmp_path):
     changes()
     file = tmp_path / "spec.yaml"
     assert "  global_batch: 16\n" in file.read_text()
@@ -133,7 +133,7 @@ def test_an_optional_key_of_a_newer_version_that_is_left_out_is_no_change(change
 def test_a_refused_change_leaves_the_run_as_it_was(train, tmp_path):
     train(train={"steps": 1})
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    with pytest.raises(UserError, match=r"cannot go on with them:\n  seed: 3 -> 4"):
+    with pytest.raises(UserError, match=r"cannot continue with these:\n  seed: 3 -> 4"):
         train(resume=True, seed=4, train={"steps": 2})
     assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
 
@@ -142,7 +142,7 @@ def test_a_change_is_said_acts_and_both_specs_are_kept(train, tmp_path, caplog):
     train(train={"steps": 1})
     first = (tmp_path / "run" / "spec.yaml").read_text()
     train(resume=True, train={"steps": 2, "weight_decay": 0.5})
-    assert "those until step 1 are kept beside its spec.yaml" in caplog.text
+    assert "those until step 1 are kept next to its spec.yaml" in caplog.text
     assert "train.weight_decay: 0.0 -> 0.5" in caplog.text
     assert (tmp_path / "run" / "spec-until_step_000001.yaml").read_text() == first
     assert "weight_decay: 0.5" in (tmp_path / "run" / "spec.yaml").read_text()
@@ -150,14 +150,14 @@ def test_a_change_is_said_acts_and_both_specs_are_kept(train, tmp_path, caplog):
     assert [group["weight_decay"] for group in saved["optimizer"]["param_groups"]] == [0.5]
 
 
-def test_going_on_with_the_same_spec_says_nothing_and_keeps_no_other(train, tmp_path, caplog):
+def test_resuming_with_the_same_spec_says_nothing_and_keeps_no_other(train, tmp_path, caplog):
     train(train={"steps": 1})
     train(resume=True, train={"steps": 1})
     assert not caplog.records
     assert list((tmp_path / "run").glob("spec-*")) == []
 
 
-def test_cloning_does_not_go_on_with_a_run_of_reinforcement_learning(train, tmp_path):
+def test_cloning_does_not_continue_a_run_of_reinforcement_learning(train, tmp_path):
     train(train={"steps": 1}, imitation=FULL["imitation"])
     before = read_metrics(tmp_path / "run")
     spec = parse_spec(scripted_spec(train={"steps": 1}, imitation=FULL["imitation"]))

@@ -89,7 +89,7 @@ def entries(folder: Path) -> list[str]:
     return sorted(entry.name for entry in (folder / "checkpoints").iterdir())
 
 
-def test_a_copy_in_which_the_link_is_a_folder_goes_on(killed, whole):
+def test_a_copy_in_which_the_link_is_a_folder_continues(killed, whole):
     last = killed / "checkpoints" / "last"
     last.unlink()
     shutil.copytree(killed / "checkpoints" / "step_000006", last)
@@ -101,7 +101,7 @@ def test_a_copy_in_which_the_link_is_a_folder_goes_on(killed, whole):
 
 
 @pytest.mark.parametrize("text", ["step_000006", "a note of mine " * 20])
-def test_a_copy_in_which_the_link_is_a_text_goes_on(killed, text):
+def test_a_copy_in_which_the_link_is_a_text_continues(killed, text):
     last = killed / "checkpoints" / "last"
     last.unlink()
     last.write_text(text)
@@ -184,7 +184,7 @@ def test_a_save_that_fails_for_another_reason_does_not_ask_for_room(tmp_path, mo
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_folder_that_is_no_run_is_not_resumed(tmp_path, there):
+def test_a_folder_that_is_not_a_run_is_not_resumed(tmp_path, there):
     folder = tmp_path / "typo"
     if there:
         folder.mkdir()
@@ -233,12 +233,12 @@ def put(file: Path) -> None:
         ("manifest.json", cut, "manifest.json cannot be read"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(killed, whole, caplog, file, damage, message):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(killed, whole, caplog, file, damage, message):
     damage(killed / "checkpoints" / "step_000006" / file)
     state, trainer = RunFolder(killed).restore()
     assert state.step == 4 and trainer.parent.name == "step_000004"
     assert re.search(rf"step_000006 is damaged: .*{message}", caplog.text)
-    assert "kept as damaged_step_000006; going on from step_000004" in caplog.text
+    assert "kept as damaged_step_000006; continuing from step_000004" in caplog.text
     assert (killed / "checkpoints" / "last").resolve().name == "step_000004"
     caplog.clear()
     RunFolder(killed).restore()
@@ -382,7 +382,7 @@ def test_a_run_that_has_begun_is_not_started_again(killed, whole, left):
         run(parse_spec(scripted_spec(**SIX)), killed, False)
 
 
-def test_a_spec_that_somebody_wrote_is_not_replaced(tmp_path):
+def test_a_spec_that_a_user_wrote_is_not_replaced(tmp_path):
     spec = parse_spec(scripted_spec(**SIX))
     (tmp_path / "spec.yaml").write_text("# mine\n")
     with pytest.raises(UserError, match=r"spec.yaml was not written by a run"):
@@ -452,7 +452,7 @@ def test_a_folder_of_other_things_is_not_taken(spec_that_starts_no_worker, tmp_p
     assert "/ is neither empty nor the folder of a run" in refused(spec_that_starts_no_worker, "--folder", "/")
 
 
-def test_a_run_begins_beside_its_own_log(tmp_path, train):
+def test_a_run_begins_next_to_its_own_log(tmp_path, train):
     folder = tmp_path / "run"
     (folder / "lost+found").mkdir(parents=True)
     (folder / ".keep").touch()
@@ -485,7 +485,7 @@ def test_a_read_only_disk(spec_that_starts_no_worker, tmp_path, folder):
 # --------------------------------------------------------------------------------------------------------- kills
 
 
-def test_killed_at_any_operation_of_a_save_it_leaves_a_folder_to_go_on_from(tmp_path, fork_server):
+def test_killed_at_any_operation_of_a_save_it_leaves_a_folder_to_continue_from(tmp_path, fork_server):
     script = Path(__file__).with_name("killed_saves.py")
     done = fork_server.run_python(script, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

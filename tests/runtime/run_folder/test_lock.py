@@ -29,7 +29,7 @@ def leave(folder: Path, **owner) -> None:
     (folder / NAME).write_text(json.dumps(me | owner))
 
 
-def test_a_second_owner_is_refused_and_told_who_is_first(tmp_path):
+def test_a_second_owner_is_refused_with_the_name_of_the_first(tmp_path):
     with RunLock(tmp_path):
         mine = rf"in use by process {os.getpid()} on host {socket.gethostname()} since 2\d\d\d-"
         with pytest.raises(FolderInUse, match=mine):
@@ -89,13 +89,13 @@ def test_what_a_killed_owner_started_does_not_hold_its_lock(tmp_path, fork_serve
                 process.kill()
 
 
-def test_a_number_that_another_process_got_since_is_no_owner(tmp_path, caplog):
+def test_a_number_that_another_process_got_since_is_not_an_owner(tmp_path, caplog):
     leave(tmp_path, started=psutil.Process().create_time() - 3600)
     RunLock(tmp_path).release()
     assert "which is gone; taken over" in caplog.text
 
 
-def test_a_process_that_ended_and_that_nobody_asked_about_is_no_owner(tmp_path):
+def test_a_process_that_ended_and_was_not_waited_for_is_not_an_owner(tmp_path):
     with subprocess.Popen(["sleep", "600"]) as process:
         ended = psutil.Process(process.pid)
         process.kill()
@@ -144,13 +144,13 @@ def test_an_owner_renews_its_lock(tmp_path, monkeypatch):
             time.sleep(0.01)
 
 
-def test_a_file_that_a_kill_left_empty_or_half_written_is_no_owner(tmp_path):
+def test_a_file_that_a_kill_left_empty_or_half_written_is_not_an_owner(tmp_path):
     (tmp_path / NAME).write_text('{"host": "el')
     RunLock(tmp_path).release()
     assert (tmp_path / NAME).read_text() == ""
 
 
-def test_a_run_that_lost_a_worker_goes_on_and_keeps_its_folder_meanwhile(tmp_path, train):
+def test_a_run_that_lost_a_worker_continues_and_keeps_its_folder_meanwhile(tmp_path, train):
     (tmp_path / "mortal.py").write_text(
         "from pathlib import Path\n"
         "import pytest\n"

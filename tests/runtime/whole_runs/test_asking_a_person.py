@@ -1,5 +1,5 @@
-"""Whole runs beside which a person tells success, resets the scene and stops the robot. The person is a thread that
-uses the page's requests.
+"""Whole runs with a person who judges success, resets the scene and stops the robot. The person is a thread that uses
+the page's requests.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CHANGES: dict[str, Any] = {
 
 
 @contextmanager
-def beside(file: Path, answer: Callable[[dict, int], str | None]) -> Iterator[list[str]]:
-    """Let somebody watch the page whose address is in a file, and press what `answer` says to (state, number of presses
+def watching(file: Path, answer: Callable[[dict, int], str | None]) -> Iterator[list[str]]:
+    """Let a person watch the page whose address is in a file, and press what `answer` says to (state, number of presses
     so far). Yield what was pressed.
     """
     pressed: list[str] = []
@@ -85,8 +85,8 @@ def obliging(state: dict, count: int) -> str | None:
     return "success" if "was it a success" in state["text"] else None
 
 
-def test_a_person_tells_success_and_resets(tmp_path):
-    with beside(tmp_path / "address", obliging) as pressed:
+def test_a_person_judges_success_and_resets(tmp_path):
+    with watching(tmp_path / "address", obliging) as pressed:
         start(tmp_path / "run", tmp_path / "address")
     assert [line["env/success_rate"] for line in steps_of(tmp_path / "run")] == [1.0, 1.0]
     assert [line["env/return"] for line in steps_of(tmp_path / "run")] == [1.0, 1.0]
@@ -94,17 +94,17 @@ def test_a_person_tells_success_and_resets(tmp_path):
     assert pressed.count("ready") == 8 + 2  # episodes of the evaluation at the end too, one of each task
 
 
-def test_a_stop_saves_and_the_run_goes_on_from_there(tmp_path):
+def test_a_stop_saves_and_the_run_continues_from_there(tmp_path):
     """The stop comes after twelve answers, in the second step: each of its episodes has two."""
 
     def stopping(state: dict, count: int) -> str | None:
         return "stop" if count == 12 else obliging(state, count)
 
-    with beside(tmp_path / "address", stopping), pytest.raises(SafetyStop, match="a person stopped the robot") as error:
+    with watching(tmp_path / "address", stopping), pytest.raises(SafetyStop, match="person stopped the robot") as error:
         start(tmp_path / "run", tmp_path / "address")
     assert "stopped after step 1; saved in" in "".join(error.value.__notes__)
     assert len(steps_of(tmp_path / "run")) == 1
-    with beside(tmp_path / "address", obliging):
+    with watching(tmp_path / "address", obliging):
         results = start(tmp_path / "run", tmp_path / "address", resume=True)
     assert len(steps_of(tmp_path / "run")) == 2
     assert results["success"]["n"] == 2
@@ -121,11 +121,11 @@ def test_ctrl_c_while_a_person_is_waited_for(tmp_path):
             signal.raise_signal(signal.SIGINT)
         return None if left.is_set() else obliging(state, count)
 
-    with beside(tmp_path / "address", leaving), pytest.raises(RunStopped, match="stopped after step 1; saved in"):
+    with watching(tmp_path / "address", leaving), pytest.raises(RunStopped, match="stopped after step 1; saved in"):
         start(tmp_path / "run", tmp_path / "address", deadline_s=250.0)
 
 
-def test_a_run_beside_which_nobody_is_ends_with_a_name(tmp_path):
+def test_a_run_without_a_person_ends_with_a_name(tmp_path):
     with pytest.raises(NobodyAnswered, match=r"nobody answered 'reset the scene: ready\?' .* within 0.2 s"):
         start(tmp_path / "run", tmp_path / "address", deadline_s=0.2)
 

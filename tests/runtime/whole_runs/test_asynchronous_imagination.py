@@ -76,11 +76,11 @@ def test_every_chunk_has_its_versions_and_none_is_too_old(tmp_path) -> None:
         assert steps[step]["imagination/world_model_version"] == steps[step]["world_model/updates"]
         assert steps[step]["imagination/episodes"] == 32 and steps[step]["rollout/episodes"] == 16
     assert results["tickets"]["trained"] == 64 and results["imagination"]["tickets"]["trained"] == 96
-    assert real_steps_in(tmp_path, "fit") > 0, "the simulators go on while the world model is fitted"
+    assert real_steps_in(tmp_path, "fit") > 0, "the simulators continue while the world model is fitted"
 
 
 def real_steps_in(folder, name) -> int:
-    """Chunk steps of simulators that began while a call of this name, in practice, went on."""
+    """Chunk steps of simulators that began while a call of this name, in practice, was running."""
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     of_track = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     calls = [(of_track[e["pid"], e["tid"]], e) for e in events if e["ph"] == "X"]

@@ -1,4 +1,4 @@
-"""Rollouts that go on while learners train: how old data are, that each ticket is used once, and that nothing else
+"""Rollouts that continue while learners train: how old data are, that each ticket is used once, and that nothing else
 changes."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_an_evaluation_is_of_one_version(train, tmp_path):
         ),
     ],
 )
-def test_what_cannot_go_on_side_by_side_is_refused(changes, message):
+def test_what_cannot_run_side_by_side_is_refused(changes, message):
     spec = parse_spec(scripted_spec(asynchrony={"max_lag": 1}, **changes))
     with pytest.raises(SpecError, match=message):
         check_spec(spec, training=True)
@@ -122,7 +122,7 @@ def test_keys_that_contradict_each_other_are_refused(changes, message):
 
 
 @pytest.mark.ray
-def test_a_publication_holds_nobody_back_but_the_tickets_that_wait_for_it(train, tmp_path):
+def test_a_publication_holds_back_only_the_tickets_that_wait_for_it(train, tmp_path):
     """Weights take long to arrive; policies act and learners train on meanwhile, and no ticket starts too early."""
     plugins = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(slow_model.__file__))]
     model = {"type": "slow", "stop": str(tmp_path / "stop"), "weights_s": 0.4}

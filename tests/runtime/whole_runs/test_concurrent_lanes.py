@@ -1,4 +1,5 @@
-"""Lanes of envs that step at the same time: the same numbers, nobody waits for a slow env, and what breaks is named."""
+"""Lanes of envs that step at the same time: the same numbers, no lane waits for a slow env, and what breaks is
+named."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_lanes_of_envs_give_the_numbers_of_lock_step(train, tmp_path, lock_step,
 
 @pytest.mark.ray
 def test_the_trace_shows_every_lane(train, tmp_path):
-    """A thread of its own each; a worker is busy while one of its lanes is; a profile has the seconds of an env."""
+    """Each has a separate thread; a worker is busy while one of its lanes is; a profile has the seconds of an env."""
     results, _ = train(**ENVS, **SHORT, env={"independent_envs": True, "num_envs": 4, "latency_s": 0.02})
     data = json.loads((tmp_path / "run" / "trace.json").read_text())
     threads = check_chrome(data)
@@ -125,7 +126,7 @@ def test_a_worker_that_dies_with_its_lanes_is_started_again(train, tmp_path, loc
 
 
 @pytest.mark.ray
-def test_an_env_is_in_a_process_of_its_own_and_may_break(train, tmp_path):
+def test_an_env_is_in_a_separate_process_and_may_break(train, tmp_path):
     """Each lane has one env, which by itself would live in the worker's process."""
     env = {"type": "fragile", "num_envs": 2, "fault": "kill", "at_step": 6, "processes": {"deadline_s": 20.0}}
     spec = {"plugins": ["vla_rl.testing.scripted", str(Path(fragile.__file__))], "env": env, **SHORT}

@@ -126,7 +126,7 @@ def test_takeovers_are_cloned(tmp_path):
     assert lines[-1]["loss/imitation"] < lines[0]["loss/imitation"] / 2
 
 
-def test_a_run_in_which_nobody_takes_over_says_so(tmp_path, caplog):
+def test_a_run_in_which_no_one_takes_over_says_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         run(parse_spec(helped_spec(env={"first": helped_env.LENGTH}, train={"steps": 2})), tmp_path)
     texts = [record.getMessage() for record in caplog.records if "nobody took over" in record.getMessage()]

@@ -48,12 +48,12 @@ def test_a_worker_that_dies_while_a_checkpoint_is_written(train, tmp_path, caplo
     if not restarts:
         with pytest.raises(WorkerDied, match=r"worker \d \(.*learner") as caught:
             train(**changes)
-        assert any("the last checkpoint is step_000001; go on from it with" in note for note in caught.value.__notes__)
+        assert any("last checkpoint is step_000001; continue from it with" in note for note in caught.value.__notes__)
         assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["last", "step_000001"]
         return
     _, metrics = train(**changes)
     assert (tmp_path / "killed").exists()
-    assert "going on from the last checkpoint" in caplog.text
+    assert "continuing from the last checkpoint" in caplog.text
     _, undisturbed = train("whole", **changes)
     assert metrics == undisturbed
 
@@ -71,14 +71,14 @@ def test_a_call_that_hangs_hits_the_deadline_and_is_named(train):
 
 
 @pytest.mark.ray
-def test_a_hang_in_a_process_of_its_own_is_named(train):
+def test_a_hang_in_a_separate_process_is_named(train):
     with pytest.raises(CallHung, match=r"sim worker 0, lane 0 \(env 'scripted'\): step has not returned for .* 12 s"):
         train(env={"fault": "hang"}, runtime={"backend": "ray", "deadline_s": 12.0}, placement={"type": "slots"})
 
 
 @pytest.mark.ray
-def test_a_worker_that_is_stopped_is_killed_and_the_run_goes_on(train, tmp_path, monkeypatch, caplog):
-    """It simulates, acts and learns; once stopped, it answers nobody."""
+def test_a_worker_that_is_stopped_is_killed_and_the_run_continues(train, tmp_path, monkeypatch, caplog):
+    """It simulates, acts and learns; once stopped, it answers no call."""
     stopped: list[psutil.Process] = []
     wait = RayBackend._wait_on
 
@@ -95,7 +95,7 @@ def test_a_worker_that_is_stopped_is_killed_and_the_run_goes_on(train, tmp_path,
     _, metrics = train(runtime={"backend": "ray"}, env={"latency_s": 0.3}, **changes)
     monkeypatch.undo()
     assert re.search(r"worker 0 \(.*\) did not answer for 1 s \(runtime.deadline_s\) and was killed", caplog.text)
-    assert "going on from the last checkpoint" in caplog.text
+    assert "continuing from the last checkpoint" in caplog.text
     assert not stopped[0].is_running()
     assert metrics == train("whole", **changes)[1]
 
@@ -106,7 +106,7 @@ def test_an_end_that_a_run_can_be_resumed_from_says_how(train, tmp_path):
     folder = tmp_path / "run"
     latest = RunFolder(folder).latest().name
     assert caught.value.__notes__[-1] == (
-        f"the last checkpoint is {latest}; go on from it with: {console_command()} run {folder} --resume"
+        f"the last checkpoint is {latest}; continue from it with: {console_command()} run {folder} --resume"
     )
 
 
@@ -141,7 +141,7 @@ def test_more_envs_than_the_machine_can_carry(train, tmp_path):
         train(plugins=plugins, env={"type": "huge"})
 
 
-def test_a_machine_that_cannot_draw_is_told_before_any_worker_starts(train, tmp_path):
+def test_a_machine_that_cannot_draw_is_reported_before_any_worker_starts(train, tmp_path):
     (tmp_path / "blind.py").write_text(
         "import dataclasses\n"
         "from vla_rl.core.errors import UserError\n"

@@ -90,7 +90,7 @@ def test_evaluation_is_the_same_for_any_number_of_envs(train):
 def test_a_rollout_without_signal_skips_the_update(train):
     _, metrics = train(
         env={"length": 9, "max_steps": 8}, train={"steps": 1}
-    )  # nobody can succeed: all groups are equal
+    )  # no episode can succeed: all groups are equal
     assert metrics[1]["update/skipped"] == 1.0 and metrics[1]["rollout/kept"] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""A learner that is away for a while: actors go on with their last weights, lose nothing, and the run catches up."""
+"""A learner that is away for a while: actors continue with their last weights, lose nothing, and the run catches up."""
 
 from __future__ import annotations
 

@@ -66,14 +66,14 @@ def test_a_run_collects_trains_and_resumes_exactly(tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_where_its_replay_is_damaged(tmp_path, caplog):
+def test_a_run_continues_from_the_checkpoint_before_where_its_replay_is_damaged(tmp_path, caplog):
     whole = train(tmp_path / "whole")
     train(tmp_path / "run")
     file = tmp_path / "run" / "replay" / "frames" / "00000000.bin"
     os.truncate(file, file.stat().st_size - 1)
     mended = train(tmp_path / "run", resume=True)
     assert re.search(
-        r"00000000.bin ends early: .*\n  kept as damaged_step_000004; going on from step_000002", caplog.text
+        r"00000000.bin ends early: .*\n  kept as damaged_step_000004; continuing from step_000002", caplog.text
     )
     assert mended == whole
     one, other = weights_in(tmp_path / "whole"), weights_in(tmp_path / "run")
@@ -97,7 +97,7 @@ def test_a_run_without_a_sound_replay_does_not_advise_to_resume(tmp_path):
 
 @pytest.mark.parametrize("auto_reset", ["off", "immediate", "deferred"])
 def test_transitions_are_what_happened(tmp_path, auto_reset):
-    """Pictures are stamped with (env, episode, step): a chunk of 2 leads 2 steps on, or to the end of an episode."""
+    """Images are stamped with (env, episode, step): a chunk of 2 leads 2 steps on, or to the end of an episode."""
     spec = off_policy_spec(train={"steps": 1}, env={"stamp": True}, trainer={"min_data": 100})
     if auto_reset != "off":
         del spec["rollout"]["episodes"]

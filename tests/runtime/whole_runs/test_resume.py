@@ -1,4 +1,4 @@
-"""A run that is killed, interrupted or out of disk goes on as if nothing had happened."""
+"""A run that is killed, interrupted or out of disk continues as if nothing had happened."""
 
 from __future__ import annotations
 

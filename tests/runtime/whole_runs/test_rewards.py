@@ -1,4 +1,4 @@
-"""Whole runs in which a reward model tells success."""
+"""Whole runs with a reward model that judges success."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def steps_of(metrics):
 
 
 def test_rollouts_get_the_models_success_and_evaluations_the_simulators(train):
-    """Episodes with a positive state succeed after their first chunk, whatever the policy does; the others go on to the
-    simulator's end, and fail.
+    """Episodes with a positive state succeed after their first chunk, whatever the policy does; the others continue to
+    the simulator's end, and fail.
     """
     results, metrics = train("run", rewards={"type": "sees"}, **PLUGINS)
     plain, others = train("plain", **PLUGINS)
@@ -61,7 +61,8 @@ def test_evaluations_are_judged_if_asked_for(train, evaluation, some):
     rewards = {"type": "sees", "answer": "never", "evaluation": evaluation}
     results, _ = train(rewards=rewards, train={"steps": 0}, **PLUGINS)
     (note,) = [note for note in results["notes"] if "reward model 'sees', threshold 0.5" in note]
-    assert note.startswith("success is told" if evaluation else "success of rollouts (not of evaluations) is told")
+    judged = "success" if evaluation else "success of rollouts (not of evaluations)"
+    assert note == f"reward model 'sees', threshold 0.5, judges {judged}, not the simulator"
     assert (results["success"]["rate"] > 0) == some
 
 

@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.own_ray]
 
 @pytest.fixture
 def begin(tmp_path, start_run):
-    """Start a run of its own process group; -> its process."""
+    """Start a run in a separate process group; -> its process."""
     begun = []
 
     def start(backend, *options, folder="run", **changes):
@@ -139,7 +139,7 @@ def test_ctrl_c_in_the_quickstart_leaves_its_link_and_prints_a_command_that_resu
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60)
     text = (tmp_path / "output").read_text()
-    (resume,) = re.findall(r"go on with: (.*)", text) or [text]
+    (resume,) = re.findall(r"continue with: (.*)", text) or [text]
     done = subprocess.run(resume, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "runs" / "quickstart" / "results.json").is_file()
@@ -233,7 +233,7 @@ def test_a_run_whose_ray_is_killed_says_so_and_can_be_resumed(begin, train, tmp_
 
 
 @pytest.mark.ray
-def test_a_run_whose_ray_is_killed_goes_on_with_another_one(train, tmp_path, monkeypatch):
+def test_a_run_whose_ray_is_killed_continues_with_another_one(train, tmp_path, monkeypatch):
     killed = []
     wait = RayBackend._wait_on
 

@@ -1,4 +1,4 @@
-"""Ranks that train on what other workers made, because a filter dropped their own: nobody waits for anybody forever,
+"""Ranks that train on what other workers made, because a filter dropped their own: no rank waits for another forever,
 and every sample stays with its advantage."""
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_every_strategy_gives_equal_bits(train, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("strategy", "end"), [("nccl", "sender"), ("nccl", "receiver"), ("host", "sender")])
-def test_a_run_goes_on_after_an_end_was_killed_in_a_transfer(train, tmp_path, caplog, strategy, end):
+def test_a_run_continues_after_an_end_was_killed_in_a_transfer(train, tmp_path, caplog, strategy, end):
     changes = {
         "runtime": {"backend": "ray"},
         "placement": {"type": "slots", "weight_transfer": strategy},
@@ -53,7 +53,7 @@ def test_a_run_goes_on_after_an_end_was_killed_in_a_transfer(train, tmp_path, ca
     killed = tmp_path / "killed"
     _, metrics = train(model={"type": "dying", "end": end, "killed": str(killed)}, **changes)
     assert killed.exists()
-    assert "going on from the last checkpoint" in caplog.text
+    assert "continuing from the last checkpoint" in caplog.text
     assert "weight transfer" in caplog.text or f"worker {2 if end == 'sender' else 1} (" in caplog.text
     _, undisturbed = train("whole", model={"type": "dying", "end": end, "killed": str(killed)}, **changes)
     assert metrics == undisturbed

@@ -43,7 +43,7 @@ class Waiting(ScriptedEnv):
                 if not changed.wait_for(
                     lambda: any(n >= 4 for env_id, n in STEPS.items() if env_id != self.env_id), PATIENCE
                 ):
-                    raise SimulatorFault("no other env went on")
+                    raise SimulatorFault("no other env continued")
         return super().reset(env_ids, state_ids, seed)
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> Any:
@@ -53,7 +53,7 @@ class Waiting(ScriptedEnv):
             STEPS[self.env_id] = STEPS.get(self.env_id, 0) + 1
             changed.notify_all()
             if waits and not changed.wait_for(lambda: STEPS.get(self.config.env_id, 0) > 0, PATIENCE):
-                raise SimulatorFault("the waiting env did not go on")
+                raise SimulatorFault("the waiting env did not continue")
         if self.env_id == self.config.env_id and STEPS[self.env_id] == 3:
             self._break()
         return super().chunk_step(actions, active, stop_at_end)

@@ -133,7 +133,7 @@ def test_a_run_reports_what_was_compiled(tmp_path: Path, monkeypatch: Any) -> No
     assert not [note for note in results["notes"] if "eager" in note]
 
 
-def test_a_run_goes_on_without_a_compiler_and_says_so(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_run_continues_without_a_compiler_and_says_so(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no C++ compiler")
 

@@ -55,7 +55,7 @@ def test_a_run_with_offload_equals_one_without(train, changes):
     assert got == expected and freed
 
 
-def test_the_tabletop_is_built_anew_and_goes_on(tmp_path):
+def test_the_tabletop_is_rebuilt_and_continues(tmp_path):
     shorter = ["env.num_envs=4", "train.steps=2", "eval.before=false", "eval.episodes_per_task=1", "rollout.steps=8"]
     changes = {"plain": [], "offload": ["placement={type: collocated, offload: {sim: true, learner: true}}"]}
     for name, change in changes.items():

@@ -27,7 +27,7 @@ def compilation_problem(spec: Spec, device: str, role: Role, moves: bool = False
     if role == "both" and learning is not None and acting is not None and (learning == "off") != (acting == "off"):
         return ("train", "compile"), (
             f"{learning} and rollout.compile: {acting} contradict each other in a worker that learns and acts with one "
-            f"model; leave one of them out, or place the policy in workers of its own"
+            f"model; leave one of them out, or place the policy in separate workers"
         )
     obstacle = ""
     if role != "learn" and acting == "graphs":

@@ -70,7 +70,7 @@ def _modules_warnings(spec: Spec) -> Iterator[Item]:
 
 def _compile_warnings(spec: Spec) -> Iterator[Item]:
     if spec.rollout.compile is not None and has_own_policy(spec):
-        text = f"has no effect: engine {spec.rollout.engine.type!r} acts with a policy of its own"
+        text = f"has no effect: engine {spec.rollout.engine.type!r} acts with its own policy"
         yield ("rollout", "compile"), text
 
 
@@ -222,13 +222,13 @@ def _early_transition_warnings(spec: Spec) -> Iterator[Item]:
     interval = getattr(config, "actor_interval", 1)
     if min_data > transitions:
         text = (
-            f"nothing is trained before so many transitions, and {steps} steps (train.steps) collect {transitions} at "
-            f"most; give fewer, or raise train.steps"
+            f"nothing is trained before this many transitions, and {steps} steps (train.steps) collect {transitions} "
+            f"at most; give fewer, or raise train.steps"
         )
         yield ("trainer", "min_data"), text
     elif critic_updates >= (updates := int(transitions * getattr(config, "updates_per_step", 1))):
         text = (
-            f"so many updates train the critics alone, and {steps} steps (train.steps) make {updates} at most: the "
+            f"this many updates train the critics alone, and {steps} steps (train.steps) make {updates} at most: the "
             f"policy stays as it is; give fewer, or raise train.steps"
         )
         yield ("trainer", "critic_updates"), text

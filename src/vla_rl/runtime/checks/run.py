@@ -129,7 +129,7 @@ def check_offload(env: SimEnv, name: str) -> None:
     if not (offers(env, "snapshot") and offers(env, "restore")):
         raise PluginError(
             f"env {name!r} cannot be offloaded: it has no snapshot and restore; leave out placement.offload.sim, or "
-            f"give simulators devices of their own (placement: disaggregated)"
+            f"give simulators separate devices (placement: disaggregated)"
         )
 
 
@@ -210,10 +210,10 @@ def _plugin_problems(
 
 
 def _engine_problems(spec: Spec) -> Iterator[Item]:
-    """Refuse to train beside an engine that would not act with what is trained."""
+    """Refuse to train with an engine that would not act with what is trained."""
     if has_own_policy(spec):
         text = (
-            f"{spec.rollout.engine.type!r} acts with a policy of its own, so nothing can train it; evaluate it (vla-rl "
+            f"{spec.rollout.engine.type!r} acts with its own policy, so nothing can train it; evaluate it (vla-rl "
             f"eval), serve it, or leave it out to train model {spec.model.type!r}"
         )
         yield ("rollout", "engine"), text
@@ -326,8 +326,8 @@ def _expert_problems(spec: Spec) -> Iterator[Item]:
                 with_expert.append(name)
     text = (
         f"trainer {spec.trainer.type!r} asks the simulator's scripted expert, and {spec.env.type!r} has none "
-        f"(EnvPlugin.expert); these have one: {', '.join(with_expert)}. Where somebody can take over, use trainer "
-        f"hg_dagger"
+        f"(EnvPlugin.expert); these have one: {', '.join(with_expert)}. Where an operator can take over, use "
+        f"trainer hg_dagger"
     )
     yield ("env", "type"), text
 
@@ -524,7 +524,7 @@ def _asynchrony_problems(spec: Spec, plan: Plan) -> Iterator[Item]:
             f"{', '.join(sorted(plan.offload))} would leave the device between phases; leave out placement.offload"
         )
     if obstacle and spec.asynchrony.max_lag:
-        text = f"rollouts cannot go on while learners train: {obstacle}, or asynchrony.max_lag: 0"
+        text = f"rollouts cannot continue while learners train: {obstacle}, or asynchrony.max_lag: 0"
         yield ("asynchrony", "max_lag"), text
     elif obstacle and spec.asynchrony.streaming_update:
         text = (

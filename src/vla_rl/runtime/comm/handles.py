@@ -1,4 +1,4 @@
-"""Typed handles by which the driver calls the workers of a run.
+"""Typed handles for the driver's calls to the workers of a run.
 
 `fleet.policies[0].call(PolicyInterface.take, samples)` is type-checked like a call of the method itself. `Ref[T]` is a
 T that may still be on its way in another process.

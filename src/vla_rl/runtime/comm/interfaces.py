@@ -323,7 +323,7 @@ class PolicyInterface(ABC):
     @remote()
     @abstractmethod
     def load_past(self, file: Path) -> None:
-        """Read what `save_past` wrote; do nothing where there is no such file."""
+        """Read what `save_past` wrote; do nothing if the file does not exist."""
 
 
 class LearnerInterface(ABC):

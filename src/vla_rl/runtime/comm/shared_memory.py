@@ -161,7 +161,7 @@ class SharedMemoryReader:
 
 
 class Pool:
-    """Memory blocks for copies, reused when nobody refers to their content any more. Filling pages that are new to a
+    """Memory blocks for copies, reused when nothing refers to their content any more. Filling pages that are new to a
     process takes several times as long as copying into old ones, and what a rollout frees at its end goes back to the
     system.
     """

@@ -25,8 +25,8 @@ class Event(NamedTuple):
 
 
 RECEIVER = "receiver"
-"""Track for calls beside a learner's training: samples that arrive meanwhile. Waiting times and sums are of `ROLES`
-alone.
+"""Track for calls concurrent with a learner's training: samples that arrive meanwhile. Waiting times and sums are of
+`ROLES` alone.
 """
 
 

@@ -38,7 +38,7 @@ NOT_PREDICTED = Prediction()
 def predict(spec: Spec) -> Prediction:
     """Count the memory of the spec's model for the simulator that its plugin describes."""
     if has_own_policy(spec):
-        return Prediction(reason="the engine acts with a policy of its own")
+        return Prediction(reason="the engine acts with its own policy")
     describe = load("env", spec.env.type, spec.plugins).env_info
     if describe is None:
         return Prediction(reason=f"env {spec.env.type!r} is not described before it is built; a run checks it then")

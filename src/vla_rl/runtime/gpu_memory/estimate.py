@@ -1,4 +1,4 @@
-"""Latencies of a job on a GPU that nobody has run it on: operators counted on the meta device, rates of the card and of
+"""Latencies of a job on a GPU that it has not run on: operators counted on the meta device, rates of the card and of
 the simulator (planning/hardware.yaml)."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def estimate(spec: Spec, cluster: Cluster, gpu: GpuRates) -> Estimate:
     """Estimate the latencies of a spec's job on a GPU with these rates. Raises UserError where its model cannot be
     counted."""
     if has_own_policy(spec):
-        raise UserError(f"engine {spec.rollout.engine.type!r} acts with a policy of its own, whose time is not known")
+        raise UserError(f"engine {spec.rollout.engine.type!r} acts with its own policy, whose time is not known")
     guesses: list[str] = []
     sized = of_public_size(spec, guesses)
     info = known_info(sized, guesses)
@@ -155,10 +155,10 @@ def known_info(spec: Spec, guesses: list[str]) -> EnvInfo:
 def _camera_sizes(config: Any, rates: SimulatorRates) -> dict[str, tuple[int, int]]:
     cameras = config.cameras
     if isinstance(cameras, Mapping):
-        own = rates.picture or (224, 224)
+        own = rates.image or (224, 224)
         return {camera: own if size is None else (size, size) for camera, size in cameras.items()}
-    assert rates.picture is not None
-    return dict.fromkeys(cameras, rates.picture)
+    assert rates.image is not None
+    return dict.fromkeys(cameras, rates.image)
 
 
 def _step_limit(config: Any, rates: SimulatorRates) -> int:
@@ -205,7 +205,7 @@ class ModelCalls:
 
     @classmethod
     def count(cls, spec: Spec, info: EnvInfo, rows: tuple[int, ...], gpu: GpuRates) -> ModelCalls:
-        """Count the operators of the spec's model, for inferences of so many rows."""
+        """Count the operators of the spec's model, for inferences of this many rows."""
         costs = measure_costs(spec, info, rows=rows)
         merged = None
         if getattr(spec.model.config, "lora", None) is not None:
@@ -240,9 +240,9 @@ def _simulation(spec: Spec, info: EnvInfo, guesses: list[str]) -> Cost | None:
     if rates is None or rates.cpu is None or backend in ("gpu", "auto"):
         guesses.append(f"no rate of {name} is known{' on a GPU' * (backend is not None)}: simulation counts as no time")
         return None
-    picture = rates.cpu.picture_s if rates.cpu.gpu_picture_s is None else rates.cpu.gpu_picture_s
-    guesses.append(f"a picture of {name} takes {picture:g} s where a GPU draws it (a CPU: {rates.cpu.picture_s:g})")
-    seconds = chunk * rates.cpu.step_s + len(info.cameras) * picture
+    image_s = rates.cpu.image_s if rates.cpu.gpu_image_s is None else rates.cpu.gpu_image_s
+    guesses.append(f"an image of {name} takes {image_s:g} s where a GPU draws it (a CPU: {rates.cpu.image_s:g})")
+    seconds = chunk * rates.cpu.step_s + len(info.cameras) * image_s
     return Cost(seconds=seconds, num_envs=1, cpus=1.0)
 
 
@@ -302,7 +302,7 @@ def _update(
     ranks: int,
     guesses: list[str],
 ) -> float:
-    """Return the seconds of all optimiser steps of an iteration on so many learners."""
+    """Return the seconds of all optimiser steps of an iteration on this many learners."""
     shape, train, memory = RunShape.of(spec), spec.train, costs.memory
     samples = shape.tickets_per_step * chunk_steps * shape.uses
     share = samples / ranks

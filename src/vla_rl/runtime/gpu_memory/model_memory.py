@@ -139,7 +139,7 @@ def measure_costs(
 
 
 def without_adapters(spec: Spec) -> Spec:
-    """Return the spec of the model whose adapters are merged: the same layers, and nothing beside them."""
+    """Return the spec of the model whose adapters are merged: the same layers, and nothing else."""
     config = spec.model.config
     changes: dict[str, Any] = {"lora": None}
     if getattr(config, "autocast", False) and getattr(config, "dtype", "float32") != "float32":
@@ -149,7 +149,7 @@ def without_adapters(spec: Spec) -> Spec:
 
 
 def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tuple[float, Chunk]:
-    """Return the most that an inference needs beside the weights, and its chunk."""
+    """Return the most that an inference needs in addition to the weights, and its chunk."""
     before = memory.now
     memory.restart()
     noise = Noise(0, "memory", range(rows), [0] * rows, [0] * rows)
@@ -160,8 +160,8 @@ def _acting(model: VLAModel, info: EnvInfo, memory: LiveMemory, rows: int) -> tu
 def _learning(
     model: VLAModel, info: EnvInfo, memory: LiveMemory, samples: int, sampled: Chunk, algorithm: Algorithm
 ) -> tuple[float, float]:
-    """Run a pass of a micro-batch. Return the bytes that the forward pass keeps, and the most that the pass needs
-    beside weights and gradients.
+    """Run a pass of a micro-batch. Return the bytes that the forward pass keeps, and the most that the pass needs in
+    addition to weights and gradients.
 
     Args:
         sampled: chunk of one sample, for the shapes.

@@ -1,1 +1,1 @@
-"""Types that cross process boundaries: plain data, with little behaviour of their own."""
+"""Types that cross process boundaries: plain data with little behaviour."""

@@ -39,7 +39,7 @@ class SampleId:
             ids, workers: int64 [B]: the samples' ids, and the policy workers that hold them.
         """
         inferences, _ = SampleId.unpack(ids)
-        # Mixed radix: workers count from 0 to their maximum, so each (inference, worker) has a number of its own.
+        # Mixed radix: workers count from 0 to their maximum, so each (inference, worker) has a unique number.
         combined: Array = inferences * (workers.max(initial=0) + 1) + workers
         return combined
 

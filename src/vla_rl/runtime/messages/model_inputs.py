@@ -25,7 +25,7 @@ class SampleBatch:
     recomputed.
     """
     finals: Observation | None
-    """Final observations of the samples in `final_ids`, [K]; None where there is none."""
+    """Final observations of the samples in `final_ids`, [K]; None without such samples."""
 
     def numpy(self) -> SampleBatch:
         finals = None if self.finals is None else self.finals.numpy()

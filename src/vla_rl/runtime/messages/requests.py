@@ -29,7 +29,7 @@ class EpisodeRequest:
     numbers are keyed by the env instead of the ticket.
     """
     follows: int | None = None
-    """Number of the stream's previous ticket; None where there is none in this process."""
+    """Number of the stream's previous ticket; None if this process has none."""
     actions: Array | None = None
     """Chunks of the episode that were executed before, float32 [T, C, A]. None: take them from the end of the previous
     ticket.
@@ -49,7 +49,7 @@ class EpisodeRequest:
     world: int | None = None
     """Version of the world model (the number of its updates), for an imagined episode."""
     expert_share: float = 0.0
-    """Probability with which the simulator's expert acts in a chunk instead of the policy."""
+    """Probability that the simulator's expert acts in a chunk instead of the policy."""
 
     @property
     def key(self) -> int:

@@ -1,4 +1,4 @@
-"""Choice of the strategy by which weights reach policies in other workers than the learners'."""
+"""Choice of the strategy that transfers weights to policies in other workers than the learners'."""
 
 from __future__ import annotations
 

@@ -60,11 +60,11 @@ class ModelMemory:
     adapted_weights: float
     """Frozen weights of the layers that have adapters."""
     acting: Line
-    """Most that an inference needs beside the weights, by rows."""
+    """Most that an inference needs in addition to the weights, by rows."""
     activations: float
     """What the forward pass of a micro-batch keeps for its backward pass."""
     learning: float
-    """Most that a pass of a micro-batch needs beside weights and gradients; with the activations."""
+    """Most that a pass of a micro-batch needs in addition to weights and gradients; includes the activations."""
     largest_block: float
     """Weights of the largest block that FSDP gathers at a time."""
     outside_blocks: float
@@ -185,8 +185,8 @@ def _worker(plan: Plan, assignment: Assignment, memory: ModelMemory, spec: Spec)
 
 
 def _pass(memory: ModelMemory, samples: int, world: int, ranks: int) -> list[MemoryPart]:
-    """Return what a learner step needs beside weights, gradients and the optimiser's state: for a pass of so many
-    samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
+    """Return what a learner step needs in addition to weights, gradients and the optimiser's state: for a pass of this
+    many samples, or to reduce gradients if that is more. A fused optimiser needs nothing.
     """
     gathered = 0.0
     if world > 1:

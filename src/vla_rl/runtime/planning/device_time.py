@@ -91,5 +91,5 @@ def call_seconds(
 
 
 def optimizer_seconds(trained_bytes: float, gpu: GpuRates) -> float:
-    """Return the seconds of a step of AdamW on float32 weights of so many bytes."""
+    """Return the seconds of a step of AdamW on float32 weights of this many bytes."""
     return OPTIMIZER_PASSES * trained_bytes / (gpu.traffic_bytes_per_s * TRAFFIC)

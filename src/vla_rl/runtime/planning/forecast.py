@@ -98,7 +98,7 @@ class Overlap:
 
 def periodic(rollout: float, training: float, parts: int) -> float:
     """Return the seconds of a step whose rollout, in this many parts, is trained on part by part, with a barrier at its
-    end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, where there are 4 parts).
+    end: the law of RL-VLA3's tables (arXiv:2602.05765, Tables 3 and 4, for 4 parts).
     """
     return max(rollout, training) + min(rollout, training) / parts
 
@@ -122,7 +122,7 @@ def forecast(
         tickets: tickets of a training step; None: one for each env.
         chunk: actions of a chunk step.
         max_lag: `asynchrony.max_lag`.
-        part_size: tickets with which learners begin before the step is complete (streaming update); 0: none.
+        part_size: tickets that learners begin with before the step is complete (streaming update); 0: none.
         env_memory: host bytes of an env.
         sharded: each learner holds a shard of the model (`train.sharding: full`).
         steps: training steps whose mean is taken, after some to begin with; None: as many as needed.
@@ -180,8 +180,8 @@ def forecast_spec(
 
 
 def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
-    """Return the seconds of an iteration, by which many plans are compared. With `max_lag` that is the longer of
-    rollout and update, and infinite for a plan that cannot run both at once.
+    """Return the seconds of an iteration, to compare many plans by. With `max_lag` that is the longer of rollout and
+    update, and infinite for a plan that cannot run both at once.
     """
     if (spec.asynchrony.max_lag or spec.asynchrony.streaming_update) and not has_dedicated_learners(plan):
         return math.inf
@@ -192,14 +192,14 @@ def compared_seconds(plan: Plan, spec: Spec, profile: Profile) -> float:
 
 
 def has_dedicated_learners(plan: Plan) -> bool:
-    """Return whether learners have workers of their own and nothing is offloaded, so that training can run concurrently
+    """Return whether learners have separate workers and nothing is offloaded, so that training can run concurrently
     with rollouts.
     """
     return not plan.offload and all(slot.roles == ("learner",) for slot in plan.slots if "learner" in slot.roles)
 
 
 def overlap(plan: Plan, spec: Spec, profile: Profile) -> Overlap:
-    """Forecast the effect of running ahead, under a plan whose learners have workers of their own."""
+    """Forecast the effect of running ahead, under a plan whose learners have separate workers."""
     by_lag: dict[int, Forecast] = {}
     with waiting("forecasting what running ahead brings", total=len(LAGS)) as note:
         for lag in LAGS:

@@ -58,10 +58,10 @@ class CpuSimulation:
 
     step_s: float = field(validator=v.ge(0))
     """Seconds of an action."""
-    picture_s: float = field(default=0.0, validator=v.ge(0))
-    """Seconds of a picture, drawn by a CPU, once a chunk and camera."""
-    gpu_picture_s: float | None = field(default=None, validator=v.optional(v.ge(0)))
-    """Seconds of a picture that a GPU draws: a guess. Null: as on a CPU."""
+    image_s: float = field(default=0.0, validator=v.ge(0))
+    """Seconds to draw an image on a CPU, once a chunk and camera."""
+    gpu_image_s: float | None = field(default=None, validator=v.optional(v.ge(0)))
+    """Seconds to draw an image on a GPU: a guess. Null: as on a CPU."""
     source: str = ""
 
 
@@ -72,7 +72,7 @@ class GpuSimulation:
     fixed_s: float = field(validator=v.ge(0))
     """Seconds of an action of all envs of a worker."""
     pixel_s: float = field(validator=v.ge(0))
-    """Further seconds for each pixel of their pictures."""
+    """Further seconds for each pixel of their images."""
     source: str = ""
 
 
@@ -84,8 +84,8 @@ class SimulatorRates:
     gpu: GpuSimulation | None = None
     state_dim: int = 0
     action_dim: int = 7
-    picture: tuple[int, int] | None = None
-    """Height and width of its pictures where its settings do not say them."""
+    image: tuple[int, int] | None = None
+    """Height and width of its images where its settings do not say them."""
     max_steps: dict[str, int] = field(factory=dict)
     """Suite -> step limit; `default` for all others."""
     simplevla_max_steps: int | None = None
@@ -117,7 +117,7 @@ def gpu_rates(name: str) -> GpuRates:
         try:
             rates: GpuRates = Structurer().read_class(parse(read_text(Path(name), LONGEST_FILE)).data, GpuRates)
         except UnicodeDecodeError as exc:
-            raise UserError(f"--gpu {name} is no text in UTF-8 ({exc.reason} at byte {exc.start})") from exc
+            raise UserError(f"--gpu {name} is not UTF-8 text ({exc.reason} at byte {exc.start})") from exc
         except OSError as exc:
             raise UserError(f"--gpu {name} cannot be read: {exc.strerror or exc}") from exc
         except Problems as exc:

@@ -18,7 +18,7 @@ from vla_rl.runtime.planning.profile import Profile
 from vla_rl.runtime.scheduling.batching import Lane, inference_groups
 
 LANES = 32
-"""Minimum number of simulated lanes, if there are so many."""
+"""Minimum number of simulated lanes, or all lanes if there are fewer."""
 ENVS = 256
 """Number of envs up to which each is simulated, where envs take several tickets and a worker has several lanes."""
 KINDS = 4

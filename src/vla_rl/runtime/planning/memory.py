@@ -47,7 +47,7 @@ def check_memory(spec: Spec, plan: Plan, cluster: Cluster, info: EnvInfo, sample
         available = max(memory.values()) if name is None else memory[name]
         if needed > available:
             raise UserError(
-                f"{trajectories} trajectories may lie with the learners at once, {one / 2**20:.1f} MiB each: "
+                f"{trajectories} trajectories may be on the learners at once, {one / 2**20:.1f} MiB each: "
                 f"{needed / 2**30:.1f} GiB of host memory{_on(name)}, and there are {available / 2**30:.1f} GiB; lower "
                 f"asynchrony.replay.capacity or uses, asynchrony.max_lag, {_per_step(spec)}, or the pixels of cameras"
             )

@@ -32,8 +32,8 @@ def plan_for(
     *,
     acts_only: bool = False,
 ) -> Plan:
-    """Ask the placement plugin for a plan. Simulators with an interpreter of their own get slots of their own; a run
-    that only acts (an evaluation, or an engine with a policy of its own) has no learners.
+    """Ask the placement plugin for a plan. Simulators with a separate interpreter get separate slots; a run that only
+    acts (an evaluation, or an engine with its own policy) has no learners.
 
     Raises DoesNotFit; MeasureFirst where the strategy plans by measured costs and there is no `measure`; NoCuda.
     """
@@ -87,7 +87,7 @@ def _without_learners(plan: Plan) -> Plan:
 
 
 def _with_separate_sims(plan: Plan) -> Plan:
-    """Return the plan with every sim role in a slot of its own, which gets half of the shared slot: simulators that
+    """Return the plan with every sim role in a separate slot, which gets half of the shared slot: simulators that
     need another interpreter need other processes.
     """
     slots: list[Slot] = []

@@ -120,7 +120,7 @@ class Profile:
     def _offload(self, attribute: Any, value: Mapping[str, float]) -> None:
         unknown = set(value) - {"sim", "policy", "learner"}
         if unknown:
-            raise ValueError(f"{min(unknown)!r} is no role; there are: sim, policy, learner")
+            raise ValueError(f"{min(unknown)!r} is not a role; the roles are: sim, policy, learner")
 
     @property
     def varies(self) -> bool:
@@ -164,7 +164,7 @@ def _load(file: Path) -> Profile:
             return from_trace(data, str(file))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
             raise UserError(
-                f"{file} is no trace of a run ({type(exc).__name__}: {exc}); give RUN/trace.json as the run wrote it"
+                f"{file} is not a run's trace ({type(exc).__name__}: {exc}); give RUN/trace.json as the run wrote it"
             ) from exc
     try:
         profile: Profile = Structurer().read_class(data, Profile)
@@ -174,7 +174,7 @@ def _load(file: Path) -> Profile:
 
 
 def from_trace(data: Mapping[str, Any], source: str = "the trace") -> Profile:
-    """Return the costs of a run's training iterations. The first iteration counts only where there is no other, since
+    """Return the costs of a run's training iterations. The first iteration counts only if it is the only one, since
     caches are cold then. Raises UserError for a trace without training iterations.
     """
     events = sorted((e for e in data["traceEvents"] if e["ph"] == "X"), key=lambda e: e["ts"])
@@ -272,7 +272,7 @@ def _joined(costs: Sequence[Cost]) -> Cost:
 
 def _delays(work: Sequence[Event], assignments: Mapping[int, Mapping[str, Any]]) -> tuple[float, float]:
     """Return `message` and `turn`: median seconds until a call begins after the one that it waits for in another
-    worker, or after the last one of its own worker, whichever ended later.
+    worker, or after the last one in the same worker, whichever ended later.
     """
     if all(assignment["local"] for assignment in assignments.values() if assignment["lanes"]):
         return MESSAGE, 0.0

@@ -29,7 +29,7 @@ from vla_rl.runtime.scheduling.ticket_queue import TicketQueue
 
 ROLES = ("sim", "policy", "learner")
 TICK = 1e-9
-"""Seconds by which a virtual wait is longer than asked for, so that rounding never makes it too short."""
+"""Seconds added to a virtual wait, so that rounding never makes it too short."""
 MODE = PolicyMode(purpose="action", greedy=False, keep=True)
 STATE = ResetState(id=0, task="any")
 ENDLESS = 10**9
@@ -120,7 +120,7 @@ class Simulation:
     _step_start: float = field(init=False, default=0.0)
     _training: bool = field(init=False, default=False)
     _begun_tickets: int = field(init=False, default=0)
-    """Tickets of the step with which learners have begun."""
+    """Tickets of the step that learners have begun with."""
     _most_held: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:

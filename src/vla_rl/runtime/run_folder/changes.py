@@ -26,14 +26,14 @@ NONE, NUMBERS, ANOTHER_RUN = Effect
 RULES: Mapping[str, tuple[Effect, str]] = {
     "name": (NONE, "a label"),
     "seed": (ANOTHER_RUN, "all randomness is a function of it"),
-    "plugins": (NUMBERS, "files may lie elsewhere; what they wrap may be another"),
+    "plugins": (NUMBERS, "files may be elsewhere; what they wrap may be another"),
     "model": (ANOTHER_RUN, "the saved weights and optimiser are this model's"),
-    "model.checkpoint": (NUMBERS, "it may lie elsewhere; weights that are not trained come from there"),
-    "model.tokenizer": (NUMBERS, "it may lie elsewhere"),
+    "model.checkpoint": (NUMBERS, "it may be elsewhere; weights that are not trained come from there"),
+    "model.tokenizer": (NUMBERS, "it may be elsewhere"),
     "model.recompute": (NONE, "memory for time"),
     "model.lora.merge_for_acting": (NUMBERS, "which weights act: merged ones round differently"),
     "env": (ANOTHER_RUN, "it is the task that is learned"),
-    "env.num_envs": (NUMBERS, "with auto_reset each env has a stream of its own"),
+    "env.num_envs": (NUMBERS, "with auto_reset each env has its own stream"),
     "env.processes": (NONE, "where envs run and how long they may take"),
     "env.python": (NONE, "where envs run"),
     "rollout": (ANOTHER_RUN, "it is what a sample or a reward is"),
@@ -46,8 +46,8 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "rollout.resample": (NUMBERS, "the size of a step"),
     "rollout.lag": (NUMBERS, "the age of the weights that act"),
     "asynchrony": (NUMBERS, "the age of the weights that act"),
-    "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them goes on"),
-    "rewards": (NUMBERS, "success is told in another way"),
+    "rollout.task_sampling": (NUMBERS, "how often tasks come up; what is remembered of them is kept"),
+    "rewards": (NUMBERS, "success is judged in another way"),
     "rewards.type": (ANOTHER_RUN, "it is what a reward is"),
     "algorithm": (NUMBERS, "its coefficients"),
     "algorithm.type": (ANOTHER_RUN, "it is what is studied"),
@@ -61,7 +61,7 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "train.max_skipped": (NONE, "when to give up"),
     "train.checkpoint_every": (NONE, "what is kept"),
     "train.keep_checkpoints": (NONE, "what is kept"),
-    "train.sharding": (NONE, "where weights lie; gradients are exact either way"),
+    "train.sharding": (NONE, "where weights are; gradients are exact either way"),
     "eval": (NUMBERS, "success is measured in another way"),
     "eval.every": (NONE, "when success is measured"),
     "eval.before": (NONE, "when success is measured"),
@@ -72,10 +72,10 @@ RULES: Mapping[str, tuple[Effect, str]] = {
     "bc_warmup": (ANOTHER_RUN, "it came before the first checkpoint"),
     "imitation": (NUMBERS, "the optimiser"),
     "imitation.expert": (ANOTHER_RUN, "the demonstrations that are learned"),
-    "imitation.data": (NUMBERS, "files may lie elsewhere"),
+    "imitation.data": (NUMBERS, "files may be elsewhere"),
     "imitation.data.type": (ANOTHER_RUN, "the demonstrations that are learned"),
     "imitation.co_training": (ANOTHER_RUN, "the demonstrations that are learned"),
-    "imitation.augment": (NUMBERS, "the pictures that are learned"),
+    "imitation.augment": (NUMBERS, "the images that are learned"),
     "imitation.statistics": (ANOTHER_RUN, "they are saved with the model"),
     "imitation.trainer": (ANOTHER_RUN, "checkpoints hold its networks and optimisers"),
     "imitation.eval_every": (NONE, "when success is measured"),
@@ -123,8 +123,8 @@ def rule_of(key: str) -> tuple[Effect, str]:
 
 
 def changes_of(spec_file: Path, spec: Spec, mode: str) -> list[Change]:
-    """Return the keys whose values differ between the spec of a run and the one with which it is to be resumed. Raises
-    UserError when the file cannot be read.
+    """Return the keys whose values differ between the spec of a run and the spec to resume it with. Raises UserError
+    when the file cannot be read.
     """
     document = parse(spec_file.read_text(encoding="utf-8"))
     if document.errors or not isinstance(document.data, dict):
@@ -142,8 +142,8 @@ def refuse(changes: Sequence[Change], run: Path, checkpoint: Path | None) -> Non
         return
     weights = f", from its weights with model.checkpoint={checkpoint / 'model'}" if checkpoint is not None else ""
     raise UserError(
-        "\n".join([f"{run} is a run with other settings than these, and cannot go on with them:", *_lines(forbidden)])
-        + f"\n  go on with its own: give {run} in place of the spec"
+        "\n".join([f"{run} is a run with other settings, and cannot continue with these:", *_lines(forbidden)])
+        + f"\n  continue with its own: give {run} in place of the spec"
         + f"\n  or start a new run in another --folder, without --resume{weights}"
     )
 

@@ -1,5 +1,5 @@
 """Description of the env that a checkpoint's policy was trained in, so that it acts without the simulator: `env.json`
-beside the model.
+next to the model.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def read_env_info(checkpoint: Path) -> EnvInfo:
         return EnvInfo(cameras=cameras, tasks=tasks, **data)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{file} is missing, which says what the policy sees and does; every checkpoint of a run has one: go on "
-            f"with the run (--resume) for a step to write another checkpoint"
+            f"{file} is missing, which says what the policy sees and does; every checkpoint of a run has one: "
+            f"continue the run (--resume) for a step to write another checkpoint"
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as exc:
         raise CheckpointError(f"{file} does not describe a simulator: {exc}") from exc

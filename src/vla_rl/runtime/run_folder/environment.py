@@ -1,4 +1,4 @@
-"""Software and hardware of a run, by which a number can be understood later: versions, plugins, machine."""
+"""Software and hardware of a run, so that its results can be understood later: versions, plugins, machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def environment(spec: Spec) -> dict[str, Any]:
-    """Return versions, plugins, renderer, machine and argv, by which a number can be understood later."""
+    """Return versions, plugins, renderer, machine and argv, so that a run's results can be understood later."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

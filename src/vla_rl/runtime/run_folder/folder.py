@@ -1,4 +1,5 @@
-"""The run folder: who may write to it, spec, environment, checkpoints (written beside and renamed) and results."""
+"""The run folder: who may write to it, spec, environment, checkpoints (written under another name and renamed) and
+results."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class RunFolder:
         self._unlinked = False
         """True once the warning was logged that the disk has no links."""
 
-    # ------------------------------------------------------------------------------------------ start and go on
+    # ------------------------------------------------------------------------------------------ start and resume
 
     def claim(self, resume: bool) -> RunLock:
         """Create the folder, or with `resume` expect a run in it, and lock it until the lock's release. Raises
@@ -76,7 +77,7 @@ class RunFolder:
             raise UserError(f"no run can be kept in {self.path}: {why}; choose another place with --folder") from exc
 
     def begin(self, spec: Spec, mode: str, resume: bool) -> tuple[State, Path | None]:
-        """Return what to start from: the state, and the trainer folder of its checkpoint if there is one.
+        """Return what to start from: the state, and the trainer folder of its checkpoint, if any.
 
         `mode` is as in `Run`. Raises UserError where the folder holds a run and `resume` is not asked for, or where
         the run to resume is another one; CheckpointError when none of its checkpoints is sound.
@@ -97,7 +98,7 @@ class RunFolder:
             logger.warning("%s has no checkpoint yet: it starts over at step 0", self.path)
         if advice := describe(changed):
             logger.warning(
-                "%s goes on with other settings; those until step %d are kept beside its spec.yaml:\n%s",
+                "%s continues with other settings; those until step %d are kept next to its spec.yaml:\n%s",
                 self.path,
                 state.step,
                 advice,
@@ -140,9 +141,7 @@ class RunFolder:
         """
         results = (file for pattern in RESULTS for file in self.path.glob(pattern))
         if self.latest() or any(file.stat().st_size for file in results):
-            raise UserError(
-                f"{self.path} already holds a run; add --resume to go on with it, or choose another --folder"
-            )
+            raise UserError(f"{self.path} already holds a run; add --resume to continue it, or choose another --folder")
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 
@@ -155,7 +154,7 @@ class RunFolder:
         return last if (last / MANIFEST).is_file() else None  # a copy of a run may contain only the folder `last`
 
     def save(self, state: State, write: Callable[[Path, Path], None], keep: int) -> Path:
-        """Write a checkpoint beside the others with its manifest, sync it, rename it and move `last`; only then delete
+        """Write a checkpoint next to the others with its manifest, sync it, rename it and move `last`; only then delete
         those beyond `keep`. Raises CheckpointError, or WorkerDied where a worker died meanwhile; then the previous
         checkpoint is still the last one.
         """
@@ -176,7 +175,7 @@ class RunFolder:
             os.replace(partial, target)
             _sync(self.checkpoints)
             self._point_last_to(target)
-        except WorkerDied:  # the disk is not to blame, and the run may go on from an earlier checkpoint
+        except WorkerDied:  # the disk is not to blame, and the run may continue from an earlier checkpoint
             with suppress(OSError):
                 self._repair_checkpoints()
             raise
@@ -198,11 +197,11 @@ class RunFolder:
         return target
 
     def restore(self, refused: Mapping[Path, CheckpointError] = MappingProxyType({})) -> tuple[State, Path] | None:
-        """Return state and trainer folder of the newest sound checkpoint; None if there is no checkpoint at all. Newer
+        """Return state and trainer folder of the newest sound checkpoint; None without any checkpoint. Newer
         ones that are damaged are named and set aside. Raises CheckpointError when all are damaged.
 
         Args:
-            refused: trainer folders from which the runtime could not go on, and why. `set_aside` does that to their
+            refused: trainer folders that the runtime could not continue from, and why. `set_aside` does that to their
                 checkpoints once there is another one.
         """
         self._repair_checkpoints()
@@ -224,17 +223,17 @@ class RunFolder:
             if sound:
                 advice += f"; these weights are sound: model.checkpoint={sound[0]}"
             reasons = [*(f"{trainer.parent}: {why}" for trainer, why in refused.items()), *damaged.values()]
-            raise CheckpointError("\n  ".join(["no checkpoint to go on from:", *map(str, reasons), advice]))
+            raise CheckpointError("\n  ".join(["no checkpoint to continue from:", *map(str, reasons), advice]))
         return None
 
     def set_aside(self, refused: Mapping[Path, CheckpointError], trainer: Path) -> None:
-        """Set checkpoints aside whose trainer folders were refused, as the run goes on from another one."""
+        """Set checkpoints aside whose trainer folders were refused, as the run continues from another one."""
         self._set_aside({folder.parent: why for folder, why in refused.items()}, trainer.parent)
 
     def _set_aside(self, damaged: Mapping[Path, CheckpointError], checkpoint: Path) -> None:
         for other, why in damaged.items():
             aside = self._mark_damaged(other)
-            logger.warning("%s\n  kept as %s; going on from %s", why, aside.name, checkpoint.name)
+            logger.warning("%s\n  kept as %s; continuing from %s", why, aside.name, checkpoint.name)
         if damaged:
             self._point_last_to(checkpoint)
 
@@ -402,7 +401,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def _checkpoints_near(path: Path) -> str:
-    """Describe what there is instead of a missing checkpoint: its neighbours, or runs in the folder or beside it."""
+    """Describe what exists instead of a missing checkpoint: its neighbours, or runs in the folder or next to it."""
     if path.parent.name == "checkpoints" and path.parent.is_dir():
         names = sorted(checkpoint.name for checkpoint in path.parent.glob("step_*"))
         return f"in {path.parent} there are: {', '.join(names[-5:]) or 'none'}"

@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 systems.
 """
 TICKS_S = 2.0
-"""Seconds by which the start time of a process may seem to move."""
+"""Seconds that the start time of a process may seem to move by."""
 
 _held: set[int] = set()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HELD = 2
-"""Tickets that a worker holds for each of its envs where there are several workers. Tickets that it does not hold can
+"""Tickets that a worker holds for each of its envs if the run has several workers. Tickets that it does not hold can
 go to another worker.
 """
 

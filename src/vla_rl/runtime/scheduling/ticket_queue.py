@@ -25,7 +25,7 @@ class _Batch:
             self.by_task.setdefault(request.state.task, deque()).append(request)
 
     def pop(self, tasks: Collection[str]) -> EpisodeRequest:
-        """Remove and return the next ticket of one of these tasks; if there is none, of the task with the most tickets
+        """Remove and return the next ticket of one of these tasks; if they have none, of the task with the most tickets
         left.
         """
         task = next((task for task in tasks if task in self.by_task), None)
@@ -45,7 +45,7 @@ class TicketQueue:
     """
 
     def __init__(self, lanes: Sequence[LaneSlice], batches: Iterable[Sequence[EpisodeRequest]] = ()) -> None:
-        """Create a queue that starts with `batches`, if there are any."""
+        """Create a queue that starts with `batches`, if any."""
         self.lanes = len(lanes)
         self.running = False
         self._changed = Condition()

@@ -16,7 +16,7 @@ ADVICE: Mapping[str, str] = {
 }
 """Role -> what needs less memory of its device."""
 ALWAYS = (
-    "let roles leave the device between phases (placement.offload), or give them devices of their own; `vla-rl check "
+    "let roles leave the device between phases (placement.offload), or give them separate devices; `vla-rl check "
     "SPEC --devices N --gpu-memory GIB` predicts what a run needs"
 )
 

@@ -76,7 +76,7 @@ def build_engine(
     """Build the spec's `rollout.engine` with its wrappers.
 
     Args:
-        make_model: returns the run's model in this process. Not called by engines with a policy of their own.
+        make_model: returns the run's model in this process. Not called by engines with their own policy.
         role: as in `Context`.
     """
     part = spec.rollout.engine

@@ -131,7 +131,7 @@ class Offload:
 
 
 def _move_owned(trainer: Trainer, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Copy the networks, targets and optimisers that a trainer owns beside the policy."""
+    """Copy the networks, targets and optimisers that a trainer owns in addition to the policy."""
     for part in owned_parts(trainer).values():
         if isinstance(part, torch.nn.Module):
             part._apply(copy)  # noqa: SLF001 - as in `_move`

@@ -213,9 +213,7 @@ def test_training_it_is_refused_before_any_worker_starts(tmp_path, monkeypatch, 
     done = CliRunner().invoke(app, [command, str(file), *options])
     assert done.exit_code == 2 and not (tmp_path / "run").exists()
     assert (
-        done.output.count(
-            "rollout.engine: 'remote' acts with a policy of its own, so nothing can train it; evaluate it"
-        )
+        done.output.count("rollout.engine: 'remote' acts with its own policy, so nothing can train it; evaluate it")
         == 1
     )
 
@@ -237,9 +235,7 @@ def test_settings_of_training_do_not_reach_it(run, policy, changes):
 
 def test_a_checkpoint_is_not_loaded_into_it(run):
     done = CliRunner().invoke(app, ["eval", str(run), "rollout.engine={type: remote, url: 'ws://h:1'}"])
-    assert (
-        done.exit_code == 2 and "'remote' has a policy of its own and takes no weights of a checkpoint" in done.output
-    )
+    assert done.exit_code == 2 and "'remote' has its own policy and takes no weights of a checkpoint" in done.output
 
 
 def test_it_is_served_in_turn(run, policy):
@@ -526,8 +522,8 @@ def test_vla_rl_eval_of_a_url(run, policy, tmp_path):
         (["--api-key-file", "nowhere"], "the key in nowhere cannot be read"),
         (["--port", "0", "--device", "cuda:99"], "there is no device 'cuda:99'; torch sees: cpu"),
         (["--host", "a..b"], "cannot listen on 'a..b'"),
-        (["--allow-origin", "*"], "--allow-origin: '*' is no origin"),
-        (["--allow-host", "http://robot"], "--allow-host: 'http://robot' is no host name"),
+        (["--allow-origin", "*"], "--allow-origin: '*' is not an origin"),
+        (["--allow-host", "http://robot"], "--allow-host: 'http://robot' is not a host name"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000: Cannot assign requested address; --host is"),
     ],
 )

@@ -24,7 +24,7 @@ def own():
 
 @pytest.mark.parametrize("asked", [None, 3])
 def test_its_workers_get_their_share_of_a_busy_machine(monkeypatch, own, asked):
-    """Ray's own default starves them beside any other work; what the user asks for holds."""
+    """Ray's own default starves them next to any other work; what the user asks for holds."""
     monkeypatch.delenv(NICENESS, raising=False)
     if asked is not None:
         monkeypatch.setenv(NICENESS, str(asked))
@@ -34,7 +34,7 @@ def test_its_workers_get_their_share_of_a_busy_machine(monkeypatch, own, asked):
 
 
 @pytest.mark.parametrize("asked", [None, 1])
-def test_it_starts_no_worker_that_nobody_asked_for(monkeypatch, own, asked):
+def test_it_starts_only_workers_that_were_asked_for(monkeypatch, own, asked):
     """Ray's own default is one for every core, which an actor does not use; what the user asks for holds."""
 
     class Actor:

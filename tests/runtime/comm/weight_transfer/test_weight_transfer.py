@@ -98,7 +98,7 @@ class BreaksOff(LinearModel):
 
 
 def test_a_policy_with_half_a_version_does_not_act():
-    """The rollout may go on in another thread until the driver ends it."""
+    """The rollout may continue in another thread until the driver ends it."""
     sender, _ = pair_of_models()
     policy = PolicyWorker(TorchEngine(BreaksOff(INFO, 2)), name="linear", seed=0)
     transfer = stored(layout_of(sender.weights()))
@@ -118,7 +118,7 @@ def stop(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["host", "nccl"])
 def slow(stop, request):
-    """A run with two learners that share the model out, and a policy in a process of its own."""
+    """A run with two learners that share the model out, and a policy in a separate process."""
     skip_where_torch_cannot_shard()
     made = start(
         parse_spec(
@@ -149,7 +149,7 @@ def learn(runtime, method, *arguments):
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 def test_nothing_acts_with_half_a_version(slow):
-    """While a rollout goes on, one version after the other is published, slowly. Every chunk has the log-probs of the
+    """During a rollout, one version after the other is published, slowly. Every chunk has the log-probs of the
     version that it says it is of."""
     obs = synthetic.observation(slow.info, 8)
     actions = np.ones((8, 2, 2), np.float32)

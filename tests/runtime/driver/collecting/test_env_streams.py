@@ -1,5 +1,5 @@
-"""With auto_reset a ticket goes on where its env's ticket before ended, also over an evaluation, a stop, a fault and a
-dead worker; whatever has to be played again gives the same numbers."""
+"""With auto_reset a ticket continues where its env's ticket before ended, also over an evaluation, a stop, a fault and
+a dead worker; whatever has to be played again gives the same numbers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def segments(mode, count=4, left=()):
 
 @pytest.mark.parametrize("mode", ["immediate", "deferred"])
 @pytest.mark.parametrize("left", [(), (1, 2, 3)])
-def test_a_ticket_goes_on_where_the_one_before_ended(mode, left):
+def test_a_ticket_continues_where_the_one_before_ended(mode, left):
     shown, finished = segments(mode, left=left)
     of_env = [(episode, chunk, step) for env_id, episode, chunk, step in shown if env_id == 5]
     assert of_env == [(0, 0, 0), (0, 1, 2), (0, 2, 4), (0, 3, 6), (1, 0, 0), (1, 1, 2), (1, 2, 4), (1, 3, 6)]
@@ -134,7 +134,7 @@ def test_an_evaluation_between_changes_no_number(train, tmp_path):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_a_resumed_run_goes_on(train, tmp_path, lag):
+def test_a_resumed_run_continues(train, tmp_path, lag):
     changes = {**STREAMS, "rollout": {**SEGMENTS, "lag": lag, "task_sampling": {"type": "weighted"}}}
     train("whole", **changes, train={"steps": 5, "checkpoint_every": 1})
     train("parts", **changes, train={"steps": 3, "checkpoint_every": 1})
@@ -179,7 +179,7 @@ def test_a_simulator_that_is_not_deterministic_is_found_out(train):
         )
 
 
-def test_streams_that_cannot_be_played_again_begin_anew(train):
+def test_streams_that_cannot_be_played_again_restart(train):
     _, metrics = train(
         plugins=["vla_rl.testing.scripted", __file__],
         env={"type": "honest", "num_envs": 2},
@@ -193,7 +193,7 @@ def test_streams_that_cannot_be_played_again_begin_anew(train):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_long_task_is_learned_from_short_segments(seed):
-    """What pays lies 96 actions after the reset, and a ticket has 32: after fresh resets it would never be seen."""
+    """What pays is 96 actions after the reset, and a ticket has 32: after fresh resets it would never be seen."""
     train = {"steps": 20, "lr": 3e-2, "micro_batch": 128, "global_batch": None, "epochs": 2}
     long, rollout = {"num_envs": 32, "length": 96, "max_steps": 96}, {**SEGMENTS, "chunk": 8, "steps": 32}
     ppo = {"type": "ppo", "gamma": 1.0, "lam": 1.0}

@@ -190,7 +190,7 @@ def sender_to(policy):
 
 
 def test_a_policy_acts_with_the_version_that_a_ticket_asks_for():
-    """A policy in a process of its own: it is sent weights, keeps two older versions, and holds the newest again."""
+    """A policy in a separate process: it is sent weights, keeps two older versions, and holds the newest again."""
     model = LinearModel(synthetic.env_info(), 2)
     donor = LinearModel(synthetic.env_info(), 2)
     policy = PolicyWorker(TorchEngine(model), name="linear", seed=0, lag=2)
@@ -344,13 +344,13 @@ def test_a_round_of_two_versions_is_scored_where_it_is_old(monkeypatch):
         ended = EnvTrajectory(number=number, record=light, episodes=(), frames=None)
         played.append((0, TrajectoryResult(env_part=ended, policy_part=policy.results([ended], False)[0])))
     gathered = assemble(1, played, 1)
-    recorded, nobody = gathered.rollout.log_probs, np.zeros(3, bool)
+    recorded, none_chosen = gathered.rollout.log_probs, np.zeros(3, bool)
     learner = learner_of(donor, "grpo")
     (sample_ids,) = gathered.ids_by_worker().values()
     learner.buffer.add(0, policy.parts(np.sort(sample_ids)))
     chosen = evolve(gathered, ranks=0 * gathered.sample_ids)
     proximal = refreshed(
-        Alone(learner), chosen, values=nobody, log_probs=~nobody, version=1, size=None
+        Alone(learner), chosen, values=none_chosen, log_probs=~none_chosen, version=1, size=None
     ).proximal_log_probs
     assert counts == [3] and gathered.rollout.samples.sum(0).tolist() == [2, 1, 2]
     assert torch.equal(proximal[1], recorded[1]) and not torch.isclose(proximal[0], recorded[0], atol=1e-4).all()

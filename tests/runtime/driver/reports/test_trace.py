@@ -71,7 +71,7 @@ def test_an_idle_role_waits_for_its_supplier_first(role, busy, expected):
 
 
 def test_usage_adds_up(monkeypatch):
-    """10 s: sim 0-3, policy 3-5, sim 5-6, nobody until the learner's 7-9."""
+    """10 s: sim 0-3, policy 3-5, sim 5-6, none until the learner's 7-9."""
     trace = trace_of([assigned(0, "sim"), assigned(1, "policy"), assigned(2, "learner")], monkeypatch, (0.0, 10.0))
     drained = {
         0: ([call("sim", 0, 3), call("sim", 5, 6)], 0),

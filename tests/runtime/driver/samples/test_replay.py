@@ -186,8 +186,8 @@ def test_values_are_those_of_the_critic_at_each_use(algorithm):
             assert not torch.allclose(whole.proximal_log_probs[:, :8], whole.log_probs[:, :8], atol=1e-3)
 
 
-def test_nothing_is_left_of_what_nobody_trains_on():
-    """With filters, a step that trains on nothing, and groups of which a part is dropped."""
+def test_nothing_is_left_of_what_is_not_trained_on():
+    """With filters, a step that trains on nothing, and groups that are dropped in part."""
     changes = {"algorithm": {"type": "grpo", "correction": "decoupled"}}
     with runtime(**changes, **replaying(2)) as made:
         samples = []
@@ -215,7 +215,7 @@ def test_nothing_is_left_of_what_nobody_trains_on():
         assert left == 0 == lies_there(made)
 
 
-def test_a_resumed_run_fills_its_buffer_anew(train, tmp_path, caplog):
+def test_a_resumed_run_fills_its_buffer_again(train, tmp_path, caplog):
     changes = {**GIPO, **replaying(2), "eval": SHORT}
     train("parts", **changes, train={"steps": 2, "epochs": 1, "checkpoint_every": 1})
     results, metrics = train("parts", resume=True, **changes, train={"steps": 4, "epochs": 1, "checkpoint_every": 1})
@@ -321,7 +321,7 @@ def test_memory_is_known_before_the_first_ticket():
 
 def test_a_run_that_does_not_fit_ends_before_it_plays(train, monkeypatch):
     monkeypatch.setattr(LocalBackend, "cluster", lambda self: Cluster(cpus=2, gpus=0, memory=5000))
-    with pytest.raises(UserError, match="32 trajectories may lie with the learners at once"):
+    with pytest.raises(UserError, match="32 trajectories may be on the learners at once"):
         train(**GIPO, **replaying(2), eval=SHORT)
     train("once", **GIPO, eval=SHORT, train={"steps": 1})
 

@@ -1,4 +1,4 @@
-"""`vla-rl sft` on the test doubles: it clones, reports, stops and goes on, whatever the micro-batches."""
+"""`vla-rl sft` on the test doubles: it clones, reports, stops and continues, whatever the micro-batches."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_data_sets_are_mixed_by_their_weights(weights):
 
 
 def test_two_data_sets_train_together(tmp_path, monkeypatch, caplog):
-    """One has pictures of another size, which are resized to those of the first; a resumed run equals a whole one."""
+    """One has images of another size, which are resized to those of the first; a resumed run equals a whole one."""
     (tmp_path / "larger.py").write_text(
         "import attrs\n"
         "import numpy as np\n"
@@ -233,7 +233,7 @@ def test_two_data_sets_train_together(tmp_path, monkeypatch, caplog):
     [
         ({"co_training": [{"type": "recorded", "weight": 1.0}]}, r"co_training.0.weight: .*1"),
         ({"co_training": [{"type": "recorded"}]}, r"co_training.0.weight: required, but missing"),
-        ({"co_training": [{"type": "recorded", "weight": 0.00003}]}, "is no multiple of 0.0001"),
+        ({"co_training": [{"type": "recorded", "weight": 0.00003}]}, "is not a multiple of 0.0001"),
         ({"co_training": [{"type": "recorded", "weight": 0.6}] * 2}, r"co_training: the weights sum to 1.2, which"),
         ({"co_training": {"type": "recorded", "weight": 0.6}}, r"expected a list such as \[\{type: ...\}\], got"),
         ({"augment": {"random_brightnes": 0.2}}, "did you mean 'random_brightness'"),

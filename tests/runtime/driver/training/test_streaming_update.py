@@ -156,7 +156,7 @@ def test_a_real_model(tmp_path, piecemeal):
 
 @hookimpl(wraps="env")
 def chunk_step():
-    """The simulators of one process die, once, where they are told to."""
+    """The simulators of one process die, once, at the step that the environment variable gives."""
     file, Dying.steps = os.environ.get("SIMULATORS_DIE"), Dying.steps + 1
     if file and Dying.steps == 40:
         with suppress(FileExistsError):
@@ -251,7 +251,7 @@ def test_needs_in_words_are_refused_with_the_line_to_write():
         build_algorithm(spec)
 
 
-def test_one_process_is_no_reason_to_refuse():
+def test_one_process_is_not_refused():
     check_spec(parse_spec(scripted_spec(**changed({}), **STREAM)), training=True)
 
 

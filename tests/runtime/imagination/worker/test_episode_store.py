@@ -158,7 +158,7 @@ def _trained(folder: Path, index: dict, until: int, killed_at: int | None = None
 
 
 @pytest.mark.parametrize("killed_at", [0, 2, 5])
-def test_a_killed_run_goes_on_with_the_same_windows(tmp_path, killed_at):
+def test_a_killed_run_continues_with_the_same_windows(tmp_path, killed_at):
     broken = tmp_path / "broken"
     for folder in (tmp_path / "whole", broken):
         folder.mkdir()

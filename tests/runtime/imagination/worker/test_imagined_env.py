@@ -33,14 +33,14 @@ def imagination(recorded, model: WorldModel, num_envs: int = 3, **settings: Any)
 
 
 def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
-    """All but the eval split, of which it says that there is none."""
+    """All but the eval split, which it says does not exist."""
     env = imagination(recorded, wrap("world_model", oracle(3, history=2 * STEPS), "oracle"))
     with pytest.raises(NotOffered, match="evaluation is on the real simulator"):
         env.reset_states("eval")
     check_env(env, chunk=CHUNK, expert=False, seconds=20)
 
 
-def test_with_the_oracle_it_goes_on_as_the_simulator_does(recorded) -> None:
+def test_with_the_oracle_it_continues_as_the_simulator_does(recorded) -> None:
     """Recorded episodes, played again from each of their chunks on."""
     history = STEPS // CHUNK + 1
     starts = recorded.starts("any")
@@ -82,7 +82,7 @@ def test_the_oracle_says_when_it_lacks_the_beginning(recorded) -> None:
 
 
 class Scripted(WorldModel):
-    """Every chunk makes the picture brighter by one, and ends as it is told to."""
+    """Every chunk makes the image brighter by one, and ends as its script says."""
 
     history = 2
 
@@ -100,7 +100,7 @@ class Scripted(WorldModel):
         return np.repeat(self.chances, len(actions), axis=0)
 
 
-GOES_ON = [1.0] + [0.0] * 2 * CHUNK
+CONTINUES = [1.0] + [0.0] * 2 * CHUNK
 ACTIONS = np.zeros((3, CHUNK, 3), np.float32)
 
 
@@ -109,7 +109,7 @@ def begin(env: ImaginedEnv, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
 
 
 def test_an_env_is_truncated_at_the_horizon_and_then_stands_still(recorded) -> None:
-    env = imagination(recorded, Scripted(GOES_ON), horizon=2)
+    env = imagination(recorded, Scripted(CONTINUES), horizon=2)
     begin(env)
     first, second, third = (env.chunk_step(ACTIONS, np.ones(3, bool), False) for _ in range(3))
     assert not first.truncated.any() and not second.truncated[:, :-1].any() and second.truncated[:, -1].all()
@@ -150,7 +150,7 @@ def test_numbers_that_are_not_finite_are_a_fault_of_their_env(recorded) -> None:
             chances[1] = np.nan
             return chances
 
-    env = imagination(recorded, Broken(GOES_ON))
+    env = imagination(recorded, Broken(CONTINUES))
     begin(env)
     before = env.chunk_step(ACTIONS, np.zeros(3, bool), True).obs.images["wrist"]
     after = env.chunk_step(ACTIONS, np.ones(3, bool), True).obs.images["wrist"]
@@ -171,7 +171,7 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
             chances[1] = np.inf
             return chances
 
-    env = imagination(recorded, Broken(GOES_ON))
+    env = imagination(recorded, Broken(CONTINUES))
     for _ in range(2):
         begin(env)
         env.chunk_step(ACTIONS, np.ones(3, bool), True)
@@ -182,14 +182,14 @@ def test_a_trajectory_that_broke_is_tried_again_with_other_noise_and_not_for_eve
     env.refresh()
     begin(env)
     env.chunk_step(ACTIONS, np.ones(3, bool), True)
-    assert drawn[-1] == drawn[0], "in the next step it counts anew"
+    assert drawn[-1] == drawn[0], "in the next step it counts from 0 again"
 
 
 def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> None:
     small = recorder(tmp_path, 8, capacity=12, held_out=0.0)
-    env = imagination(small, Scripted(GOES_ON), start="first")
+    env = imagination(small, Scripted(CONTINUES), start="first")
     small.add(recordings(4, tabletop(4), small.shape.longest))
-    assert len(env.reset_states("train")) == 8, "a step starts from what there was at its beginning"
+    assert len(env.reset_states("train")) == 8, "a step starts from the episodes available at its beginning"
     env.refresh()
     assert [state.id // small.shape.longest for state in env.reset_states("train")] == list(range(12))
 
@@ -197,11 +197,11 @@ def test_what_is_recorded_meanwhile_is_started_from_after_refresh(tmp_path) -> N
 def test_episodes_of_another_simulator_are_refused(recorded) -> None:
     other = tabletop(1, size=32).info
     with pytest.raises(UserError, match=r"holds episodes with cameras .*16.*, and the simulator has .*32.*; give"):
-        ImaginedEnv(Scripted(GOES_ON), recorded, other, 3, horizon=2)
+        ImaginedEnv(Scripted(CONTINUES), recorded, other, 3, horizon=2)
 
 
 def test_it_says_that_it_is_imagined(recorded) -> None:
-    env = imagination(recorded, Scripted(GOES_ON))
+    env = imagination(recorded, Scripted(CONTINUES))
     assert env.info == evolve(tabletop(1).info, notes=("imagined by a world model",))
 
 

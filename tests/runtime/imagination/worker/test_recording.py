@@ -45,9 +45,9 @@ def played(env) -> tuple[dict[int, RecordedEpisode], dict[int, EnvTrajectory], d
     request = episodes.step(None, [EpisodeRequest(state=states[n], number=n) for n in range(TICKETS)])
     finished, seen = {}, {}
     while not request.done:
-        pictures = request.obs.numpy().images["overhead"]
+        images = request.obs.numpy().images["overhead"]
         for env_id, (number, chunk) in enumerate(zip(request.numbers, request.chunks, strict=True)):
-            seen[int(number), int(chunk)] = np.array(pictures[env_id])
+            seen[int(number), int(chunk)] = np.array(images[env_id])
         noise = [
             generator(0, "disturbed", int(n), 0, int(c)).standard_normal((CHUNK, 3))
             for n, c in zip(request.numbers, request.chunks, strict=True)

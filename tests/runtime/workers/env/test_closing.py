@@ -32,7 +32,7 @@ def finish(folder: Path, closes: str, backend: str = "local") -> None:
 @pytest.mark.parametrize(
     ("closes", "said"), [("raise", "RuntimeError: the window was gone"), ("exit", "SystemExit: 5")]
 )
-def test_a_close_that_raises_is_told(tmp_path, caplog, closes, said):
+def test_a_close_that_raises_is_reported(tmp_path, caplog, closes, said):
     finish(tmp_path, closes)
     assert re.search(rf"env 'unclosable': close failed \(.*unclosable.py:\d+\): {said}", caplog.text)
 
@@ -55,7 +55,7 @@ def test_on_ray_it_is_the_same(tmp_path, caplog, monkeypatch, closes, said):
     assert re.search(said, caplog.text)
 
 
-def test_an_alarm_of_somebody_else_goes_on():
+def test_an_alarm_of_another_owner_continues():
     heard = []
     before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
     theirs = signal.setitimer(signal.ITIMER_REAL, 0.3)

@@ -1,4 +1,4 @@
-"""Envs in processes of their own: whatever breaks one costs time, never data."""
+"""Envs in separate processes: whatever breaks one costs time, never data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vla_rl.toolkit.envs.settings import Processes
 
 PLUGINS = ["vla_rl.testing.scripted", "vla_rl.testing.slot_placement", str(Path(fragile.__file__))]
 TRAINING = 38
-"""A step of an env's life that lies in the first rollout; the evaluation before it takes 32."""
+"""A step of an env's life that is in the first rollout; the evaluation before it takes 32."""
 FAULTS = ("kill", "stop", "slow", "raise", "nan", "reset")
 
 
@@ -124,7 +124,7 @@ def test_processes_are_recycled(limit, fresh):
         pids.append(env.pids[0])
     assert [i for i in range(1, 6) if pids[i] != pids[i - 1]] == fresh
     assert not any(psutil.pid_exists(pid) for pid in pids[:-1] if pid != pids[-1])
-    assert env.faults() == {}, "recycling is no fault"
+    assert env.faults() == {}, "recycling is not a fault"
     env.close()
 
 
@@ -219,7 +219,7 @@ def test_a_process_that_dies_while_some_of_its_envs_are_reset_takes_the_others_w
     env.close()
 
 
-def test_an_env_that_is_made_anew_in_vain_gets_another_process(tmp_path):
+def test_an_env_that_is_rebuilt_in_vain_gets_another_process(tmp_path):
     config = FragileConfig(fault="reset", always=True, env_id=1, told=str(tmp_path / "told"), processes=SHARED)
     env = fragile.build(config, Context(num_envs=2))
     env_ids = np.arange(2)

@@ -179,7 +179,7 @@ def test_idle_envs_are_left_alone():
 
 
 def test_an_env_that_is_done_takes_the_next_ticket_and_waits_for_no_other():
-    """Lengths 2, 4, 6 and 8 on two envs: nobody waits for the slowest."""
+    """Lengths 2, 4, 6 and 8 on two envs: no env waits for the slowest."""
     env = ScriptedEnv(2, {i: (2 * i + 2, "success") for i in range(4)}, max_steps=9, chunk=2)
     requests, finished = play(env, 2, count=4)
     assert [request.numbers.tolist() for request in requests] == [[0, 1], [2, 1], [2, 3], [2, 3], [3], [3], []]
@@ -230,7 +230,7 @@ def test_a_broken_observation_is_named(fault, message):
 
 
 class Turned(ScriptedEnv):
-    """Returns views of its pictures, upside down and mirrored, and of its numbers."""
+    """Returns views of its images, upside down and mirrored, and of its numbers."""
 
     def _observe(self, env_ids):
         obs = super()._observe(env_ids)
@@ -247,7 +247,7 @@ class TurnedTensors(ScriptedEnv):
 
 
 @pytest.mark.parametrize("env_type", [Turned, TurnedTensors])
-def test_views_of_pictures_are_contiguous_for_whoever_reads_them(env_type):
+def test_views_of_images_are_contiguous_for_whoever_reads_them(env_type):
     requests, _ = play(env_type(2, {0: (3, "success")}, max_steps=4, chunk=2), 2)
     seen_here = [request.obs for request in requests if request.obs is not None]
     assert len(seen_here) == 2

@@ -1,4 +1,4 @@
-"""Simulators in an interpreter of their own: another NumPy, the same run."""
+"""Simulators in a separate interpreter: another NumPy, the same run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def play(env, rows="steps"):
 
 
 def test_episodes_know_who_acted():
-    """State 0 is even, so a person takes over for steps 3 and 4 of 6; nobody does in state 1."""
+    """State 0 is even, so a person takes over for steps 3 and 4 of 6; no one does in state 1."""
     env = helped_envs(HelpedConfig(), Context(num_envs=2, chunk=CHUNK))
     finished, _ = play(env)
     helped, alone = (finished[number].episodes[0] for number in (0, 1))
@@ -82,7 +82,7 @@ def test_late_actions_of_episodes_in_real_time_are_counted(rows):
     assert "env/late_actions" not in robot_metrics("env", untimed[0].episodes)
 
 
-def test_nobody_can_take_over_where_info_does_not_say_so():
+def test_no_one_can_take_over_where_info_does_not_say_so():
     """Without takeovers there is no field for them, and a simulator that reports one breaks the contract."""
     env = helped_envs(HelpedConfig(first=LENGTH, announced=False), Context(num_envs=2, chunk=CHUNK))
     finished, recordings = play(env)

@@ -1,4 +1,4 @@
-"""Rows in processes import the script that starts them, so it needs a `__main__` guard, and is told so."""
+"""Rows in processes import the script that starts them, so it needs a `__main__` guard, and the error says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = scripted_spec(
         (["if __name__ == '__main__':", "    vla_rl.run(SPEC, 'run')"], None),
     ],
 )
-def test_a_script_without_the_guard_is_told_where_it_belongs(tmp_path, fork_server, lines, line):
+def test_a_script_without_the_guard_gets_where_it_belongs(tmp_path, fork_server, lines, line):
     script = tmp_path / "train.py"
     script.write_text("\n".join(["import vla_rl", f"SPEC = {SPEC!r}", *lines]))
     done = fork_server.run_python(script, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""A reward model tells success, rewards and ends in place of the simulator."""
+"""A reward model judges success, rewards and ends in place of the simulator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.runtime.workers.env.reward_scorer import RewardScorer
 
 
 class Told(RewardModel):
-    """Says what the first pixel of each picture says, in hundredths."""
+    """Says what the first pixel of each image says, in hundredths."""
 
     def __init__(self) -> None:
         self.ends = None
@@ -85,7 +85,7 @@ def test_the_step_limit_is_an_end():
     assert model.ends.tolist() == [True, True]
 
 
-def test_terminations_that_are_ignored_are_no_ends():
+def test_terminations_that_are_ignored_are_not_ends():
     result, model = scored(result_of([90], terminated=[(0, 0)]), ignore_terminations=True)
     assert result.rewards.tolist() == [[0, 0, 1]]
     assert model.ends.tolist() == [False]
@@ -107,7 +107,7 @@ def test_the_simulators_arrays_are_left_alone():
 
 
 @pytest.mark.parametrize("answer", [np.array([1.5]), np.array([np.nan]), np.zeros(2), np.zeros((1, 1))])
-def test_an_answer_that_is_no_probability_is_refused(answer):
+def test_an_answer_that_is_not_a_probability_is_refused(answer):
     class Wrong(RewardModel):
         def success_probability(self, obs, ends):
             return answer
@@ -142,7 +142,7 @@ def test_failures_of_another_form_are_refused(answer):
 
 def test_without_success_to_tell_the_simulators_stays():
     before = result_of([10])
-    scorer = RewardScorer(Told(), name="told", threshold=0.5, tells_success=False)
+    scorer = RewardScorer(Told(), name="told", threshold=0.5, judges_success=False)
     assert scorer.score(before, np.ones(1, bool), np.full(1, 9)) is before
 
 

@@ -17,7 +17,7 @@ REQUEST = EpisodeRequest(state=ResetState(id=0, task="a"), number=0)
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, ENVS - 1), st.sampled_from(("end", "episode", "drop", "none"))), max_size=80))
 def test_each_env_has_the_steps_of_its_ticket(events):
-    """The reference appends each env's steps to a list of its own."""
+    """The reference appends each env's steps to a separate list."""
     trajectories = RunningTrajectories(ENVS)
     steps: list[list[float]] = [[] for _ in range(ENVS)]
     episode_start = [0] * ENVS

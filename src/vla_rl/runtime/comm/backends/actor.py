@@ -31,7 +31,7 @@ BY_REFERENCE = "\0reference"
 
 
 class Actor:
-    """Ray actor around a `WorkerHost`. Each method is one way to call it, in a concurrency group of its own."""
+    """Ray actor around a `WorkerHost`. Each method is one way to call it, in a separate concurrency group."""
 
     def __init__(self, make_host: MakeHost, data: dict[str, Any], assignment: Assignment):
         ignore_signals()  # they reach a whole process group; the driver decides when workers end

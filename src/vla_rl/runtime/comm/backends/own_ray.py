@@ -1,4 +1,4 @@
-"""Connection of this process to Ray: a Ray of its own, which only this machine can reach, or a cluster's."""
+"""Connection of this process to Ray: its own Ray, which only this machine can reach, or a cluster's."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ class OwnRay:
         if not (os.environ.get(TOKEN) or os.environ.get(TOKEN_FILE)):
             self.token[TOKEN] = secrets.token_hex(32)
         os.environ.update(self.token)
-        read_token_anew()
+        read_token_again()
 
     def _forget_token(self) -> None:
         for name in self.token:
             os.environ.pop(name, None)
-        read_token_anew()
+        read_token_again()
 
 
 def _load() -> str:
@@ -212,7 +212,7 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(signal.SIGTERM, handler)
 
 
-def read_token_anew() -> None:
+def read_token_again() -> None:
     """Make Ray read its environment variables again; it has read them when it was imported."""
     raylet = import_module("ray._raylet")
     raylet.Config.initialize("")

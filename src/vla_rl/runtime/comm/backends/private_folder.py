@@ -32,7 +32,7 @@ def _create(parent: Path) -> tuple[Path, int]:
     """Return a new folder, and the descriptor that holds its lock.
 
     The folder itself is locked, not a file in it: a process that is killed while it removes the folder would leave one
-    without that file, and nobody could tell any more whether it is in use.
+    without that file, and no process could tell any more whether it is in use.
     """
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))

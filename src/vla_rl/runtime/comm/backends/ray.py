@@ -62,7 +62,7 @@ class RayBackend(Backend):
         self.begun = monotonic()
         """Time at which workers began to start."""
         self.stop_sent = False
-        """True once workers were told to end their rollouts early."""
+        """True once workers were asked to end their rollouts early."""
         self.assignments: tuple[Assignment, ...] = ()
         self.groups: list[Any] = []
         """Ray placement groups, which hold the resources of all workers."""

@@ -18,7 +18,7 @@ IN_FLIGHT = 2
 
 
 class Broadcast:
-    """Process group of a transfer. It is no default group, so learners keep theirs."""
+    """Process group of a transfer. It is not the default group, so learners keep theirs."""
 
     def __init__(self, link: TransferLink, device: torch.device) -> None:
         self.link = link

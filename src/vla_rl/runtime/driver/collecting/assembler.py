@@ -36,7 +36,7 @@ class RolloutBatch:
     rollout: Rollout
     """The trajectory records."""
     sample_ids: Array
-    """Sample id of each chunk step on its worker, int64 [T, N]; -1 where there is none."""
+    """Sample id of each chunk step on its worker, int64 [T, N]; -1 where a chunk step has none."""
     workers: Array
     numbers: Array
     """Worker of each ticket's policy, and number of the ticket, int64 [N]."""

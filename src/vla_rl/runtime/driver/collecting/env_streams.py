@@ -53,7 +53,7 @@ class EnvStreams:
             self.consumed[cursor.env_id] = cursor
 
     def save(self, file: Path) -> None:
-        """Write the positions of all streams; nothing where there are none."""
+        """Write the positions of all streams, if any."""
         if not self.consumed:
             return
         envs = sorted(self.consumed)

@@ -40,7 +40,7 @@ def work_metrics(work: RolloutReport) -> dict[str, float]:
 
 def outside_bounds(rollout: Rollout, info: EnvInfo) -> tuple[dict[str, float], str]:
     """Return the number of valid actions of others than the policy that are outside of the simulator's bounds, as a
-    metric if there are any, and a text about the worst of them.
+    metric if it is not 0, and a text about the worst of them.
     """
     if rollout.executed_actions is None or rollout.source is None:
         return {}, ""
@@ -55,8 +55,8 @@ def outside_bounds(rollout: Rollout, info: EnvInfo) -> tuple[dict[str, float], s
     count = int(outside.sum())
     text = (
         f"{count} of {len(actions)} actions of whoever took over were outside of the simulator's bounds: "
-        f"{actions[row, dim]:g} in dimension {dim}, beside [{low[dim]:g}, {high[dim]:g}]. Trainers learn from them as "
-        f"they are; look at the scale of the takeover device, or of what the simulator reports as executed"
+        f"{actions[row, dim]:g} in dimension {dim}, not within [{low[dim]:g}, {high[dim]:g}]. Trainers learn from them "
+        f"as they are; look at the scale of the takeover device, or of what the simulator reports as executed"
     )
     return {"env/outside_bounds": float(count)}, text
 

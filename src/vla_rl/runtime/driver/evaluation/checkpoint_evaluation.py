@@ -38,8 +38,8 @@ class NotRecorded(UserError):
 def evaluate(spec: Spec, state: State, trainer: Path | None, start: StartRuntime, progress: Progress) -> dict[str, Any]:
     """Evaluate a spec's model, with the weights of a checkpoint's trainer folder if one is given.
 
-    `progress` is called from time to time with what is going on ("eval", or what that waits for), how much of it is
-    done, and how much there is. Raises RunStopped after Ctrl-C or SIGTERM.
+    `progress` is called from time to time with the current phase ("eval", or what it waits for), the number done and
+    the total. Raises RunStopped after Ctrl-C or SIGTERM.
     """
     with Interrupts() as interrupts:
         try:

@@ -30,7 +30,7 @@ Track = tuple[int, str]
 FILE = "trace.json"
 ROLES = ("sim", "policy", "learner")
 DRIVER: Track = (-1, "driver")
-NOBODY = "messages"
+MESSAGES = "messages"
 """Cause of waiting while no worker works: messages between processes, and the driver."""
 SUPPLIERS = {"sim": ("policy",), "policy": ("sim",), "learner": ("sim", "policy")}
 """Role -> roles whose results it needs to continue."""
@@ -89,7 +89,7 @@ class Usage:
     """Idle time between the first and the last of the role's main calls of an iteration."""
     waits: dict[str, float] = field(factory=dict)
     """Idle time by the role that is waited for: the one that supplies this role if that works, else whichever works,
-    else `NOBODY`.
+    else `MESSAGES`.
     """
 
     def shares(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Usage:
         return {
             "workers": self.workers,
             "busy": round(self.busy / total, 4),
-            "waits_for": {role: round(self.waits.get(role, 0.0) / total, 4) for role in (*ROLES, NOBODY)},
+            "waits_for": {role: round(self.waits.get(role, 0.0) / total, 4) for role in (*ROLES, MESSAGES)},
             "bubbles": round(self.bubbles / total, 4),
         }
 
@@ -118,7 +118,7 @@ class Trace:
         self.write_seconds = 0.0
         self.dropped = 0
         self.clock_offsets: dict[int, float] = {}
-        """Seconds by which each worker's clock is ahead of ours."""
+        """Seconds that each worker's clock is ahead of ours."""
         self.sizes: Mapping[str, float] = {}
         """Sizes of the model and of a trajectory, named as in `planning.profile.Profile`."""
         self.env_steps = 0
@@ -284,7 +284,7 @@ def waits(segment: Segment) -> Iterator[tuple[Track, float, float, dict[str, flo
 def causes(track: Track, busy: Sequence[Track]) -> dict[str, float]:
     """Return the roles that an idle track waits for while `busy` ones work, as shares that add up to 1."""
     roles = {role for _, role in busy if role in SUPPLIERS.get(track[1], ())} or {role for _, role in busy}
-    return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {NOBODY: 1.0}
+    return {role: 1.0 / len(roles) for role in sorted(roles)} if roles else {MESSAGES: 1.0}
 
 
 def _waited_for(mask: int, tracks: Sequence[Track]) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from vla_rl.core.types import Array
 
 @frozen(kw_only=True, eq=False)
 class RankShard:
-    """Shard of one learner rank: its samples in an order of its own, and its micro-batches of each optimiser step."""
+    """Shard of one learner rank: its samples in the rank's own order, and its micro-batches of each optimiser step."""
 
     samples: Array
     """Indices into all samples, int64."""

@@ -40,7 +40,7 @@ class ImitationTrainer:
         Args:
             orders: order of the samples of each rank.
             metrics: metrics of the demonstrations.
-            augment: random changes of the pictures, by numbers of `seed`; None: none.
+            augment: random changes to the images, by numbers of `seed`; None: none.
         """
         self.metrics = metrics
         self._fleet = fleet
@@ -147,7 +147,7 @@ def _clone_expert(
     fleet: Fleet, spec: Spec, expert: ExpertSpec, purpose: str, batch: int, augment: AugmentSpec | None = None
 ) -> ImitationTrainer:
     """Let the simulators' scripted expert act on all lanes. Its samples stay with the learner of the same worker, if
-    there is one.
+    any.
 
     Raises UserError when no episode succeeded.
     """

@@ -54,7 +54,7 @@ class Epochs(SampleOrder):
 
 
 class Mixture(SampleOrder):
-    """Samples of several data sets by their weights. Each data set has epochs of its own; every step is full.
+    """Samples of several data sets by their weights. Each data set has separate epochs; every step is full.
 
     At any moment the number of samples of a data set differs by a few from its share.
     """
@@ -104,7 +104,7 @@ class Mixture(SampleOrder):
 
     def _round(self, number: int) -> tuple[Array, Array]:
         """Return the data set of each sample of a round, and the sample's number within its data set, int64
-        [WEIGHT_PARTS] each. Samples of a data set lie at about equal distances."""
+        [WEIGHT_PARTS] each. Samples of a data set are about evenly spaced."""
         set_of = np.repeat(np.arange(len(self._parts)), self._parts)
         within = np.concatenate([np.arange(count) for count in self._parts])
         jitter = generator(self._seed, f"{self._purpose}/mixture", self._rank, number).random(WEIGHT_PARTS)

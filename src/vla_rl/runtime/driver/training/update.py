@@ -82,8 +82,8 @@ class StepUpdate(UpdateStrategy):
         """Do nothing: nothing is kept from one step to the next."""
 
     def _split(self, step: int, samples: SampleIndex, ranks: Array, fields: dict[str, Array | None]) -> list[RankShard]:
-        """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of its own
-        worker's policy, then the others by worker, each in the order of the sample ids.
+        """Return the shard of each rank (`ranks`: int64 [S], rank of each sample): first the samples of the policy in
+        the rank's worker, then the others by worker, each in the order of the sample ids.
         """
         train = self.spec.train
         learner_workers = np.array([learner.worker for learner in self.fleet.learners])

@@ -76,7 +76,7 @@ class EpisodeStore:
     def held_out(self, count: int) -> Array:
         """Return the ids of the first windows of at most `count` held-out episodes, int64, the oldest first.
 
-        They are the newest ones, half successes and half failures where there are enough of both, so that failures do
+        They are the newest ones, half successes and half failures if enough of both are available, so that failures do
         not run out as a policy improves.
         """
         entries = self.index.split(held_out=True)

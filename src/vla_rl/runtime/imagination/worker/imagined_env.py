@@ -157,8 +157,8 @@ class ImaginedEnv(SimEnv):
             if tries == TRIES:
                 raise UserError(
                     f"the world model gave numbers that are not finite {TRIES} times in one trajectory, each time with "
-                    "other noise: its weights are not sound; go on from an earlier checkpoint with a lower learning "
-                    "rate of the world model, or without it"
+                    "other noise: its weights are not sound; continue from an earlier checkpoint with a lower "
+                    "learning rate of the world model, or without it"
                 )
         # A broken env gets outcome 0 (the episode continues). Its window is not advanced, and the fault that it reports
         # makes its episode run again.

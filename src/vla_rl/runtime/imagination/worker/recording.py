@@ -72,7 +72,7 @@ class WorldModelRecordings(WorldModelRecordingInterface):
 
 
 def _copy(obs: Observation, env_id: int) -> Observation:
-    """Return the observation of one env in memory of its own, because a simulator may write into what it returned."""
+    """Return the observation of one env in separate memory, because a simulator may write into what it returned."""
     env_obs = obs.take(np.array([env_id])).numpy()
     images = {camera: np.array(frames) for camera, frames in env_obs.images.items()}
     state = None if env_obs.state is None else np.array(env_obs.state, np.float32)

@@ -40,7 +40,7 @@ TRAINER = "world_model"
 ROLLOUT = 2
 """Number of consecutive predictions of a fit: the second is made from the first (DIAMOND)."""
 ACTION_EPISODES = 16
-"""Number of held-out episodes by which action following is measured; each of their chunks is imagined 8 times."""
+"""Number of held-out episodes that action following is measured on; each of their chunks is imagined 8 times."""
 COMPARED_EPISODES = 6
 """Number of episodes in a comparison image."""
 
@@ -156,7 +156,7 @@ class WorldModelWorker(WorldModelInterface):
         return updates, losses
 
     def _measures(self) -> dict[str, float]:
-        """Measure the model on held-out episodes; {} where there are none."""
+        """Measure the model on held-out episodes; {} without them."""
         self._check_stop()
         windows = self._held_out(self.section.evaluated_episodes)
         return {} if windows is None else measure(self.model, windows, self.spec.seed, action_episodes=ACTION_EPISODES)
@@ -209,7 +209,7 @@ class WorldModelWorker(WorldModelInterface):
     # -------------------------------------------------------------------------------------------------- inside
 
     def _held_out(self, count: int) -> Windows | None:
-        """Return windows of complete held-out episodes; None where there are none."""
+        """Return windows of complete held-out episodes; None without them."""
         ids = self.store.held_out(count)
         if not len(ids):
             return None

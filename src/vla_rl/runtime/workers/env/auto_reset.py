@@ -48,7 +48,7 @@ class StreamPositions:
         return evolve(request, actions=actions, return_so_far=return_so_far if len(actions) else 0.0)
 
     def keep_observations(self, env_ids: Sequence[int], obs: Observation) -> None:
-        """Keep the observations with which the next tickets of these envs begin; `obs` is of all envs."""
+        """Keep the observations that the next tickets of these envs begin with; `obs` is of all envs."""
         if env_ids:
             kept = obs.take(np.array(env_ids))
             self._observations.update({env_id: (kept, row) for row, env_id in enumerate(env_ids)})

@@ -94,7 +94,7 @@ def not_deterministic(env: str, start: EpisodeRequest, chunks: str, rewards: str
     return EnvError(
         f"env {env!r} is not deterministic: {chunks} of an episode (state {start.state.id} of task "
         f"{start.state.task!r}), executed again from the same state and seed, ended it or rewarded {rewards}; its info "
-        f"has to say so (EnvInfo(deterministic=False)): then streams of auto_reset begin anew where they cannot go on"
+        f"has to say so (EnvInfo(deterministic=False)): then streams of auto_reset restart where they cannot continue"
     )
 
 

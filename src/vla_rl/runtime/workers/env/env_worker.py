@@ -109,13 +109,13 @@ class EnvWorker(EnvLanes, EnvInterface):
                 camera=camera_of(first.info, spec, camera) if framed else None,
                 observer=None if make_observer is None else make_observer(),
                 recorder=self._recorder(env, "rollout"),
-                scorer=self._scorer(tells_success=True),
+                scorer=self._scorer(judges_success=True),
                 expert=self._expert(i, env) if asks_expert(spec) else None,
                 **shared,
             )
             for i, env in envs.items()
         }
-        evaluation_scorer = self._scorer(tells_success=spec.rewards is not None and spec.rewards.evaluation)
+        evaluation_scorer = self._scorer(judges_success=spec.rewards is not None and spec.rewards.evaluation)
         self.eval = {
             i: Episodes(env, **shared, recorder=self._recorder(env, "evaluation"), scorer=evaluation_scorer)
             for i, env in envs.items()
@@ -247,8 +247,8 @@ class EnvWorker(EnvLanes, EnvInterface):
         flaws = [close_env(env, self.name) for env in self.envs.values()]
         return [flaw for flaw in flaws if flaw]
 
-    def _scorer(self, *, tells_success: bool) -> RewardScorer | None:
-        """Return the scorer of chunk steps by the spec's `rewards:`; None: there is none."""
+    def _scorer(self, *, judges_success: bool) -> RewardScorer | None:
+        """Return the scorer of chunk steps by the spec's `rewards:`; None if the spec has none."""
         rewards = self.spec.rewards
         if rewards is None or self.reward_model is None:
             return None
@@ -257,7 +257,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             self._reward_lock,
             name=rewards.type,
             threshold=rewards.threshold,
-            tells_success=tells_success,
+            judges_success=judges_success,
         )
 
     def _draw(self, start: EpisodeRequest, episode: int) -> EpisodeRequest:
@@ -277,7 +277,7 @@ class EnvWorker(EnvLanes, EnvInterface):
 
 
 def camera_of(info: EnvInfo, spec: Spec, requested: str | None) -> str:
-    """Return the camera whose frames the algorithm sees. Raises UserError where there is none, or none of that name."""
+    """Return the camera whose frames the algorithm sees. Raises UserError if the env has none, or none of that name."""
     name, cameras = spec.algorithm.type, tuple(info.cameras)
     if not cameras:
         raise UserError(

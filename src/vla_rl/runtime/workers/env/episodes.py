@@ -86,13 +86,13 @@ class Episodes:
         Args:
             first_env: index in the run of the lane's first env.
             chunk_steps: chunk steps of a ticket, with auto_reset.
-            draw: (ticket, e) -> its episode e, from a reset state of its own, with auto_reset.
+            draw: (ticket, e) -> its episode e, from a separate reset state, with auto_reset.
             camera: camera whose frames are kept of an episode that keeps frames; None: all cameras.
             observer: observer of all that the envs see and do.
             on_fault: called with the text of each fault; it may raise to stop.
             recorder: recorder of episodes as data.
-            scorer: teller of success and rewards; None: the simulator.
-            expert: expert that labels each chunk step, and acts where a ticket says so; None: nobody.
+            scorer: judge of success and rewards; None: the simulator.
+            expert: expert that labels each chunk step, and acts where a ticket says so; None: no expert.
         """
         num_envs = env.num_envs
         self.num_envs = num_envs

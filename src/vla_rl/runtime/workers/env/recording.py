@@ -66,7 +66,7 @@ class _RunningRecording:
     rewards: list[float] = field(factory=list)
     executed: list[int] = field(factory=list)
     interventions: list[Any] = field(factory=list)
-    """Whether another source than the policy chose the action, or bool [C] for each chunk; empty where nobody can take
+    """Whether another source than the policy chose the action, or bool [C] for each chunk; empty where no one can take
     over."""
     instruction: str
 

@@ -14,11 +14,11 @@ from vla_rl.core.types import Array, ChunkResult, Observation, to_numpy
 
 class RewardScorer:
     """Rewrites the results of chunk steps as the spec's `rewards:` says. A model gets one call at a time, though
-    concurrent lanes have threads of their own.
+    concurrent lanes have separate threads.
     """
 
     def __init__(
-        self, model: RewardModel, lock: Lock | None = None, *, name: str, threshold: float, tells_success: bool = True
+        self, model: RewardModel, lock: Lock | None = None, *, name: str, threshold: float, judges_success: bool = True
     ) -> None:
         """Wrap a reward model.
 
@@ -26,13 +26,13 @@ class RewardScorer:
             lock: lock of all scorers that share the model; None: there is one.
             name: name of its plugin, for errors.
             threshold: probability from which an observation counts as success.
-            tells_success: whether the model tells success; False: it only watches, and waits before resets.
+            judges_success: whether the model judges success; False: it only watches, and waits before resets.
         """
         self.model = model
         self.lock = lock or Lock()
         self.name = name
         self.threshold = threshold
-        self.tells_success = tells_success
+        self.judges_success = judges_success
 
     @property
     def watches(self) -> bool:
@@ -59,14 +59,14 @@ class RewardScorer:
     ) -> ChunkResult:
         """Return the result of a chunk step with the model's success: reward 1 and a termination at the last valid
         action of the envs that it calls solved, and no other reward. An end by the simulator stays an end. Raises
-        PluginError for an answer that is no probability. Without `tells_success` the result is left as it is.
+        PluginError for an answer that is not a probability. Without `judges_success` the result is left as it is.
 
         Args:
             active: envs that were to execute the chunk, bool [N].
             remaining: actions before each env's step limit, int64 [N].
             ignore_terminations: episodes continue after a termination.
         """
-        if not self.tells_success:
+        if not self.judges_success:
             return result
         executed = to_numpy(result.executed).astype(bool)
         terminated = to_numpy(result.terminated).astype(bool)

@@ -117,7 +117,8 @@ class LaneSimulator:
 
 
 def _with_own_actions(result: ChunkResult, actions: Array) -> ChunkResult:
-    """Return the result with the policy's actions (float32 [N, C, A]) wherever nobody else chose an executed one."""
+    """Return the result with the policy's actions (float32 [N, C, A]) wherever no other source chose an executed
+    one."""
     executed = to_numpy(result.executed)
     source = np.where(executed, to_numpy(result.source), np.int8(ActionSource.POLICY))
     others = (source != ActionSource.POLICY)[..., None]

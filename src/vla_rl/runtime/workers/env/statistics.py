@@ -59,7 +59,7 @@ class EpisodeStatistics:
         self.once = np.zeros(num_envs, bool)
         self.at_end = np.zeros(num_envs, bool)
         self.interventions: Array | None = None
-        """Valid steps of each episode whose action another source chose, int64 [N]; None: nobody can take over."""
+        """Valid steps of each episode whose action another source chose, int64 [N]; None: no one can take over."""
         self.late_actions: Array | None = None
         """Valid steps of each episode that began late, int64 [N]; None: not in real time."""
 

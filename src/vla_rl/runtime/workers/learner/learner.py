@@ -70,7 +70,7 @@ class Learner(LearnerInterface):
 
         Args:
             make_trainers: builds the trainers of the rank.
-            world: number of learners; if there are several, each has to `join`.
+            world: number of learners; if more than 1, each has to `join`.
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
             keeps_transitions: the trainer of what is collected learns from transitions, which it keeps.
@@ -94,7 +94,7 @@ class Learner(LearnerInterface):
         self._sender: WeightSender | None = None
         """End of the transfer to policies in other workers, on rank 0."""
         self._updated = False
-        """A trainer made an update, or the run goes on from a checkpoint."""
+        """A trainer made an update, or the run continues from a checkpoint."""
         self._look_at_states()
 
     def listen(self, host: str) -> str:

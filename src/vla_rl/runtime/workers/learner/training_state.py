@@ -1,5 +1,5 @@
 """Checkpoint file of the learners: exact weights (masters, for weights that act in a narrower type), optimiser state
-and version, as full tensors for any number of learners, and what trainers own beside the policy.
+and version, as full tensors for any number of learners, and what trainers own in addition to the policy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients by which a policy's worker calls the envs that it acts for: in its own process, or through its peers."""
+"""Clients that a policy's worker uses to call the envs that it acts for: in its own process, or through its peers."""
 
 from __future__ import annotations
 

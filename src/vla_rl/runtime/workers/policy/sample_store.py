@@ -27,7 +27,7 @@ class Inference:
     """Values of each sample, float32 [R] or [R, C]; None without a critic."""
     inputs: ModelInputs
     next_values: Array
-    """Bootstrap values, float32 [R]; 0 where there is none."""
+    """Bootstrap values, float32 [R]; 0 for rows without one."""
     needed: int
     """Number of samples that may still be needed; the inference is dropped when it is 0."""
     has_final: Array

@@ -67,7 +67,7 @@ class WeightVersions:
         torch.save(list(self._past), file)
 
     def load(self, file: Path) -> None:
-        """Read what `save` wrote; do nothing where there is no such file."""
+        """Read what `save` wrote; do nothing if the file does not exist."""
         if file.exists():
             self._past.extend(read_file(file, lambda path: torch.load(path, weights_only=True)))
 

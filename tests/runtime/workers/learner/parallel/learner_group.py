@@ -1,4 +1,4 @@
-"""Learner ranks in processes of their own, on recorded data: what `test_parallel_strategies.py` runs there."""
+"""Learner ranks in separate processes, on recorded data: what `test_parallel_strategies.py` runs there."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Work:
     """Rank 0 has all samples."""
     global_batch: int | None = 17
     parts: int = 0
-    """In so many parts samples come, where an optimiser step has all of them."""
+    """Number of parts that samples come in; an optimiser step has all of them."""
     acting: bool = False
     """Policies act with the learners' models."""
     imitation: int = 0

@@ -81,7 +81,7 @@ def test_a_rank_without_samples_keeps_step_with_the_others(groups):
     [(1, "replicated", False), (2, "replicated", True), (2, "full", False), (2, "full", True)],
 )
 def test_parts_of_a_step_are_the_whole(groups, world, sharding, lopsided):
-    """Losses of policy and critic have divisors of their own, known at the end."""
+    """Losses of policy and critic have separate divisors, known at the end."""
     whole = groups.run(global_batch=None)
     same(groups.run(global_batch=None, parts=3, world=world, sharding=sharding, lopsided=lopsided), whole)
 
@@ -115,7 +115,7 @@ def test_imitation_is_the_same_too(groups, sharding):
 
 
 @pytest.mark.parametrize("sharding", ["replicated", "full"])
-def test_a_run_saved_by_two_goes_on_with_one_or_four(groups, sharding, tmp_path):
+def test_a_run_saved_by_two_continues_with_one_or_four(groups, sharding, tmp_path):
     whole = groups.run()
     groups.run(world=2, sharding=sharding, steps=2, save=tmp_path)
     state = torch.load(tmp_path / "learner.pt", weights_only=True)

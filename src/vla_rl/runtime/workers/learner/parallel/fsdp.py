@@ -62,7 +62,7 @@ class FullyShardedParallel(ParallelStrategy):
         """Shard the model, as the base class says.
 
         Blocks may be compiled before: FSDP's hooks run around the compiled code. What happens here stays in eager mode,
-        since it is no batch that comes again.
+        since this batch does not come again.
         """
         obs, chunk = dummy_sample(model, info)
         passes: list[Callable[[], Any]] = []
