@@ -104,7 +104,7 @@ def eventually(condition):
 
 
 @pytest.mark.parametrize("dialect", ["openpi", "roboarena", "vla-eval"])
-def test_pictures_that_nobody_asked_for_are_not_decoded(policy, black, monkeypatch, dialect):
+def test_images_that_were_not_asked_for_are_not_decoded(policy, black, monkeypatch, dialect):
     """40 of them would be 2 GB of pixels and a minute."""
     decoded, decode = [], EncodedImage.decode
     monkeypatch.setattr(EncodedImage, "decode", lambda self: decoded.append(self.size) or decode(self))
@@ -136,7 +136,7 @@ def test_pictures_that_nobody_asked_for_are_not_decoded(policy, black, monkeypat
 @pytest.mark.parametrize(
     ("resize", "message"), [(False, r"is \[4096, 4096\] .* trained on"), (True, "too large.*4096")]
 )
-def test_pictures_that_are_wanted_are_measured_before_they_are_decoded(policy, black, monkeypatch, resize, message):
+def test_images_that_are_wanted_are_measured_before_they_are_decoded(policy, black, monkeypatch, resize, message):
     monkeypatch.setattr(EncodedImage, "decode", lambda self: pytest.fail("decoded"))
     keys = plain(policy.info)
     keys = type(keys)(images=keys.images, state=keys.state, resize=resize)
@@ -174,7 +174,7 @@ def test_others_are_answered_while_a_request_is_decoded(policy, monkeypatch):
     ("key", "value", "message"),
     [
         ("observation/state", np.zeros(8_000_000, np.uint8), r"shape \[8000000\]; it must be 4 numbers"),
-        ("previous_actions", np.zeros((4_000_000, 3), np.uint8), r"shape \[4000000, 3\]|cannot go on"),
+        ("previous_actions", np.zeros((4_000_000, 3), np.uint8), r"shape \[4000000, 3\]"),
         ("prompt", b"\n" + b"x" * 5_000_000, "of 1 to 1000 characters"),
         ("prompt", "x" * 2_000_000, "cannot be read"),
     ],
@@ -186,7 +186,7 @@ def test_what_is_too_long_is_not_copied(policy, monkeypatch, key, value, message
     assert len(str(refused.value)) < 1000
 
 
-def test_a_text_that_is_no_utf_8_and_frames_of_other_kinds_close_the_connection(policy):
+def test_a_text_that_is_not_utf_8_and_frames_of_other_kinds_close_the_connection(policy):
     with served(policy) as server:
         for opcode, code in ((1, 1007), (3, 1002), (0, 1002)):
             line, _ = raw(server)
@@ -255,14 +255,14 @@ def test_a_server_for_the_network_answers_to_addresses_and_its_own_names():
 @pytest.mark.parametrize(
     ("hosts", "origins", "message"),
     [
-        (["http://robot"], [], "'http://robot' is no host name"),
+        (["http://robot"], [], "'http://robot' is not a host name"),
         (["robot:8000"], [], "without a scheme, port"),
-        (["*"], [], "no host name"),
-        ([""], [], "no host name"),
-        ([], ["*"], "'\\*' is no origin"),
-        ([], ["localhost:3000"], "no origin; it is what browsers send, such as"),
+        (["*"], [], "not a host name"),
+        ([""], [], "not a host name"),
+        ([], ["*"], "'\\*' is not an origin"),
+        ([], ["localhost:3000"], "not an origin; it is what browsers send, such as"),
         ([], ["http://localhost:3000/"], "no slash at the end"),
-        ([], ["null"], "no origin"),
+        ([], ["null"], "not an origin"),
     ],
 )
 def test_what_is_allowed_is_named_as_requests_name_it(policy, hosts, origins, message):

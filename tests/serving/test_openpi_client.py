@@ -1,4 +1,4 @@
-"""openpi's own client, as it is published, in an interpreter of its own (it needs NumPy 1) against our server."""
+"""openpi's own client, as it is published, in a separate interpreter (it needs NumPy 1) against our server."""
 
 from __future__ import annotations
 

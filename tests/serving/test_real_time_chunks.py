@@ -1,4 +1,4 @@
-"""A served policy goes on with what its client still executes."""
+"""A served policy continues what its client still executes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plain(tmp_path_factory):
     return train(tmp_path_factory.mktemp("served") / "plain")
 
 
-def test_it_goes_on_with_the_last_chunk(policy):
+def test_it_continues_the_last_chunk(policy):
     """Another draw of the noise is another chunk; with the last one it begins as that one ends."""
     closer = []
     for seed in range(6):
@@ -43,7 +43,7 @@ def test_it_goes_on_with_the_last_chunk(policy):
     assert np.median(closer) < 0.5
 
 
-def test_clients_get_it_beside_others(policy):
+def test_clients_get_it_next_to_others(policy):
     with served(policy) as server, Client(server) as client:
         assert client.metadata["real_time_chunking"] is True
         seen = sight(policy, 0)
@@ -78,7 +78,7 @@ def test_rows_with_and_without_are_what_each_is_alone(policy):
         ({"previous": np.zeros((2, 3)), "delay": 0.5}, r"the delay is 0\.5"),
     ],
 )
-def test_what_is_no_rest_of_a_chunk_is_refused(policy, change, message):
+def test_what_is_not_the_rest_of_a_chunk_is_refused(policy, change, message):
     with pytest.raises(vla_rl.BadObservation, match=message):
         policy.act(**sight(policy, 0), **change)
 

@@ -175,7 +175,7 @@ def test_a_request_that_fails_fails_alone(policy, monkeypatch, caplog):
         ({"prompt": 7}, "instruction is 7"),
     ],
 )
-def test_a_wrong_request_is_told_what_is_wanted(policy, change, message):
+def test_a_wrong_request_gets_what_is_wanted(policy, change, message):
     request = {key: value for key, value in {**request_of(sight(policy, 0)), **change}.items() if value is not None}
     with served(policy) as server, Client(server) as client:
         with pytest.raises(RuntimeError, match=message):
@@ -229,7 +229,7 @@ def test_pages_of_health_are_there_while_it_infers(policy, monkeypatch):
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Api-Key wrong"}, {"Authorization": "Bearer right"}])
-def test_nobody_comes_in_without_the_key(policy, headers):
+def test_no_client_comes_in_without_the_key(policy, headers):
     with served(policy, api_key="right") as server:
         with pytest.raises(InvalidStatus) as refused:
             opened(server, additional_headers=headers)
@@ -298,7 +298,7 @@ def hostile(random_, request):
 
 
 def test_a_thousand_hostile_frames(policy, caplog):
-    """Each is answered by an error in words and a close, or is harmless; the server goes on, and does not grow."""
+    """Each is answered by an error in words and a close, or is harmless; the server continues, and does not grow."""
     caplog.set_level(logging.CRITICAL)
     seen, random_ = sight(policy, 0), random.Random(0)
     request, wanted = request_of(seen), policy.act(**seen)

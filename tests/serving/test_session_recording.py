@@ -84,7 +84,7 @@ def test_a_reset_and_another_instruction_begin_an_episode(policy, tmp_path):
 
 
 def test_memory_is_bounded(policy, tmp_path, monkeypatch):
-    """The longest session is written when all together are too large, and goes on as another episode."""
+    """The longest session is written when all together are too large, and continues as another episode."""
     monkeypatch.setattr(recording, "MAX_BYTES", 5_000)
     with served(policy, record=tmp_path) as server, Client(server) as client:
         seen = sight(policy, 0)
@@ -111,7 +111,7 @@ def test_a_folder_of_something_else_is_refused_before_anybody_comes(policy, tmp_
         pass
 
 
-def test_sigterm_writes_what_there_is(run, policy, tmp_path, fork_server):
+def test_sigterm_writes_what_was_recorded(run, policy, tmp_path, fork_server):
     """The episode of a client that is still connected is written."""
     command = ("-m", "vla_rl.cli.main", "serve", run, "--port", "0", "--record", tmp_path / "set")
     server = fork_server.start_python(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""vla-evaluation-harness, as it is published, in an interpreter of its own against our server."""
+"""vla-evaluation-harness, as it is published, in a separate interpreter against our server."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Access:
     hosts: frozenset[str]
     """Names, in lower case."""
     any_address: bool
-    """Whether every IP address is a valid host. A page cannot redirect one, and a machine does not know all of its own:
-    those of a container's host and of a router are others. False: only loopback addresses are valid."""
+    """Whether every IP address is a valid host. A page cannot redirect one, and a machine does not know all of its
+    addresses: those of a container's host and of a router are others. False: only loopback addresses are valid."""
     origins: frozenset[str]
 
     @classmethod
@@ -35,11 +35,11 @@ class Access:
         """Build the rules for a server that listens on `host`. Raises UserError for names that no request can have."""
         for name in hosts:
             if not _is_address(_plain(name)) and ("*" in name or _name(name) != _plain(name)):
-                raise UserError(f"--allow-host: {name!r} is no host name; give it without a scheme, port or path")
+                raise UserError(f"--allow-host: {name!r} is not a host name; give it without a scheme, port or path")
         for origin in origins:
             if "*" in origin or not _ORIGIN.fullmatch(origin):
                 raise UserError(
-                    f"--allow-origin: {origin!r} is no origin; it is what browsers send, such as "
+                    f"--allow-origin: {origin!r} is not an origin; it is what browsers send, such as "
                     f"http://localhost:3000 (no path, no slash at the end)"
                 )
         local = is_loopback(host)
@@ -82,7 +82,8 @@ def url_of(host: str, port: int) -> str:
 
 
 def own_names() -> set[str]:
-    """The names by which other machines reach this one: its own, also with the domains of its network. Asks no DNS."""
+    """Return the names that other machines reach this one by: its own, also with the domains of its network. Asks no
+    DNS."""
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
     try:

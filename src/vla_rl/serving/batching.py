@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer."""
+    """No client waits for the answer."""
 
 
 @frozen
@@ -64,7 +64,7 @@ class Batcher:
         """The answer for one row. Raises what the policy raised for it, and ClientGone.
 
         Args:
-            waits: whether there is somebody to answer; called before the inference.
+            waits: whether a client still waits for the answer; called before the inference.
         """
         loop = asyncio.get_running_loop()
         pending = _PendingRequest(obs, key, unexecuted, waits, loop.time(), loop.create_future())

@@ -141,7 +141,7 @@ class Traffic:
             self._abort(largest, f"sent most of {self.total >> 20} MB that wait here")
 
     def done(self, connection: ServerConnection, size: int) -> None:
-        """Subtract a processed frame of so many bytes."""
+        """Subtract a processed frame of this many bytes."""
         if connection in self.held:
             freed = min(self.held[connection], size)
             self.held[connection] -= freed

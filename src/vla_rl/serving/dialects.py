@@ -23,7 +23,7 @@ class ClientRequest:
     """A request decoded from a client's frame."""
 
     request: Mapping[Any, Any] | None = None
-    """Observation for the policy; None: `reply`, if there is one, is the answer."""
+    """Observation for the policy; None: `reply`, if any, is the answer."""
     reply: Frame | None = None
     begins: bool = False
     """An episode."""

@@ -114,7 +114,7 @@ class Policy:
             key: of the random numbers, where the policy is not greedy: equal keys choose equal actions for equal
                 observations. None: (0, 0, number of the call).
             previous: what is left of the last chunk, [M, A] in the simulator's units, for real-time chunking: the
-                actions go on with it. Of models that denoise (pi0, pi05, smolvla, gr00t).
+                actions continue it. Of models that denoise (pi0, pi05, smolvla, gr00t).
             delay: how many of these will have been executed when the answer comes.
 
         Returns: float32 [C, A] in the simulator's units, within its bounds. The first one is for the moment of the
@@ -146,8 +146,8 @@ class Policy:
         actions = _numbers(previous, "the array of previous actions", wanted, shapes.__contains__)
         if not isinstance(delay, int | np.integer) or not 0 <= delay <= len(actions):
             raise BadObservation(
-                f"the delay is {brief(delay)}; it must be a whole number within 0 and {len(actions)}, as there "
-                "are so many previous actions"
+                f"the delay is {brief(delay)}; it must be a whole number within 0 and {len(actions)}, the "
+                "number of previous actions"
             )
         return UnexecutedActions(actions=actions, delay=int(delay))
 
@@ -193,7 +193,7 @@ class Policy:
         return Noise(self.spec.seed, "serving", *zip(*keys, strict=True))
 
     def warm_up(self, rows: int) -> None:
-        """Run inference for one black image and for a batch of so many, so that no client waits for one-time work."""
+        """Run inference for one black image and for a batch of this many, so that no client waits for one-time work."""
         self.engine.warm_up(sorted({1, rows}))
         info = self.info
         images = {camera: np.zeros((*size, 3), np.uint8) for camera, size in info.cameras.items()}
@@ -248,9 +248,9 @@ def open_policy(
 
     Args:
         folder: RUN (its newest checkpoint) or RUN/checkpoints/step_...; its files are compared with their hashes.
-        device: "cpu", "cuda", "cuda:1"; None: a GPU where there is one.
+        device: "cpu", "cuda", "cuda:1"; None: a GPU, if available.
         greedy: draw nothing (for most models: the likeliest actions); else sample as in training.
-        overrides: changes of the run's spec, such as `model.checkpoint=...` where that lies elsewhere now.
+        overrides: changes of the run's spec, such as `model.checkpoint=...` where that is elsewhere now.
 
     Raises UserError: CheckpointError for a checkpoint that is damaged, incomplete or of another model, SpecError,
     PluginError.

@@ -36,7 +36,7 @@ class _Session:
 
 
 class SessionRecorder:
-    """Works in a thread of its own. What goes wrong there is logged, and ends the recording, not the serving."""
+    """Works in a separate thread. What goes wrong there is logged, and ends the recording, not the serving."""
 
     def __init__(self, folder: Path, policy: Policy) -> None:
         """Raises UserError as `LeRobotWriter`."""

@@ -154,7 +154,7 @@ class PolicyServer:
         }
 
     async def run(self, stop: asyncio.Event, listening: Callable[[int], None]) -> None:
-        """Serve until `stop`; `listening` is told the port once clients may come. Raises UserError where that is
+        """Serve until `stop`; `listening` is called with the port once clients may come. Raises UserError where that is
         taken."""
         settings = self.settings
         self.policy.warm_up(settings.batching.max_batch or 1)
@@ -177,7 +177,7 @@ class PolicyServer:
                 logger=quiet,
             )
         except (OSError, ValueError) as exc:
-            raise _nobody_can_listen(settings.host, settings.port, exc) from exc
+            raise _listen_error(settings.host, settings.port, exc) from exc
         answering = asyncio.create_task(self._batcher.run())
         try:
             async with server:
@@ -215,7 +215,7 @@ class PolicyServer:
         return None
 
     def _no_place(self, address: str) -> str | None:
-        """Find a place for a client, if need be that of an idle one. Return the reason if there is none."""
+        """Find a place for a client, if need be that of an idle one. Return the reason if none is free."""
         clients: dict[str, list[Client]] = {}
         for client in self._clients.values():
             clients.setdefault(client.address, []).append(client)
@@ -371,11 +371,11 @@ def check_address(host: str, port: int) -> None:
 
     try:
         asyncio.run(listen())
-    except (OSError, ValueError) as exc:  # ValueError: no host name, such as a..b
-        raise _nobody_can_listen(host, port, exc) from exc
+    except (OSError, ValueError) as exc:  # ValueError: an invalid host name, such as a..b
+        raise _listen_error(host, port, exc) from exc
 
 
-def _nobody_can_listen(host: str, port: int, error: OSError | ValueError) -> UserError:
+def _listen_error(host: str, port: int, error: OSError | ValueError) -> UserError:
     if isinstance(error, ValueError):
         return UserError(f"cannot listen on {host!r}: {error}; --host is an address of this machine")
     if error.errno == EADDRINUSE:
