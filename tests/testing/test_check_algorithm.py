@@ -121,7 +121,7 @@ WRONG_NEEDS = [
 
 
 @pytest.mark.parametrize(("needs", "text"), WRONG_NEEDS)
-def test_needs_that_are_no_requirements_are_found_with_the_line_to_write(needs: object, text: str) -> None:
+def test_needs_that_are_not_requirements_are_found_with_the_line_to_write(needs: object, text: str) -> None:
     algorithm = Reinforce()
     algorithm.needs = needs  # type: ignore[assignment]
     assert text in findings(algorithm)

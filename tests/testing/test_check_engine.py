@@ -67,7 +67,7 @@ def test_a_model_is_given_to_engines_that_act_for_it(own_policy, model) -> None:
 
 
 class Deaf(TorchEngine):
-    """Loads nothing, and has weights of its own."""
+    """Loads nothing, and has its own weights."""
 
     def __init__(self, model):
         super().__init__(copy.deepcopy(model))

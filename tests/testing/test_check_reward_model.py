@@ -15,8 +15,8 @@ class Bright(RewardModel):
     """Success by the brightness of the first camera."""
 
     def success_probability(self, obs):
-        pictures = next(iter(obs.images.values()))
-        return pictures.mean((1, 2, 3)).astype(np.float32) / 255
+        images = next(iter(obs.images.values()))
+        return images.mean((1, 2, 3)).astype(np.float32) / 255
 
 
 class Percent(Bright):

@@ -47,7 +47,7 @@ def plugin_of(trainer):
 
 
 class WithHead(PolicyGradient):
-    """A trainer with a network, an optimiser, a target and a counter of its own; it keeps to the contract."""
+    """A trainer with its own network, optimiser, target and counter; it keeps to the contract."""
 
     def __init__(self, training):
         super().__init__(training)
@@ -230,7 +230,7 @@ def test_offline_passes_with_each_algorithm():
     check_trainer(plugin, plugin.config(algorithm="awr", features="frozen"))
 
 
-def test_a_trainer_with_networks_of_its_own_passes():
+def test_a_trainer_with_its_own_networks_passes():
     check_trainer(plugin_of(WithHead))
 
 

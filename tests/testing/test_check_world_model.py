@@ -27,7 +27,7 @@ def found_by(text):
 
 
 class Quiet(Linear):
-    """Tells losses by `measure`, under names of its own."""
+    """Reports losses by `measure`, under its own names."""
 
     def fit(self, windows, noise):
         found = super().fit(windows, noise)
@@ -51,7 +51,7 @@ def test_one_that_is_right_passes(model):
 # --------------------------------------------------------------------------------------------------------------- fit
 
 
-@found_by("load_training_state: expected to go on exactly")
+@found_by("load_training_state: expected to continue exactly")
 class Forgets(Linear):
     def training_state(self):
         return {}
@@ -132,7 +132,7 @@ class IgnoresActions(Linear):
 
 
 @found_by("other frames for other actions")
-class PicturesIgnoreActions(Linear):
+class ImagesIgnoreActions(Linear):
     def imagine(self, windows, actions, noise):
         still = super().imagine(windows, 0 * np.asarray(actions), noise)
         return attrs.evolve(super().imagine(windows, actions, noise), images=still.images)
@@ -170,7 +170,7 @@ class ReadsTheFirstNumber(Linear):
 
 
 class Redraws(Sees):
-    """`redraw` changes each picture."""
+    """`redraw` changes each image."""
 
     def change(self, obs, windows, actions):
         return attrs.evolve(obs, images={camera: self.redraw(image) for camera, image in obs.images.items()})
@@ -207,7 +207,7 @@ class CentresStates(Sees):
         return attrs.evolve(obs, state=obs.state - 0.1 * windows.state[:, -1].mean(0))
 
 
-@found_by("a picture of its own for camera 'camera1'")
+@found_by("a separate image for camera 'camera1'")
 class OneCameraForAll(Sees):
     def change(self, obs, windows, actions):
         return attrs.evolve(obs, images={"camera0": obs.images["camera0"], "camera1": obs.images["camera0"].copy()})
@@ -312,7 +312,7 @@ class SuccessIsFailure(Linear):
 
 
 class TwoParts(Linear):
-    """Frames and outcome are told by layers of their own."""
+    """Frames and outcome have separate layers."""
 
     def __init__(self, config=None, context=None):
         super().__init__(config, context)

@@ -35,7 +35,7 @@ def check(mutant):
 
 
 class Apart(TorchEngine):
-    """An engine with weights of its own, as one in another process has; it keeps to the contract."""
+    """An engine with its own weights, as one in another process has; it keeps to the contract."""
 
     def __init__(self, model):
         super().__init__(copy.deepcopy(model))
@@ -167,5 +167,5 @@ def test_a_mistake_is_found(mutant):
     assert any(MUTANTS[mutant] in finding for finding in failed.value.findings), failed.value
 
 
-def test_an_engine_with_weights_of_its_own_passes():
+def test_an_engine_with_its_own_weights_passes():
     check(Apart)

@@ -26,7 +26,7 @@ page = types.ModuleType("gaussian")
 exec(SOURCE, page.__dict__)
 Gaussian = page.Gaussian
 ENV = env_info(pixels=16)
-"""The default of `check_model`, with smaller pictures."""
+"""The default of `check_model`, with smaller images."""
 
 MUTANTS: dict[type, str] = {}
 
@@ -138,14 +138,14 @@ class CamerasInAnyOrder(Sees):
         return obs
 
 
-@found_by("an answer that depends on the pictures of camera 'camera1'")
+@found_by("an answer that depends on the images of camera 'camera1'")
 class OneCamera(Sees):
     def look(self, obs):
         return attrs.evolve(obs, images=dict.fromkeys(obs.images, obs.images["camera0"]))
 
 
-@found_by("an answer that depends on the pictures of camera 'camera0'")
-class BlackPictures(Sees):
+@found_by("an answer that depends on the images of camera 'camera0'")
+class BlackImages(Sees):
     def look(self, obs):
         images = {name: torch.zeros(image.shape, dtype=torch.uint8) for name, image in obs.images.items()}
         return attrs.evolve(obs, images=images)
@@ -172,15 +172,15 @@ class NormalisesTheStateInPlace(Sees):
         return obs
 
 
-@found_by("black and white pictures: expected no exception")
+@found_by("black and white images: expected no exception")
 class DividesByTheBrightest(Sees):
     def look(self, obs):
         images = {name: torch.as_tensor(image).float() for name, image in obs.images.items()}
         return attrs.evolve(obs, images={n: 255 * i / i.amax((1, 2, 3), keepdim=True) for n, i in images.items()})
 
 
-@found_by("finite numbers for black pictures and a state of zeros, got NaN or inf")
-class WhitensThePictures(Gaussian):
+@found_by("finite numbers for black images and a state of zeros, got NaN or inf")
+class WhitensTheImages(Gaussian):
     def forward(self, obs):
         policy, values = super().forward(obs)
         deviation = torch.as_tensor(obs.images["camera0"]).float().std((1, 2, 3))
@@ -194,7 +194,7 @@ class ValueOfTheFirstRow(Gaussian):
         return policy, None if values is None else values[:1].expand_as(values)
 
 
-@found_by("a value of its own for each row")
+@found_by("a separate value for each row")
 class ConstantCritic(Gaussian):
     def forward(self, obs):
         policy, values = super().forward(obs)
@@ -228,7 +228,7 @@ class CountedTwice(Changed):
         return attrs.evolve(scores, log_probs=scores.log_probs * 2, entropy=scores.entropy * 2)
 
 
-@found_by("a log-prob of its own for each action")
+@found_by("a separate log-prob for each action")
 class LogProbOfTheChunk(Changed):
     def sampled(self, chunk):
         return attrs.evolve(chunk, log_probs=chunk.log_probs.mean(1, keepdim=True).expand_as(chunk.log_probs).clone())
@@ -483,7 +483,7 @@ class NewParameters(Gaussian):
             setattr(self.module.get_submodule(part), last, nn.Parameter(torch.as_tensor(tensor).clone()))
 
 
-@found_by("numbers of its own after the sender wrote into the loaded tensors")
+@found_by("unchanged numbers after the sender wrote into the loaded tensors")
 class SharesMemory(Gaussian):
     def load_weights(self, pairs):
         own = dict(self.module.named_parameters())
@@ -540,7 +540,7 @@ def test_a_mistake_is_found(mutant) -> None:
 
 
 def test_clipped_actions_of_a_component_are_found_without_its_plugin() -> None:
-    """Nothing can be built anew for other bounds."""
+    """Nothing can be rebuilt for other bounds."""
     model = UnscaledButClipped(page.Config(width=16), Context(env=ENV, chunk=2))
     with pytest.raises(CheckFailed, match="fill the ranges of all their numbers about alike"):
         check_model(model, env=ENV)

@@ -158,7 +158,7 @@ class LogProbsOfTheMode(LinearModel):
         return attrs.evolve(scores, log_probs=self._log_softmax(self._features(obs)).amax(-1))
 
 
-@found_by("draws of their own for all numbers of a chunk")
+@found_by("independent draws for all numbers of a chunk")
 class OneDrawAChunk(LinearModel):
     def sample_chunk(self, obs, noise, greedy):
         draw = noise.uniforms

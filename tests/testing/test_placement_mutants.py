@@ -26,7 +26,7 @@ def found_by(text):
 
 
 class Apart(Placement):
-    """Four simulators beside one policy and learner, which share the first GPU where there is one."""
+    """Four simulators with one policy and learner, which share the first GPU, if any."""
 
     sims = 4
 
@@ -192,7 +192,7 @@ class MorePoliciesThanLanes(Apart):
 
 
 @found_by("there is nothing to wait for")
-class WaitsForNobody(Apart):
+class WaitsForNoOne(Apart):
     sims = 1
 
     def options(self, job):

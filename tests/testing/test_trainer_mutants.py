@@ -134,7 +134,7 @@ class RestartKeepsGradients(PolicyGradient):
                 self._trained.parameters[name].grad.add_(gradient)
 
 
-@found_by("an optimiser step with the gradients of its own samples")
+@found_by("an optimiser step with the gradients of its samples alone")
 class GradientsOfEarlierSteps(PolicyGradient):
     def __init__(self, training):
         super().__init__(training)
@@ -226,7 +226,7 @@ class Ascends(BehaviourCloning):
         training.trained.imitation_loss = lambda obs, actions: -loss(obs, actions)
 
 
-@found_by("an optimiser step with the gradients of its own samples")
+@found_by("an optimiser step with the gradients of its samples alone")
 class GradientsPileUp(BehaviourCloning):
     def __init__(self, training):
         super().__init__(training)
@@ -355,7 +355,7 @@ class ActionsOfTheNextChunk(Keeping):
 @found_by("other weights after other data (actions, and the policy's extras)")
 class OwnActions(OffPolicy):
     def _update(self, number, batch, *arguments):
-        # Not in `_batch`: that runs in a thread of its own, while this one changes the weights.
+        # Not in `_batch`: that runs in a separate thread, while this one changes the weights.
         with torch.no_grad():
             actions, _ = self._sampled(self._features(batch.obs), torch.zeros(batch.actions.shape))
         return super()._update(number, attrs.evolve(batch, actions=actions.numpy()), *arguments)

@@ -287,7 +287,7 @@ def _baseline(case: AdvantageCase) -> None:
 
 
 def _longer(case: AdvantageCase) -> None:
-    """The same episodes in a rollout that goes on, for other episodes, by two chunk steps."""
+    """The same episodes in a rollout that is two chunk steps longer, for other episodes."""
     rollout = case.rollout(ends=[1 + n % (STEPS * CHUNK) for n in range(len(WON))])
     longer = rollout.evolve(
         **{
@@ -319,7 +319,7 @@ def _unfinished(case: AdvantageCase) -> None:
         return  # targets of rewards alone
     got = float(change("next_values", -1)[-1])
     expected = "a higher target before the end of the rollout where what follows is worth more"
-    remedy = "go on with rollout.next_values where an episode has not terminated"
+    remedy = "continue with rollout.next_values where an episode has not terminated"
     case.f.expect(got > NOISE * HUGE, "advantages: returns", expected, f"a change of {got:.3g}", remedy)
 
 

@@ -15,12 +15,12 @@ from vla_rl.testing.common.findings import Findings, LeftOut, built
 from vla_rl.toolkit.data.validation import sample_flaws, statistics_flaws, unknown_instruction
 
 SAMPLES = 96
-"""Samples that are read: all where there are fewer, else the first ones, the last ones, and some in between."""
+"""Samples that are read: the first ones, the last ones, and some in between; all of a smaller data set."""
 BATCH = 8
 LEAST_STEPS, SHOWN = 32, 0.1
 """Steps in which a robot acts: more than this part has to be seen by a camera."""
 EXACT, RELATIVE = 1e-6, 1e-4
-"""Actions and states may lie outside of the statistics' min and max by this much."""
+"""Actions and states may be outside of the statistics' min and max by this much."""
 
 
 def check_data(data: Demonstrations | DataPlugin, config: Any = None, *, env: EnvInfo, chunk: int = 4) -> None:
@@ -169,7 +169,7 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
         images = np.concatenate([part.obs.images[camera] for part in parts])
         still = moves and not (images != images[:1]).any() and bool(images.min() < images.max())
         got = f"the same in {len(images)} samples"
-        f.expect(not still, "read_samples", f"pictures of {camera!r} that differ", got, "read the frame of each step")
+        f.expect(not still, "read_samples", f"images of {camera!r} that differ", got, "read the frame of each step")
         dark = 0 < images.max() <= 1
         f.expect(not dark, f"image {camera!r}", "values from 0 to 255", "nothing above 1", "multiply by 255")
         identical = [
@@ -177,13 +177,13 @@ def _check_variety(f: Findings, parts: list[Read]) -> None:
             for name, other in image_of_camera.items()
             if np.array_equal(other, images) and images.min() < images.max()
         ]
-        got = f"the pictures of {identical[0]!r} in each of {len(images)} samples" if identical else ""
-        f.expect(not identical, f"image {camera!r}", "pictures of its own", got, "read each camera's")
+        got = f"the images of {identical[0]!r} in each of {len(images)} samples" if identical else ""
+        f.expect(not identical, f"image {camera!r}", "its own images", got, "read each camera's")
         image_of_camera[camera] = images
 
 
 def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
-    """Pictures of samples that follow each other change as the actions go on, and not only with the episode."""
+    """Check that images of consecutive samples change with the actions, and not only with the episode."""
     indices = np.concatenate([part.indices for part in parts])
     actions = np.concatenate([part.actions for part in parts])
     going_on = (np.diff(indices) == 1) & (actions[1:] != actions[:-1]).any((1, 2))
@@ -192,9 +192,9 @@ def _check_steps_shown(f: Findings, parts: list[Read]) -> None:
         images = np.concatenate([part.obs.images[camera] for part in parts])
         changed |= (images[1:] != images[:-1]).reshape(len(changed), -1).any(1)
     steps, shown = int(going_on.sum()), int(changed[going_on].sum())
-    enough = steps < LEAST_STEPS or shown == 0 or shown > SHOWN * steps  # 0: the same for all, which is told above
+    enough = steps < LEAST_STEPS or shown == 0 or shown > SHOWN * steps  # 0: the same for all, which is reported above
     got = f"a change in {shown} of {steps} steps, whose actions differ"
-    f.expect(enough, "read_samples", "pictures that change as an episode goes on", got, "read the frame of each step")
+    f.expect(enough, "read_samples", "images that change during an episode", got, "read the frame of each step")
 
 
 def _check_statistics(f: Findings, data: Demonstrations, env: EnvInfo, parts: list[Read]) -> None:

@@ -37,7 +37,7 @@ def check_engine(
 
     Args:
         engine: a component, or an `EnginePlugin` that is built with `config` for `env`, `chunk`, `device` and `model`.
-        model: model whose weights the engine acts with; None for an engine with a policy of its own.
+        model: model whose weights the engine acts with; None for an engine with its own policy.
         model_config: settings of the model, as `Context.model_config`.
         rows: batch size of the checks.   atol: tolerance of log-probs and actions; raise it below fp32.
     The weights of `model` are the same afterwards.

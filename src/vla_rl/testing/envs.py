@@ -35,7 +35,7 @@ def check_env(
 
     Args:
         env: a component, which is closed at the end, or an `EnvPlugin` that is built with `config`, `num_envs` envs,
-            `chunk` and `device`. A component is told its own chunk when it was built: pass the same.
+            `chunk` and `device`. For a component, pass the chunk that it was built with.
         expert: where `expert_chunk` is offered, run one episode in every env with it; at least `expert_success` of
             them must succeed. Costs a whole episode of simulation.
         whole_range: parts of an action's range that do nothing, such as a throttle below 0, are findings.
@@ -58,7 +58,7 @@ def examine_env(
     seconds: float = SECONDS,
     on_section: Callable[[str], None] = lambda name: None,
 ) -> Findings:
-    """`check_env` that returns what it found, section by section. `on_section` is told which one begins."""
+    """`check_env` that returns what it found, section by section. `on_section` is called with the name of each."""
     sim: SimEnv
     before = surroundings.Surroundings.now()
     on_section("building the simulator")
@@ -110,7 +110,7 @@ def _roll_out(
             scenes.scenes_follow_ids(player, starts)
             scenes.splits_apart(player, starts)
         else:
-            player.notice("not done: EnvInfo.fixed_states says that somebody arranges the scenes")
+            player.notice("not done: EnvInfo.fixed_states says that a person arranges the scenes")
     with section("generators"):
         surroundings.generators_left_alone(player)
     with section("actions"):
@@ -121,7 +121,7 @@ def _roll_out(
     if expert:
         with section("expert"):
             ended += [trace for trace in experts.demonstrate(player, expert_success) if trace.end is not None]
-    with section("success and pictures"):
+    with section("success and images"):
         wandering.success_is_reported(player)
         wandering.what_is_shown_changes(player)
     if player.info.takeovers:
@@ -133,10 +133,10 @@ def _roll_out(
         arrangements.independent_envs(player, reference)
     with section("chunks"):
         arrangements.chunks(player, reference)
-    with section("resets beside"):
+    with section("resets of other envs"):
         arrangements.independent_envs_agree(player, reference)
     if expert:
-        with section("expert beside"):
+        with section("expert in other envs"):
             arrangements.expert_leaves_others(player, reference)
     with section("ends"):
         ends.ends(player, ended, starts, reference.holds)

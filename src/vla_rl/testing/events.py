@@ -31,7 +31,7 @@ def a_run(folder: Path, first_step: int = 0, steps: int = 10) -> Run:
 
 
 def an_evaluation(step: int, successes: int = 30, frames: tuple[EpisodeFrames, ...] = ()) -> Evaluation:
-    """An evaluation of two tasks, 20 episodes each, with so many successes."""
+    """An evaluation of two tasks, 20 episodes each, with this many successes."""
     rate = wilson(successes, 40)
     return Evaluation(
         step=step,

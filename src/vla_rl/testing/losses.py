@@ -265,7 +265,7 @@ def _ratios(case: LossCase) -> None:
     for ratio in RATIOS:
         leaves = list(case.at_the_old_policy)
         leaves[0] = batch.log_probs + math.log(ratio) / tokens
-        if batch.reference_log_probs is not None:  # no divergence, beside which small gradients would be lost
+        if batch.reference_log_probs is not None:  # no divergence, which would drown small gradients
             batch = attrs.evolve(batch, reference_log_probs=leaves[0])
         neutral = case.of(_with_advantages(batch, 0), leaves)[1][0]
         for sign in signs:
@@ -404,7 +404,7 @@ def _extremes(case: LossCase) -> None:
 
 
 def _nothing(case: LossCase) -> None:
-    """A batch without weight, with which a learner waits for others."""
+    """Check a batch without weight, which a learner computes while it waits for others."""
     batch = case.batch
     zeros: dict[str, Any] = {
         a.name: torch.zeros_like(value)

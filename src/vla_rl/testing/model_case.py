@@ -116,7 +116,7 @@ class ModelCase(ActingCase):
         return True
 
     def many(self, copies: int, seed: int = 0) -> tuple[Observation, Chunk]:
-        """Every row so many times, each copy with a noise of its own."""
+        """Return every row this many times, each copy with separate noise."""
         obs = self.obs.take(np.repeat(np.arange(self.rows), copies))
         return obs, self.model.sample_chunk(obs, self.noise(list(range(len(obs))), seed), False)
 

@@ -48,9 +48,10 @@ def check_model(
 
     Args:
         model: a component, or a `ModelPlugin` that is built with `config` for `env`, `chunk`, `values`, `device` and
-            `temperature`. A component is told these when it was built: pass the same.
+            `temperature`. For a component, pass what it was built with.
         env: default: two 64-px cameras, a state of 4 numbers, two tasks, 3 action dimensions from -0.2 to 0.3, 0 to 1
-            and -3 to 3. There a `ModelPlugin` is built for other bounds too, unless its config names a checkpoint.
+            and -3 to 3. With the default a `ModelPlugin` is built for other bounds too, unless its config names a
+            checkpoint.
         rows: batch size of the checks.   atol: tolerance of log-probs, values and actions; raise it below fp32.
         reload: folder -> config that loads what `save` wrote there. Default, for a `ModelPlugin` whose config has
             a `checkpoint`: the config with it set.
@@ -266,7 +267,7 @@ def _critic(case: ModelCase) -> None:
         case.near(values, case.sample().values, "values", "the values of sample_chunk", "read the same hidden state")
         case.f.expect(not values.requires_grad, "values", "no gradient", "a graph", "decorate it with torch.no_grad()")
     part = "the part of `module` that values come from"
-    remedy = "the learner gives it a learning rate of its own"
+    remedy = "the learner gives it a separate learning rate"
     if case.f.expect(case.model.critic is not None, "critic", part, "None", remedy):
         case.f.expect(bool(case.of_critic), "critic", part, "one without parameters of `module`", remedy)
 
@@ -357,7 +358,7 @@ def _publishing(case: ModelCase) -> None:
     for _, tensor in sent:
         tensor.zero_()
     _holds(
-        f, model, expected_weights, "load_weights", "numbers of its own after the sender wrote into the loaded tensors"
+        f, model, expected_weights, "load_weights", "unchanged numbers after the sender wrote into the loaded tensors"
     )
     moved = case.model.chunk_log_probs(case.obs, before).log_probs
     changed = not torch.allclose(torch.as_tensor(before.log_probs).to(moved), moved)

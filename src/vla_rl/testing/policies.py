@@ -22,12 +22,12 @@ COPIES = 24
 SPREAD = 0.6
 """Standard deviation of log-probs, in nats, from which a distribution is far enough from a uniform one."""
 SCALES = (0.1, 0.3, 1.0)
-"""Factors by which weights are moved until log-probs spread."""
+"""Factors that weights are moved by until log-probs spread."""
 SIGMAS = 6.0
 OPPOSITE = -0.7
 """Cosine of gradients that go against each other. Those of a flow's loss and of its log-probs just differ."""
 NUDGE = 3e-3
-"""Step by which weights are moved, in both directions, to estimate Fisher's information."""
+"""Step that weights are moved by, in both directions, to estimate Fisher's information."""
 CALM = 0.02
 """Variance of the log-probs' change, in nats squared, within which that is small."""
 LEAST, MOST = 0.5, 1.9
@@ -164,17 +164,17 @@ def _draws_apart(case: ModelCase, actions: Array) -> None:
     if flat.shape[1] < 2:
         return
     lowest = float(np.abs(np.corrcoef(flat, rowvar=False)).min())
-    expected = "draws of their own for all numbers of a chunk"
+    expected = "independent draws for all numbers of a chunk"
     got = f"samples that move together (correlation {lowest:.2f} at least)"
     case.f.expect(lowest < 0.95, "sample_chunk", expected, got, "draw noise of the shape of the chunk")
 
 
 def _entries_apart(case: ModelCase, log_probs: Tensor) -> None:
-    """[rows, C, M]: an action has a log-prob of its own, not that of the whole chunk."""
+    """[rows, C, M]: an action has its own log-prob, not that of the whole chunk."""
     for axis, what in ((1, "action"), (2, "token")):
         if log_probs.shape[axis] > 1:
             alike = bool((log_probs.diff(dim=axis).abs() < 1e-7).all())
-            expected, got = f"a log-prob of its own for each {what}", "the same for all of a chunk"
+            expected, got = f"a separate log-prob for each {what}", "the same for all of a chunk"
             case.f.expect(not alike, "chunk_log_probs", expected, got, "sum over the numbers of one action only")
 
 
@@ -268,7 +268,7 @@ def _greedy(case: ModelCase) -> None:
 def _each_entry(case: ModelCase) -> None:
     """Each row, each action of a chunk and each token has a gradient; one entry for each of them is looked at.
 
-    Each gradient has a forward pass of its own, since selective recomputation allows one backward pass over a graph.
+    Each gradient has a separate forward pass, since selective recomputation allows one backward pass over a graph.
     """
     with case.moved(0.02):
         chunk = case.sample()

@@ -16,7 +16,7 @@ from vla_rl.testing import synthetic
 from vla_rl.testing.model_case import ModelCase
 
 MOVED = 0.1
-"""Step by which weights are moved before inputs are compared: parts that begin at zero would hide their inputs."""
+"""Step that weights are moved by before inputs are compared: parts that begin at zero would hide their inputs."""
 FAR = ((20.0, 21.0), (-31.0, -30.0), (7.0, 12.0))
 """Bounds that no model matches by chance."""
 WIDER, FULLER = 3.0, 0.3
@@ -32,7 +32,7 @@ def check_inputs(case: ModelCase, cameras: tuple[str, ...] | None) -> None:
         _cameras(case, cameras)
         _state(case)
         _each_row_its_value(case)
-    with case.f.section("black and white pictures"), case.moved(MOVED):
+    with case.f.section("black and white images"), case.moved(MOVED):
         _extremes(case)
     with case.f.section("actions of each number"):
         _numbers_alike(case)
@@ -60,9 +60,9 @@ def _cameras(case: ModelCase, named: tuple[str, ...] | None) -> None:
     chunk, others = case.sample(), synthetic.observation(case.env, case.rows, seed=1)
     for camera in case.env.cameras if read is None else [name for name in case.env.cameras if name in read]:
         obs = attrs.evolve(case.obs, images={**case.obs.images, camera: others.images[camera]})
-        expected = f"an answer that depends on the pictures of camera {camera!r}"
+        expected = f"an answer that depends on the images of camera {camera!r}"
         remedy = "read every camera of Context.env.cameras, or let `cameras_read` name those that the model reads"
-        case.f.expect(_matters(case, obs, chunk), "observation", expected, "the same for other pictures", remedy)
+        case.f.expect(_matters(case, obs, chunk), "observation", expected, "the same for other images", remedy)
     turned = attrs.evolve(case.obs, images=dict(reversed([*case.obs.images.items()])))
     expected = "the same whatever the order in which an observation lists its cameras"
     remedy = "read obs.images[name] in the order of Context.env.cameras, not obs.images.values()"
@@ -91,11 +91,11 @@ def _each_row_its_value(case: ModelCase) -> None:
     values = to_numpy(case.sample().values)
     differ = case.rows < 2 or bool(np.ptp(values, axis=0).max() > 0)
     remedy = "compute it of each row's own observation"
-    case.f.expect(differ, "values", "a value of its own for each row", "the same for all", remedy)
+    case.f.expect(differ, "values", "a separate value for each row", "the same for all", remedy)
 
 
 def _extremes(case: ModelCase) -> None:
-    """Black and white pictures with a state of zeros: the first frame of many simulators, and of the runtime's own
+    """Black and white images with a state of zeros: the first frame of many simulators, and of the runtime's own
     stand-ins."""
     for name, level in (("black", 0), ("white", 255)):
         images = {camera: np.full_like(np.asarray(frames), level) for camera, frames in case.obs.images.items()}
@@ -104,7 +104,7 @@ def _extremes(case: ModelCase) -> None:
         chunk = case.model.sample_chunk(obs, case.noise(), False)
         arrays = [to_numpy(array) for array in (chunk.actions, chunk.log_probs, chunk.values) if array is not None]
         finite = all(bool(np.isfinite(array).all()) for array in arrays)
-        expected = f"finite numbers for {name} pictures and a state of zeros"
+        expected = f"finite numbers for {name} images and a state of zeros"
         case.f.expect(finite, "sample_chunk", expected, "NaN or inf", "guard divisions by what can be 0")
 
 

@@ -17,7 +17,7 @@ from vla_rl.core.types import Context
 from vla_rl.testing.model_case import ModelCase
 
 SEEDED = "seed by Context.seed inside torch.random.fork_rng(), or draw from vla_rl.generator"
-OWN = "draw from `noise`; seed a torch.Generator of your own, or work inside torch.random.fork_rng()"
+OWN = "draw from `noise`; seed a separate torch.Generator, or work inside torch.random.fork_rng()"
 
 
 def generator_states() -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ def _check_trace(case: ModelCase, where: str, call: Callable[[], Any]) -> None:
     f.expect(same, where, "`requires_grad` that stays as it is", "a change", "put it back")
     same = switches == (torch.is_grad_enabled(), torch.get_default_dtype())
     f.expect(same, where, "torch's default dtype and grad mode left alone", "a change", "use the context managers")
-    if where == "imitation_loss":  # dropout draws from torch's generator: that is no mistake
+    if where == "imitation_loss":  # dropout draws from torch's generator: that is not a mistake
         moved = seeded_generators(ran, run_from(12, call))
     else:
         moved = changed_generators(ran.start, ran.end)

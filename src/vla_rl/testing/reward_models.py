@@ -84,7 +84,7 @@ def _check_independence(f: Findings, model: RewardModel, obs: Observation) -> No
         "success_probability",
         f"the same answer where an episode ends, {first.tolist()}",
         at_ends.tolist(),
-        "judge by the observation: an end is no success",
+        "judge by the observation: an end is not a success",
     )
 
 

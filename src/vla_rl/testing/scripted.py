@@ -75,9 +75,9 @@ class ScriptedEnv(SimEnv):
         num_states: states of each split: train has ids 0 .. n-1, eval n .. 2n-1.
         holds: the success predicate stays true after the end; False: true at that one action only.
         step_reward: reward of every executed action, added to the 1.0 of a success.
-        stamp: write (env, episode, step, state) into the first four pixels, see `seen`. Then observations are no
+        stamp: write (env, episode, step, state) into the first four pixels, see `seen`. Then observations are not a
             function of state and step alone.
-        latency_s, latency_sigma: sleep so long in each `chunk_step`, see `Latency`.
+        latency_s, latency_sigma: sleep this long in each `chunk_step`, see `Latency`.
         independent_envs: draw this for each env that steps, and sleep as long as the slowest.
         fault, fault_at: misbehave in the `fault_at`-th `chunk_step` (from 0) and all later ones: raise
             `SimulatorFault`, NaN in the state, a camera of the wrong shape, end the process, or sleep for an hour.
@@ -283,7 +283,7 @@ class ScriptedConfig:
     latency_sigma: float = 0.0
     """Spread of that, as the standard deviation of its logarithm."""
     independent_envs: bool = False
-    """Envs are simulators of their own: some can step while others wait, each takes its own time, and a call as long as
+    """Envs are separate simulators: some can step while others wait, each takes its own time, and a call as long as
     its slowest env."""
     fault: Fault = "none"
     """Kind of misbehaviour from the `fault_at`-th chunk step on."""

@@ -1,4 +1,4 @@
-"""A placement for tests and benchmarks, `slots`: every role in workers of its own, stages and window as given.
+"""A placement for tests and benchmarks, `slots`: every role in separate workers, stages and window as given.
 
 `spec.plugins: [vla_rl.testing.slot_placement]` makes it available.
 """

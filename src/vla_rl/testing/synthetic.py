@@ -77,13 +77,13 @@ def rollout(
 ) -> Rollout:
     """A rollout with one episode a column that ends at any action, by success, failure or step limit, or not at all.
 
-    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: nobody succeeds. `proximal`:
+    T = chunk_steps, N = groups * group_size, C = chunk, M = tokens. `successes=False`: no episode succeeds. `proximal`:
     with proximal_log_probs, near the recorded ones. `ends`, `won`: the action (from 1) at which each column ends, and
     whether by success or else by failure, instead of chance; all other numbers are the same whatever these are.
     """
     rng = generator(seed, "synthetic rollout")
     columns, steps = groups * group_size, chunk_steps * chunk
-    last = rng.integers(1, steps + 2, columns)  # counted from 1; steps + 1: the episode goes on
+    last = rng.integers(1, steps + 2, columns)  # counted from 1; steps + 1: the episode continues
     kinds = rng.integers(0, 3, columns)  # success, failure, truncated
     kinds[kinds == 0] = 0 if successes else 1
     last = last if ends is None else np.asarray(ends)

@@ -58,7 +58,7 @@ class Rank(ParallelStrategy):
 
     def __init__(self) -> None:
         self.reductions: list[list[torch.Tensor]] = []
-        """Gradients of each reduction; zeros where there is none."""
+        """Gradients of each reduction; zeros for a parameter without one."""
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         self.reductions.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters])

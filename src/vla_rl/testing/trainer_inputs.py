@@ -55,7 +55,7 @@ class _Answers:
 
         Args:
             train, from_images: as `TrainerBuilder.make` takes them.
-            base: change of the data with which others are compared.
+            base: change of the data that others are compared with.
         """
         self._builder = builder
         self._train = train
@@ -96,7 +96,7 @@ def _check_trajectories(f: Findings, builder: TrainerBuilder) -> None:
     answers.expect(f, "the training step, and with it train.lr_schedule", _later_step, schedule)
     case = builder.make()
     case.trainer.update(made_up_data(case, 1))
-    if case.algorithm.calls:  # else the trainer has a loss of its own
+    if case.algorithm.calls:  # else the trainer has its own loss
         remedy = "give it to the algorithm's loss as the data have it (vla_rl.toolkit.trainers.micro_batches)"
         changed = _changed_field("log_probs", lambda x: x - 1)
         answers.expect(f, "weights", _changed_field("weights", lambda x: x + 1), remedy)

@@ -65,7 +65,7 @@ def _trained_case(
             "modules",
             f"other weights of {name!r} after {updates} updates",
             "the same",
-            "train what `modules` returns; for this check give settings with which that begins at once",
+            "train what `modules` returns; for this check give settings that make it begin at once",
         )
     for following in follows.values():
         following.check(f, updates)
@@ -140,10 +140,10 @@ def check_heartbeats(f: Findings, builder: TrainerBuilder) -> None:
 
 
 def check_optimizer_steps(f: Findings, builder: TrainerBuilder) -> None:
-    """Check that an optimiser step has the gradients of its own samples alone."""
+    """Check that an optimiser step has the gradients of its samples alone."""
     given = builder.kind in (TrainingData.TRAJECTORIES, TrainingData.DEMONSTRATIONS)
     if not given or len(builder.make().trainer.modules()) > 1:
-        return  # networks that learn at rates of their own change the second step
+        return  # networks that learn at separate rates change the second step
     gradients = []
     for alone in (True, False):
         rank = Rank()
@@ -154,7 +154,7 @@ def check_optimizer_steps(f: Findings, builder: TrainerBuilder) -> None:
         case.trainer.update(evolve(data, steps=data.steps[1:]) if alone else data)
         gradients.append(rank.reductions[-1])
     holds = bool(gradients[0]) and close(*gradients)
-    expected = "an optimiser step with the gradients of its own samples"
+    expected = "an optimiser step with the gradients of its samples alone"
     f.expect(holds, "update", expected, "others too", "set gradients to zero before each optimiser step")
 
 

@@ -125,7 +125,7 @@ def _check_networks(f: Findings, case: TrainerCase) -> None:
         "optimizers",
         "float32 weights in optimisers and targets, where small steps add up",
         ", ".join(sorted(narrow)),
-        "call .float() on networks of your own and on their targets",
+        "call .float() on your networks and on their targets",
     )
 
 
@@ -200,7 +200,7 @@ def _check_gradients(f: Findings, builder: TrainerBuilder) -> None:
         "divide each micro-batch's sum by the count of the whole optimiser step, not by its own",
     )
     if builder.make().kind is TrainingData.TRANSITIONS:
-        return  # each rank draws from transitions of its own
+        return  # each rank draws from separate transitions
     ranks = [_gradients(builder, SAMPLES, samples) for samples in (everything[:2], everything[2:])]
     f.expect(
         all(ranks) and close(expected, [one + other for one, other in zip(*ranks, strict=True)]),

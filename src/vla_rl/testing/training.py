@@ -26,7 +26,7 @@ def train_on(
         optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-2)
         metrics = train_on(rollout, algorithm=MyAlgorithm(config), model=model, info=info, optimizer=optimizer)
 
-    The model acts first, on random pictures that are the same every time: its log-probs and values take the place of
+    The model acts first, on random images that are the same every time: its log-probs and values take the place of
     the rollout's, whose rewards and ends stay. Then come `shape_rewards`, `select`, `advantages`, the loss of all
     samples and a step of the optimiser. No gradient is clipped.
 

@@ -27,9 +27,9 @@ ROLLOUT = 2
 FITS = 20
 """Optimiser steps on one window, with the same noise, after which a model has to be better at it."""
 UNLEARNED = 0.05
-"""Nats by which recorded outcomes may become less likely by these."""
+"""Nats that recorded outcomes may become less likely by, after these."""
 LIKENESS = 0.2
-"""How much better a picture may correlate with a turned one than with that as it is."""
+"""How much better an image may correlate with a turned frame than with the frame as it is."""
 BARELY = 1e-6
 """Tolerance on a probability or a state: what is rounded otherwise in another row of a batch."""
 LOSS_WORDS = ("loss", "mse", "mae", "nll", "error", "cross_entropy")
@@ -99,7 +99,7 @@ def check_world_model(
 
     Twenty fits on one window lower its losses (those that `measure` names, or else metrics with "loss" and the like
     in their names) and make its outcomes no less likely; what is imagined then is new and stands as the frames do,
-    each number of an action leads elsewhere; a model that is restored goes on exactly. Models that never learn (no
+    each number of an action leads elsewhere; a model that is restored continues exactly. Models that never learn (no
     `module`, no metrics of `fit`) are not asked what learning brings.
 
     Args:
@@ -150,7 +150,7 @@ def check_world_model(
 
 
 def made_up_windows(env: EnvInfo, count: int, frames: int, chunk: int, seed: int = 0) -> Windows:
-    """Noise pictures, states, actions and outcomes; the first chunk of the first row was not executed."""
+    """Return noise images, states, actions and outcomes; the first chunk of the first row was not executed."""
     draws = generator(seed, "windows")
     low, high = (np.array(bound, np.float32) for bound in (env.action_low, env.action_high))
     shape = (count, frames - 1, chunk)
@@ -191,7 +191,7 @@ def _check_fit(f: Findings, mind: WorldModel, windows: Windows) -> None:
     mind.load_training_state(state)
     again = [mind.fit(windows, _noise(rows, number)) for number in (1, 2)]
     remedy = "let training_state hold all that a step changes, the optimiser first of all"
-    f.expect(again == fit_metrics, "load_training_state", f"to go on exactly: {fit_metrics}", again, remedy)
+    f.expect(again == fit_metrics, "load_training_state", f"to continue exactly: {fit_metrics}", again, remedy)
 
 
 def _check_learning(case: _Case) -> None:
@@ -242,7 +242,7 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
         still = _unmoved(case.mind, before)
         expected = f"one step of all parts: outcomes of recorded frames that {FITS} fits change"
         got = f"the same outcomes, and no change of {', '.join(still[:4])}"
-        remedy = "train what `outcome` is told from, or freeze it by requires_grad_(False)"
+        remedy = "train what `outcome` is computed from, or freeze it by requires_grad_(False)"
         case.f.expect(not still, "fit", expected, got, remedy)
         return
     rows = np.flatnonzero(was_executed)
@@ -250,8 +250,8 @@ def _check_outcome_learned(case: _Case, before: Mapping[str, torch.Tensor], chan
     first, last = (float(np.log(np.maximum(text[rows, recorded], 1e-12)).mean()) for text in (chances, now))
     expected = f"recorded outcomes that are likelier after {FITS} fits on them"
     got = f"a mean log-probability of {first:.3g}, then {last:.3g}"
-    remedy = "tell it from what `fit` learns from, in the classes of `Windows.outcomes`: 0 goes on, 1 + i success at "
-    remedy += "action i, 1 + C + i failure"
+    remedy = "compute it from what `fit` learns from, in the classes of `Windows.outcomes`: 0 continues, 1 + i success "
+    remedy += "at action i, 1 + C + i failure"
     case.f.expect(last > first - UNLEARNED, "outcome", expected, got, remedy)
 
 
@@ -266,7 +266,7 @@ def _check_restoring(case: _Case, twin: WorldModel) -> None:
     remedy = "keep all that is trained in `module`, and the rest in training_state"
     f.expect(gap == 0, "load_training_state", "the same frames of a restored model", f"{gap:.3g} of 255 apart", remedy)
     one, other = case.fit(), restored.fit()
-    f.expect(one == other, "load_training_state", f"a restored model to go on exactly: {one}", other, remedy)
+    f.expect(one == other, "load_training_state", f"a restored model to continue exactly: {one}", other, remedy)
 
 
 def _check_imagination(case: _Case) -> bool:
@@ -356,7 +356,7 @@ def _check_cameras(case: _Case, after: Observation) -> None:
             if windows[one].shape != windows[other].shape or np.array_equal(windows[one], windows[other]):
                 continue
             alike = np.array_equal(after.images[one], after.images[other])
-            expected, remedy = f"a picture of its own for camera {other!r}", "predict each camera"
+            expected, remedy = f"a separate image for camera {other!r}", "predict each camera"
             case.f.expect(not alike, "imagine", expected, f"that of {one!r}", remedy)
 
 
@@ -371,7 +371,7 @@ TURNED: dict[str, Callable[[Array], Array]] = {
 def _check_upright(case: _Case, after: Observation) -> None:
     """What is imagined is like frames of the window as they are, not as they would be turned or from elsewhere.
 
-    Rows are compared by what they do not share, so that a picture that nothing was learned from is like none."""
+    Rows are compared by what they do not share, so that an image that nothing was learned from is like none."""
     at, recorded = case.mind.history, case.windows.images
     for camera, images in after.images.items():
         imagined = to_numpy(images)
@@ -385,7 +385,7 @@ def _check_upright(case: _Case, after: Observation) -> None:
             how = max(alike, key=lambda name: alike[name])
             holds = alike[how] < likeness + LIKENESS
             got = f"one that is like them {how} (correlation {alike[how]:.2f}, and {likeness:.2f} as they are)"
-            expected, remedy = "a picture like the frames of the window", "keep rows, columns, colours and cameras"
+            expected, remedy = "an image like the frames of the window", "keep rows, columns, colours and cameras"
             if not case.f.expect(holds, f"imagine: image {camera!r}", expected, got, remedy):
                 break
 

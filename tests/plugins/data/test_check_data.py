@@ -101,7 +101,7 @@ BROKEN = {
         "4 x 4 pixels as in other samples, got 8 x 8; resize them",
     ),
     "one picture for all": (images(lambda i, p: np.where(np.arange(4)[:, None] > 1, np.uint8(7), 0 * p)),
-        "pictures of 'top' that differ", None),
+        "images of 'top' that differ", None),
     "another task": (texts(lambda i, t: ("dance",) * len(i)), "got 'dance', which the simulator", "is told 'dance'"),
     "a capital letter": (texts(lambda i, t: ("Reach.",) * len(i)), "did you mean 'reach'", "did you mean 'reach'"),
     "bytes": (texts(lambda i, t: (b"reach",) * len(i)), "a text, got b'reach'", "a text, got b'reach'; say the task"),
@@ -117,7 +117,7 @@ BROKEN = {
     "one state for all": (state(lambda i, s: 0 * s), "states that differ, got the same in 53 samples", None),
     "the first picture of each episode": (
         images(lambda i, p: np.uint8(i // 27)[:, None, None, None] + np.arange(48, dtype=np.uint8).reshape(4, 4, 3)),
-        "change as an episode goes on, got a change in 1 of 52 steps", None),
+        "change during an episode, got a change in 1 of 52 steps", None),
     "the same actions": (actions(lambda i, a: 0 * a), "actions that differ", None),
 }  # fmt: skip
 
@@ -191,7 +191,7 @@ OTHERS = {
     "one buffer": (OneBuffer(), "samples that stay as returned"),
     "state": (Counts(), "equal samples twice"),
     "last one missing": (LastOneMissing(), "reading sample 53|IndexError"),
-    "two cameras alike": (TwoCameras(), "the pictures of 'top' in each of"),
+    "two cameras alike": (TwoCameras(), "the images of 'top' in each of"),
     "statistics of other data": (
         WithStatistics("action", min=lambda s: (0.4, 0.4), q01=lambda s: (0.4, 0.4), mean=lambda s: (0.5, 0.5)),
         "expected actions from min to max, 0.4 to",

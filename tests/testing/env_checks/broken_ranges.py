@@ -66,7 +66,7 @@ class SecondNumberTwice(Scene):
 
 
 class Eyes(Scene):
-    """Pictures and numbers of the reset pass through `first`, those of steps through `later`."""
+    """Images and numbers of the reset pass through `first`, those of steps through `later`."""
 
     fresh = False
 
@@ -116,21 +116,21 @@ class BgrAfterSteps(Eyes):
 
 
 class UpsideDownAfterReset(Eyes):
-    """got a picture upside down"""
+    """got an image upside down"""
 
     def first_image(self, image: Any) -> Any:
         return image[::-1].copy()
 
 
 class MirroredAfterSteps(Eyes):
-    """got a mirrored picture"""
+    """got a mirrored image"""
 
     def later_image(self, image: Any) -> Any:
         return image[:, ::-1].copy()
 
 
 class TurnedAfterReset(Eyes):
-    """got a picture turned by 180 degrees"""
+    """got an image turned by 180 degrees"""
 
     def first_image(self, image: Any) -> Any:
         return image[::-1, ::-1].copy()
@@ -215,8 +215,8 @@ class OffsetAfterReset(Eyes):
         return numbers - np.array([9, 9, 0])
 
 
-class PictureOneActionLate(Scene):
-    """expected pictures after the last action, got pictures of the reset"""
+class ImageOneActionLate(Scene):
+    """expected images after the last action, got images of the reset"""
 
     drawn: Any = None
 

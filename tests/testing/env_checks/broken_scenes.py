@@ -406,7 +406,7 @@ class BreaksAlways(Scene):
         raise RuntimeError("nothing is installed")
 
 
-class WidePictures(Scene):
+class WideImages(Scene):
     """got uint16|is uint16"""
 
     def image(self) -> Any:

@@ -185,13 +185,13 @@ class Mosaic(Scene):
 
 
 class CamerasAlike(SmallEnv):
-    """image 'side': expected a view of its own, got the picture of camera 'top'"""
+    """image 'side': expected its own view, got the image of camera 'top'"""
 
     scene_type = Mosaic
 
 
 class CamerasShareABuffer(SmallEnv):
-    """image 'side': expected a view of its own, got the picture of camera 'top'"""
+    """image 'side': expected its own view, got the image of camera 'top'"""
 
     scene_type = Mosaic
 
@@ -203,7 +203,7 @@ class CamerasShareABuffer(SmallEnv):
 
 
 class CamerasSwap(SmallEnv):
-    """got the picture of camera"""
+    """got the image of camera"""
 
     scene_type = Mosaic
 

@@ -1,4 +1,4 @@
-"""Simulators in which a person takes over, broken in one place each. Their docstrings say by which words it is found."""
+"""Simulators in which a person takes over, broken in one place each. Their docstrings quote the finding."""
 
 from __future__ import annotations
 

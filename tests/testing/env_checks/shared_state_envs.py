@@ -1,4 +1,4 @@
-"""Envs that play right only where each has a process of its own. Light: their processes import it."""
+"""Envs that play right only where each has a separate process. Light: their processes import it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENVS = (SharesAVariable, SharesAGenerator)
 
 
 class StartsAServer(SceneEnv):
-    """Starts a program of its own, as envs of a game engine do, and has no chance to end it."""
+    """Starts a separate program, as envs of a game engine do, and has no chance to end it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -56,7 +56,7 @@ class StartsAServer(SceneEnv):
 
 
 class LeavesFilesOpen(SceneEnv):
-    """Opens a file in each reset, in the process of its own."""
+    """Opens a file in each reset, in the env's process."""
 
     def reset(self, state_id: int, seed: int) -> None:
         self.logs = [*getattr(self, "logs", []), open(os.devnull, "w")]  # noqa: SIM115, PTH123 - what is wrong with it

@@ -30,7 +30,7 @@ def test_the_scripted_env_passes_built_and_as_a_plugin() -> None:
     check_env(vla_rl_plugins["env"]["scripted"], ScriptedConfig(image=12), num_envs=1)
 
 
-def test_a_process_that_python_keeps_is_no_leak_however_long_its_command_is() -> None:
+def test_a_process_that_python_keeps_is_not_a_leak_however_long_its_command_is() -> None:
     """The process's name may come late, as where Python's own folder has a long path."""
     waits = "import time; time.sleep(60)"
     commands = [f"{'pass; ' * 40}{waits}  # multiprocessing.{name}" for name in ("resource_tracker", "my_own")]

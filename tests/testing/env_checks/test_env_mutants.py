@@ -115,7 +115,7 @@ def test_a_broken_expert_is_found(batch: type[SmallEnv]) -> None:
 
 
 @pytest.mark.parametrize("env_type", shared_state_envs.ENVS, ids=lambda env_type: env_type.__name__)
-def test_envs_that_play_right_only_in_processes_of_their_own_are_found(env_type: type[SceneEnv]) -> None:
+def test_envs_that_play_right_only_in_separate_processes_are_found(env_type: type[SceneEnv]) -> None:
     with pytest.raises(CheckFailed) as failed:
         check_env(independent_envs(env_type), num_envs=2, chunk=4, expert=False)
     (text,) = failed.value.findings
@@ -167,7 +167,7 @@ def test_programs_that_envs_start_end_with_them() -> None:
     check_env(independent_envs(shared_state_envs.StartsAServer), num_envs=2, chunk=4, expert=False)
 
 
-def test_envs_without_an_expert_go_on_after_they_were_asked_for_one() -> None:
+def test_envs_without_an_expert_continue_after_they_were_asked_for_one() -> None:
     env = independent_envs(NoExpertEnv)
     try:
         env.reset(np.arange(2), np.arange(2), np.arange(2))
@@ -195,13 +195,13 @@ def test_a_bug_in_the_expert_of_an_env_is_a_fault_of_that_env() -> None:
 # ------------------------------------------------------------------------------------------ what is not seen
 
 
-def test_what_playing_cannot_show_is_said_and_is_no_finding() -> None:
+def test_what_playing_cannot_show_is_said_and_is_not_a_finding() -> None:
     text = notices(examined(small_batch(unusual_scenes.Endless)))
     for what in ("success", "an end", "a reward other than 0"):
         assert f"not seen: {what}" in text
     assert "an effect of number 1 of an action" in notices(examined(small_batch(unusual_scenes.NoGripper)))
     assert "not seen:" not in notices(examined(small_batch(Scene)))
-    assert "an effect of actions; somebody else chose all" in notices(examined(broken_takeovers.AlwaysAPerson()))
+    assert "an effect of actions; another source chose all" in notices(examined(broken_takeovers.AlwaysAPerson()))
 
 
 def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> None:
@@ -211,7 +211,7 @@ def test_little_time_means_fewer_states_and_shorter_episodes_and_is_said() -> No
     quick.close()
 
 
-def test_an_error_that_comes_everywhere_is_told_once() -> None:
+def test_an_error_that_comes_everywhere_is_reported_once() -> None:
     findings = examined(small_envs(broken_scenes.BreaksAlways))
     texts = [text for section in findings.sections for text in section.findings]
     assert sum("Traceback" in text for text in texts) == 1
@@ -219,7 +219,7 @@ def test_an_error_that_comes_everywhere_is_told_once() -> None:
     assert len(texts) < 5
 
 
-class CountsResets(broken_scenes.WidePictures):
+class CountsResets(broken_scenes.WideImages):
     """Counts how often envs are made and reset."""
 
     resets = made = 0
@@ -256,7 +256,7 @@ def test_what_fails_alike_everywhere_ends_the_check_soon() -> None:
     assert skipped["actions"].startswith("not done: chunk_step failed 3 times in a row in 0 s; see the findings above")
 
 
-def test_sections_are_told_as_they_begin() -> None:
+def test_sections_are_announced_as_they_begin() -> None:
     told: list[str] = []
     context = Context(num_envs=3, chunk=4)
     findings = examine_env(small_batch(Scene), None, context, expert=False, seconds=0, on_section=told.append)

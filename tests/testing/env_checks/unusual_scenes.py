@@ -29,7 +29,7 @@ class Wind(Scene):
 
 
 class NoisyEyes(Scene):
-    """Noise of every picture and every number, drawn anew whenever somebody looks, from the seed."""
+    """Noise on every image and every number, drawn from the seed at each observation."""
 
     noise = generator(0, "noise")
 
@@ -63,7 +63,7 @@ class VisibleWind(Scene):
 
 
 class Needle(Scene):
-    """Nobody finds the mark by chance."""
+    """No policy finds the mark by chance."""
 
     def solved(self) -> bool:
         return abs(self.place - self.mark) < 1e-4
@@ -78,13 +78,13 @@ class Endless(Scene):
 
 
 class NoState(Scene):
-    """Pictures only."""
+    """Images only."""
 
     info = small_info(state_dim=0)
 
 
 class Coarse(Scene):
-    """Pictures that tell few scenes apart, and no numbers."""
+    """Images that tell few scenes apart, and no numbers."""
 
     info = small_info(state_dim=0, cameras={"top": (2, 4)})
 
@@ -187,14 +187,14 @@ class Sluggish(Scene):
 
 
 class Blank(Scene):
-    """Everything is in the numbers; the picture is there because one has to be."""
+    """Everything is in the numbers; the image exists because one has to."""
 
     def image(self) -> Any:
         return np.zeros((8, 24, 3), np.uint8)
 
 
-class PictureOfTheMark(Scene):
-    """The picture shows where to go, and the numbers where the dot is."""
+class ImageOfTheMark(Scene):
+    """The image shows where to go, and the numbers where the dot is."""
 
     def image(self) -> Any:
         image = super().image()
@@ -289,7 +289,7 @@ class Millimetres(Scene):
 
 
 class Jitter(Scene):
-    """Rounding that nobody can key."""
+    """Rounding that depends on no key."""
 
     count = itertools.count()
 

@@ -38,7 +38,7 @@ class Section:
     seconds: float
     skipped: str = ""
     notices: tuple[str, ...] = ()
-    """Parts that could not be checked or were left out; these are no findings."""
+    """Parts that could not be checked or were left out; these are not findings."""
 
 
 class LeftOut(Exception):
@@ -53,7 +53,7 @@ class Findings:
     """Collects findings; `close` raises them as one `CheckFailed`. A finding that repeats is kept once."""
 
     def __init__(self, title: str, on_section: Callable[[str], None] = lambda name: None) -> None:
-        """`on_section` is told the name of each section as it begins."""
+        """`on_section` is called with the name of each section as it begins."""
         self._title = title
         self._on_section = on_section
         self._found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""The same episodes in other arrangements: again, in other envs, alone, action by action, with resets beside them.
+"""The same episodes in other arrangements: again, in other envs, alone, action by action, next to envs that are reset.
 
 An episode is a function of its state, seed and actions; so every arrangement gives the one that ran first.
 """
@@ -136,15 +136,15 @@ def independent_envs_agree(player: Player, reference: Reference) -> None:
         expected = "the other envs untouched by the reset of an env"
         rest = {r: collected[r] for r in collected if r != env_id}
         compare(player, first, rest, expected, "reset only the envs that are asked for", player.loose, where="reset")
-        expected = "an episode that starts while other envs go on to be the same"
+        expected = "the same episode when it starts while other envs continue"
         if collected[env_id].script is other:
             trace = {env_id: first[(env_id + 1) % count]}
             compare(player, trace, {env_id: collected[env_id]}, expected, RESET_ALL, player.loose, cut_off=True)
-    nobody = np.zeros(count, bool)
+    inactive = np.zeros(count, bool)
 
     def idle(index: int) -> None:
         for stop in (True, False):
-            player.step(np.tile(player.high, (count, player.chunk, 1)), nobody, stop)
+            player.step(np.tile(player.high, (count, player.chunk, 1)), inactive, stop)
 
     expected = "no change by a call without active envs"
     compare(
@@ -232,7 +232,7 @@ def compare(
     upto: int | None = None,
     cut_off: bool = False,
 ) -> bool:
-    """`cut_off`: that one of the two is shorter is no difference."""
+    """`cut_off`: that one of the two is shorter is not a difference."""
     equal = True
     for env_id, trace in collected.items():
         end = min(len(first[env_id]), len(trace)) if cut_off else upto

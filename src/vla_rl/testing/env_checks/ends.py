@@ -59,7 +59,7 @@ def _repeat(player: Player, first: Mapping[int, EnvTrace], starts: StartChecks, 
     widths = [player.chunk] * by_chunks + [1] * (max(_end(t) for t in first.values()) - by_chunks * player.chunk)
     singly = player.roll_out(scripts, widths=widths)
     _compare(player, first, singly, "the same end in a chunk as with single actions")
-    _of_its_own_episode(player, singly, starts)
+    _of_the_ended_episode(player, singly, starts)
 
     on = player.roll_out(others, stop=False)
     for env_id, trace in first.items():
@@ -154,7 +154,7 @@ def _end(trace: EnvTrace) -> int:
     return trace.end or len(trace)
 
 
-def _of_its_own_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
+def _of_the_ended_episode(player: Player, collected: Mapping[int, EnvTrace], starts: StartChecks) -> None:
     """A final observation is not where an episode starts."""
     state_of_mark = {start.mark: start.state for start in starts.every.values()}
     marks_differ = len(state_of_mark) == len(starts.every)
@@ -186,5 +186,5 @@ def _leaps_back(player: Player, final: EnvView, before: EnvView, starts: StartCh
         return False
     low, high = np.min(numbers, axis=0) - 1e-3, np.max(numbers, axis=0) + 1e-3
     outside = np.maximum(low - before.state, before.state - high)
-    starts_anew = bool(((final.state >= low) & (final.state <= high)).all())
-    return starts_anew and bool((outside > 1.2 * player.seen.stride + 1e-3).any())
+    like_a_start = bool(((final.state >= low) & (final.state <= high)).all())
+    return like_a_start and bool((outside > 1.2 * player.seen.stride + 1e-3).any())

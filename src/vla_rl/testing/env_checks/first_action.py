@@ -22,7 +22,7 @@ EPISODES, ACTIONS = 6, 6
 FEWEST = 3
 """Episodes of two actions or more that are needed."""
 VISIBLE = 0.2
-"""Mean differences of pictures, of 255, that are looked into."""
+"""Mean differences of images, of 255, that are looked into."""
 JUMP = 5.0
 """Ratio to the largest later change from which a change by the first action is of another kind."""
 SAME = "make both with one function"
@@ -57,16 +57,16 @@ def first_actions(player: Player) -> None:
         player.notice("not seen: whether resets and steps show the same; episodes are too short")
         return
     for camera in player.info.cameras:
-        _compare_pictures(player, traces, camera)
+        _compare_images(player, traces, camera)
     if player.info.state_dim:
         _compare_numbers(player, traces)
         _compare_delays(player, traces)
 
 
-# ---------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------------ images
 
 
-def _compare_pictures(player: Player, traces: Sequence[EnvTrace], camera: str) -> None:
+def _compare_images(player: Player, traces: Sequence[EnvTrace], camera: str) -> None:
     where, expected = f"reset: image {camera!r}", "the same view and colours as after a step"
     brightest = [max(int(trace.views[0].images[camera].max()) for trace in traces)]
     brightest.append(max(int(view.images[camera].max()) for trace in traces for view in _views(trace)[1:]))
@@ -96,22 +96,22 @@ def _changes(player: Player, camera: str) -> dict[str, Change]:
     sizes = player.info.cameras
     changes: dict[str, Change] = {
         "colours in another order (RGB and BGR)": lambda images, name: images[name][..., ::-1],
-        "a picture upside down": lambda images, name: images[name][::-1],
-        "a mirrored picture": lambda images, name: images[name][:, ::-1],
-        "a picture turned by 180 degrees": lambda images, name: images[name][::-1, ::-1],
+        "an image upside down": lambda images, name: images[name][::-1],
+        "a mirrored image": lambda images, name: images[name][:, ::-1],
+        "an image turned by 180 degrees": lambda images, name: images[name][::-1, ::-1],
         "inverted colours": lambda images, name: 255 - images[name],
     }
     if sizes[camera][0] == sizes[camera][1]:
         changes["height and width exchanged"] = lambda images, name: images[name].transpose(1, 0, 2)
-        changes["a picture turned by 90 degrees"] = lambda images, name: np.rot90(images[name])
-        changes["a picture turned by 270 degrees"] = lambda images, name: np.rot90(images[name], 3)
+        changes["an image turned by 90 degrees"] = lambda images, name: np.rot90(images[name])
+        changes["an image turned by 270 degrees"] = lambda images, name: np.rot90(images[name], 3)
     for other in sizes:
         if other != camera and sizes[other] == sizes[camera]:
-            changes[f"the picture of camera {other!r}"] = _picture_of(other)
+            changes[f"the image of camera {other!r}"] = _image_of(other)
     return changes
 
 
-def _picture_of(camera: str) -> Change:
+def _image_of(camera: str) -> Change:
     return lambda images, name: images[camera]
 
 
@@ -186,7 +186,7 @@ def _compare_numbers(player: Player, traces: Sequence[EnvTrace]) -> None:
 
 
 def _factor(start: Array, after: Array, later: float) -> float | None:
-    """Return the factor by which the first action scales a number in every episode; None if there is none."""
+    """Return the factor that the first action scales a number by in every episode; None if no factor fits."""
     size = float((start**2).sum())
     if size < 1e-8:
         return None
@@ -202,12 +202,12 @@ def _factor(start: Array, after: Array, later: float) -> float | None:
 
 
 def _compare_delays(player: Player, traces: Sequence[EnvTrace]) -> None:
-    """Pictures and state show the first action at the same time."""
+    """Images and state show the first action at the same time."""
     long = [trace for trace in traces if len(trace) > 2]
     if len(long) < FEWEST:
         return
 
-    def pictures(trace: EnvTrace, t: int) -> bool:
+    def images_change(trace: EnvTrace, t: int) -> bool:
         one, two = trace.views[t].images, trace.views[t + 1].images
         return any(not np.array_equal(one[name], two[name]) for name in one)
 
@@ -215,13 +215,13 @@ def _compare_delays(player: Player, traces: Sequence[EnvTrace]) -> None:
         one, two = trace.views[t].state, trace.views[t + 1].state
         return 0.0 if one is None or two is None else float(np.abs(two - one).max())
 
-    late_pictures = not any(pictures(t, 0) for t in long) and np.mean([pictures(t, 1) for t in long]) >= 0.75
+    late_images = not any(images_change(t, 0) for t in long) and np.mean([images_change(t, 1) for t in long]) >= 0.75
     moves = np.median([numbers(t, 0) for t in long])
     usual = np.median([numbers(t, 1) for t in long])
-    if late_pictures and moves > 0.3 * usual > 0:
-        got = f"pictures of the reset, in each of {len(long)} episodes, beside a state that has changed"
-        player.expect(False, "chunk_step", "pictures after the last action", got, "draw after the physics' step")
+    if late_images and moves > 0.3 * usual > 0:
+        got = f"images of the reset, in each of {len(long)} episodes, with a state that has changed"
+        player.expect(False, "chunk_step", "images after the last action", got, "draw after the physics' step")
     late_state = max(numbers(t, 0) for t in long) == 0.0 and usual > 0
-    if late_state and np.mean([pictures(t, 0) for t in long]) >= 0.75:
-        got = f"the state of the reset, in each of {len(long)} episodes, beside pictures that have changed"
+    if late_state and np.mean([images_change(t, 0) for t in long]) >= 0.75:
+        got = f"the state of the reset, in each of {len(long)} episodes, with images that have changed"
         player.expect(False, "chunk_step", "the state after the last action", got, "read it after the physics' step")

@@ -57,7 +57,7 @@ class Sightings:
     """Camera -> smallest and largest value of a pixel."""
     first: dict[str, Any] = field(factory=dict)
     alike: dict[tuple[str, str], bool] = field(factory=dict)
-    """Two cameras of one size: whether their pictures have always been the same."""
+    """Two cameras of one size: whether their images have always been the same."""
     ends: list[End] = field(factory=list)
     rewarded: bool = False
     rewarded_between: bool = False
@@ -69,7 +69,7 @@ class Sightings:
     policy_acted: bool = False
     """An action of the policy was executed."""
     taken_over: int = 0
-    """Actions that somebody else chose."""
+    """Actions that another source chose."""
     overruled: bool = False
     """One of these differed from the policy's."""
     longest: int = 0
@@ -259,9 +259,9 @@ class Player:
             waiting: envs that are reset and then left alone.
             widths: actions in the first chunks; those that follow have the usual number.
             stop: `stop_at_end`; an env that ended is left alone from the next chunk on. False: envs run on.
-            keep: whether to keep the pictures after so many actions.
+            keep: whether to keep the images after this many actions.
             between: called before each chunk with its number, counted from 0.
-            restart: (number of a chunk, env, script): before it the env starts anew with this script.
+            restart: (number of a chunk, env, script): before it the env restarts with this script.
         """
         all_scripts = {**scripts, **(waiting or {})}
         traces = self.begin(all_scripts)

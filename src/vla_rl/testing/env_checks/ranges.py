@@ -13,7 +13,7 @@ from vla_rl.testing.env_checks.traces import Slack, difference
 
 EXACT = Slack(0.0, 0.0)
 NUDGE = 0.03
-"""Share of a range by which actions are moved to see whether small differences count."""
+"""Share of a range that actions are moved by, to see whether small differences count."""
 LEVELS = (0.1, 0.9, 0.35, 0.65)
 """Shares of a range that a number takes, one after the other, on both sides of its middle."""
 WHOLE = "use the whole range or narrow EnvInfo's bounds; where it is meant, check with whole_range=False"

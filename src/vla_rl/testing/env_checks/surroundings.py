@@ -29,7 +29,7 @@ from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 RESETS = 6
 """Number of resets after which leftover resources are counted."""
-OWN_GENERATOR = "make a generator of your own: np.random.default_rng(seed); others draw from the global one too"
+OWN_GENERATOR = "make a separate generator: np.random.default_rng(seed); others draw from the global one too"
 PYTHONS_OWN = ("forkserver", "resource_tracker", "semaphore_tracker")
 """Processes that multiprocessing starts once and keeps, by their command lines."""
 
@@ -118,7 +118,7 @@ def check_surroundings(f: Findings, before: Surroundings, started: Mapping[int, 
     """After a simulator was closed.
 
     Args:
-        started: processes that there were before it was closed.
+        started: processes that existed before it was closed.
     """
     new = [process for pid, process in started.items() if pid not in before.children]
     _, alive = psutil.wait_procs(new, timeout=2)
@@ -270,7 +270,7 @@ def envs_of_one_process(player: Player, reference: Reference) -> None:
     """Envs that take turns in a process run as each does in its own (`processes: {envs_per_process: ...}`)."""
     env = unwrapped(player.env)
     if not isinstance(env, SubprocEnvs) or not env.apart or len(player.env_ids) < 2:
-        raise LeftOut("envs do not live in processes of their own")
+        raise LeftOut("envs do not live in separate processes")
     if not reference.holds:
         raise LeftOut("it needs episodes that come twice alike; see determinism")
     if player.started_in > 0.1 * player.seconds:

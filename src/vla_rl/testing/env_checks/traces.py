@@ -57,16 +57,16 @@ def image_gap(one: EnvView, two: EnvView, name: str) -> float:
 
 def gap(one: EnvView, two: EnvView, slack: Slack) -> str:
     """Describe how two views differ; empty if they do not. If the states differ by more than rounding, but within a
-    wider slack, differences of the images are no evidence of an error."""
-    pictures = [name for name in one.images if name in two.images]
+    wider slack, differences of the images do not show an error."""
+    cameras = [name for name in one.images if name in two.images]
     if one.state is not None and two.state is not None:
         apart = np.abs(one.state - two.state)
         far = apart > slack.numbers + 1e-5 * np.abs(one.state)
         if far.any():
             numbers = ", ".join(str(i) for i in np.flatnonzero(far)[:6])
             return f"state that differs by {float(apart.max()):.2g} (number {numbers})"
-        pictures = [] if slack.numbers > NUMBERS and apart.max(initial=0) > ROUNDING else pictures
-    for name in pictures:
+        cameras = [] if slack.numbers > NUMBERS and apart.max(initial=0) > ROUNDING else cameras
+    for name in cameras:
         size = image_gap(one, two, name)
         if size > slack.pixels:
             return f"image {name!r} that differs by {size:.2g} of 255 on average"
@@ -105,13 +105,13 @@ class EnvTrace:
     views: dict[int, EnvView]
     """Number of actions -> view after them; 0: after the reset."""
     success: dict[int, bool] = field(factory=dict)
-    """After so many actions."""
+    """Number of actions -> whether the episode had succeeded after them."""
     rewards: list[float] = field(factory=list)
     terminated: list[bool] = field(factory=list)
     truncated: list[bool] = field(factory=list)
     succeeded: list[bool | None] = field(factory=list)
     source: list[int | None] = field(factory=list)
-    """`ActionSource` of each action; None: nobody can take over."""
+    """`ActionSource` of each action; None: no one can take over."""
     executed_actions: list[Array | None] = field(factory=list)
     """Actions [A] of whoever took over; None where the policy acted."""
 

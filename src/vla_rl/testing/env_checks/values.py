@@ -36,7 +36,7 @@ def check_info(f: Expects, env: SimEnv) -> None:
     for name, size in info.cameras.items():
         sane = len(size) == 2 and min(size) >= 1
         f.expect(sane, where, f"(height, width) in pixels of camera {name!r}", size, "correct cameras")
-    f.expect(info.state_dim >= 0, where, "state_dim >= 0", info.state_dim, "0 means that there is no state")
+    f.expect(info.state_dim >= 0, where, "state_dim >= 0", info.state_dim, "0 means no state")
     same = len(info.action_low) == len(info.action_high) > 0
     if f.expect(same, where, "as many lower as upper bounds", (info.action_low, info.action_high), "A numbers each"):
         low, high = np.array(info.action_low), np.array(info.action_high)
@@ -126,7 +126,7 @@ def _check_takeovers(f: Expects, info: EnvInfo, result: ChunkResult, shape: tupl
     given = result.source is not None and result.executed_actions is not None
     if not info.takeovers:
         nothing = result.source is None and result.executed_actions is None
-        remedy = "set EnvInfo.takeovers where somebody may act instead of the policy"
+        remedy = "set EnvInfo.takeovers where an operator may act instead of the policy"
         return f.expect(nothing, f"{where}: source", "None, as executed_actions", "an array", remedy)
     remedy = "say who chose each action, or leave EnvInfo.takeovers out"
     if not f.expect(given, f"{where}: source", "arrays, as executed_actions", "None", remedy):

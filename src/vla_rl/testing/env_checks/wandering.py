@@ -47,7 +47,7 @@ def wander(player: Player) -> tuple[dict[int, EnvTrace], list[EnvTrace]]:
 def actions_count(player: Player, whole_range: bool) -> None:
     """Other actions lead to something else, be it seen, rewarded or an end. `whole_range`: over all of their range."""
     if not player.seen.policy_acted:
-        player.notice("not seen: an effect of actions; somebody else chose all that were executed")
+        player.notice("not seen: an effect of actions; another source chose all that were executed")
         return
     states = [state.id for state in spread(player.splits["train"])[: len(player.env_ids)]]
     episode_limit = min(player.limit(state) for state in states)
@@ -175,7 +175,7 @@ def takeovers_are_reported(player: Player) -> None:
         player.notice("not seen: a takeover")
     elif sightings.taken_over >= ENOUGH:
         got = f"the policy's, in each of {sightings.taken_over} actions that it did not choose"
-        remedy = "report what was executed, and `source` where somebody else chose it"
+        remedy = "report what was executed, and `source` where another source chose it"
         player.expect(sightings.overruled, "executed_actions", "actions of whoever took over", got, remedy)
 
 
@@ -193,8 +193,8 @@ def what_is_shown_changes(player: Player) -> None:
             player.notice(f"not seen: a change of {what} by actions")
     for (one, two), alike in sightings.alike.items():
         low, high = sightings.levels[two]
-        got = f"the picture of camera {one!r} after each of {sightings.chunks} chunks"
-        expected = "a view of its own"
+        got = f"the image of camera {one!r} after each of {sightings.chunks} chunks"
+        expected = "its own view"
         player.expect(not alike or low == high, f"image {two!r}", expected, got, "render each camera, or leave one out")
     for name, (low, high) in sightings.levels.items():
         if (low, high) == (0, 1):
@@ -205,7 +205,7 @@ def what_is_shown_changes(player: Player) -> None:
 
 
 def chosen_scripts(player: Player, length: int) -> dict[int, Script]:
-    """One for each env, from states that differ where there are enough."""
+    """Return a script for each env, from different states if enough are available."""
     states = spread(player.splits["train"])
     env_ids = [int(env_id) for env_id in player.env_ids]
     kinds = ("random", "extreme", "slowly changing")
