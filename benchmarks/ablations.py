@@ -1,9 +1,9 @@
-"""Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
+"""Ablations of design choices on the built-in simulator: runs, success curves, and an image of each comparison.
 
     python benchmarks/ablations.py                       # everything: 114 runs of two to fifteen minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
     python benchmarks/ablations.py --list                # what there is
-    python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
+    python benchmarks/ablations.py --plot                # images and table of what has been run so far
 
 A run lies in FOLDER/COMPARISON/VARIANT/seed-N, or where a comparison before it has the same run. What is finished is
 not run again, and what was broken off goes on from its last checkpoint, so the command can be stopped and repeated at
@@ -311,7 +311,7 @@ def main() -> None:
     parser.add_argument("--episodes-per-task", type=int, default=25, help="evaluation states of each task")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; at most one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--pictures", type=Path, default=Path("docs/ablations"))
+    parser.add_argument("--images", type=Path, default=Path("docs/ablations"))
     parser.add_argument("--plot", action="store_true", help="run nothing, show what there is")
     parser.add_argument("--list", action="store_true", help="name the comparisons and the keys in which they differ")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -329,7 +329,7 @@ def main() -> None:
         curves = gathered(options, comparison)
         if not curves:
             continue
-        plot(comparison, curves, options.pictures / f"{comparison}.png")
+        plot(comparison, curves, options.images / f"{comparison}.png")
         for variant, seeds in curves.items():
             last = [seed[max(seed)] for seed in seeds]
             mean = statistics.mean(last)

@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="other keys of C, D and E, as in `vla-rl run`")
     parser.add_argument("--folder", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--picture", type=Path, help="PNG: success and inflation over real episodes")
+    parser.add_argument("--image", type=Path, help="PNG: success and inflation over real episodes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -254,8 +254,8 @@ def main() -> None:
     print(f"tuned: {tuned or 'not run'}; C, D and E have lr {lr:g}")
     found = figures(outcomes, tuned)
     print(json.dumps(found))
-    if options.picture:
-        plot(folders, options.picture)
+    if options.image:
+        plot(folders, options.image)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

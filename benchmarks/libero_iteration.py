@@ -3,7 +3,7 @@
     python benchmarks/libero_iteration.py [--rounds 5] [--num-envs 2] [--steps 80] [--json FILE]
 
 The baseline is written here, after SimpleVLA-RL's rollout: a process and a new official environment for every
-trajectory, a picture of each camera at every step, all envs inferred until the step limit, observations collected in
+trajectory, an image of each camera at every step, all envs inferred until the step limit, observations collected in
 order. Both infer with the same tiny OpenVLA-OFT. Ours is the wall-clock time of a run's iteration: rollout, loss,
 gradients, optimiser. The baseline is charged with its rollout and the time of our update. The simulator alone plays the
 same number of steps in as many processes with nobody asking for actions. All three in turn, medians.

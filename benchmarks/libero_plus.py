@@ -74,8 +74,8 @@ ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
 """Actions after the settling steps."""
 
 
-def noise_picture(size: int) -> Array:
-    """Return a picture with edges and texture, uint8 [size, size, 3]."""
+def noise_image(size: int) -> Array:
+    """Return an image with edges and texture, uint8 [size, size, 3]."""
     draws = np.random.RandomState(1)
     blocks = draws.randint(0, 256, (8, 8, 3)).repeat(size // 8, 0).repeat(size // 8, 1)
     return ((blocks + draws.randint(0, 256, (size, size, 3))) // 2).astype(np.uint8)
@@ -144,7 +144,7 @@ def official_tables(suites: Any, numbers: Any) -> dict[str, Any]:
         kind, severity = divmod(noise - 1, 10)
         np.random.seed(noise)  # noqa: NPY002  the authors' generator
         draw = (*kinds, env_wrapper.glass_blur)[kind]
-        records[f"noise/{noise}"] = draw(Image.fromarray(noise_picture(noise_size(noise))), severity + 1).astype(
+        records[f"noise/{noise}"] = draw(Image.fromarray(noise_image(noise_size(noise))), severity + 1).astype(
             np.uint8
         )
     return records
@@ -188,7 +188,7 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
         env.step([0.0] * 6 + [-1.0])
     settled = env.get_sim_state().copy()
     for action in ACTIONS:
-        np.random.seed(SEED)  # noqa: NPY002  the picture's noise draws from this generator
+        np.random.seed(SEED)  # noqa: NPY002  the image's noise draws from this generator
         observation, *_ = env.step(action)
     result = {
         "settled": settled,
@@ -263,8 +263,8 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
             different.append(key)
     yield f"{len(layouts)} initial states of layouts", differences(different)
     for noise in range(1, 51):
-        picture = noisy(noise_picture(noise_size(noise)), noise, np.random.RandomState(noise))
-        yield f"noise {noise} at {noise_size(noise)} pixels", largest(picture, records[f"noise/{noise}"])
+        image = noisy(noise_image(noise_size(noise)), noise, np.random.RandomState(noise))
+        yield f"noise {noise} at {noise_size(noise)} pixels", largest(image, records[f"noise/{noise}"])
 
 
 def play_here(variant: Any, assets: Path) -> dict[str, Array]:

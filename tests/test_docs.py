@@ -75,7 +75,7 @@ def test_nothing_is_documented_twice() -> None:
     assert len(names) > 100 and not twice, "add `skip_local_inventory: true` to the options of one"
 
 
-def test_pictures_are_seen_whole_on_a_narrow_page() -> None:
+def test_images_are_seen_whole_on_a_narrow_page() -> None:
     """Curves scale to the page's width; the drawn ones have a view box and no fixed width."""
     style = (DOCS / "stylesheets" / "site.css").read_text()
     assert ".md-typeset img { max-width: 100%; height: auto; }" in style

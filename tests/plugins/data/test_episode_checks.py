@@ -211,7 +211,7 @@ def test_a_video_of_16_bits_is_no_camera(folders: Any, tmp_path: Path) -> None:
     refused(folder, f"one channel of 16 bits, as depth maps have, .*choose another feature than '{TOP}' in `cameras`")
 
 
-def test_pictures_of_16_bits_are_found_when_it_is_opened(folders: Any, tmp_path: Path) -> None:
+def test_images_of_16_bits_are_found_when_it_is_opened(folders: Any, tmp_path: Path) -> None:
     import io
 
     from PIL import Image

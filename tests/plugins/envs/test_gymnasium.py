@@ -270,7 +270,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- what an env does
 
 
-def test_pictures_state_and_bounds_of_a_dict_observation() -> None:
+def test_images_state_and_bounds_of_a_dict_observation() -> None:
     env = make()
     seen = start(env)
     pixels, position = seen.images["main"][0], seen.state[0]

@@ -142,7 +142,7 @@ def test_it_moves_to_its_start_pose_before_each_episode(make, ports):
     assert sent(ports)[7:] == [[10] * 3, [20] * 3, [25] * 3]
 
 
-def test_pictures_are_scaled(make):
+def test_images_are_scaled(make):
     env = make(image_size=[16, 24])
     image = reset(env).images["front"]
     assert image.shape == (1, 16, 24, 3)
@@ -241,7 +241,7 @@ def test_it_asks_before_it_moves(make, ports):
     reset(env)
     thread.join()
     assert env._panel.state()["text"] == "the robot acts on 'lift the cube'; stop ends the run before the next action"
-    assert env._panel.picture() is not None
+    assert env._panel.image_png() is not None
 
 
 def test_nobody_who_answers_is_named_with_the_deadline(make, ports):

@@ -39,7 +39,7 @@ def start(env: Any, ids: list[int]) -> None:
 
 
 def play(env: Any, ids: list[int], chunk: int) -> list[tuple[Array, ...]]:
-    """One chunk of each env. -> by env: pictures, state, rewards."""
+    """One chunk of each env. -> by env: images, state, rewards."""
     result = env.chunk_step(np.stack([actions_of(i)[chunk] for i in ids]), np.ones(len(ids), bool), False)
     images = result.obs.images
     return [

@@ -146,7 +146,7 @@ def test_benchmarks_choose_tasks_and_ids_do_not_depend_on_the_choice() -> None:
 # -------------------------------------------------------------------------------------------- exactness
 
 
-def test_episodes_and_pictures_equal_those_of_the_official_environment() -> None:
+def test_episodes_and_images_equal_those_of_the_official_environment() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
     from metaworld.types import Task
 

@@ -94,7 +94,7 @@ def test_buttons_are_taken_when_they_are_offered(panel):
         "answers": ["success", "failure"],
         "answered": None,
         "stopped": False,
-        "picture": 0,
+        "images": 0,
     }
     assert browser.press("ready") == 409
     assert panel.take(0.0) is None
@@ -151,19 +151,19 @@ def test_an_answer_ends_the_wait(panel):
     assert taken == ["ready"]
 
 
-def test_the_picture_is_shown(panel):
+def test_the_image_is_shown(panel):
     from io import BytesIO
 
     from PIL import Image
 
     browser = Browser(panel.address)
-    assert browser("/picture.png")[0] == 404
-    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    panel.show_picture(picture)
-    picture_then = picture.copy()
-    picture[:] = 0  # a simulator may write into what it returned
-    assert browser.state()["picture"] == 1
-    assert (np.asarray(Image.open(BytesIO(browser("/picture.png")[1]))) == picture_then).all()
+    assert browser("/image.png")[0] == 404
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    panel.show_image(image)
+    image_then = image.copy()
+    image[:] = 0  # a simulator may write into what it returned
+    assert browser.state()["images"] == 1
+    assert (np.asarray(Image.open(BytesIO(browser("/image.png")[1]))) == image_then).all()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_the_picture_is_shown(panel):
         ("/", None, {}),
         ("/?token=guess", None, {}),
         ("/state", None, {"X-Token": "guess"}),
-        ("/picture.png", None, {"X-Token": ""}),
+        ("/image.png", None, {"X-Token": ""}),
         ("/press", "stop", {"X-Token": "guess"}),
         ("/state", None, {"Host": "rebound.example"}),
         ("/press", "stop", {"Host": "rebound.example:80"}),

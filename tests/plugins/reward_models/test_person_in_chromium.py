@@ -90,15 +90,15 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         process.wait()
 
 
-def test_a_person_sees_the_picture_and_presses_the_buttons(panel, tab):
+def test_a_person_sees_the_image_and_presses_the_buttons(panel, tab):
     panel.show("reset the scene: ready?", ("ready",))
-    picture = np.zeros((6, 8, 3), np.uint8)
-    picture[..., 0] = 255
-    panel.show_picture(picture)
+    image = np.zeros((6, 8, 3), np.uint8)
+    image[..., 0] = 255
+    panel.show_image(image)
     tab.open(panel.address)
     tab.wait_for("document.querySelectorAll('button').length", 4)
     tab.wait_for("byId('text').textContent", "reset the scene: ready?")
-    tab.wait_for("byId('picture').naturalWidth", 8)
+    tab.wait_for("byId('image').naturalWidth", 8)
     tab.wait_for("byId('ready').disabled", False)
     assert tab.value("byId('success').disabled && byId('failure').disabled")
     tab.click("byId('ready')")
@@ -114,7 +114,7 @@ def test_a_person_sees_the_picture_and_presses_the_buttons(panel, tab):
     assert tab.value("[...document.querySelectorAll('button')].every((button) => button.disabled)")
     assert (
         tab.value(
-            "(() => { const c = document.createElement('canvas').getContext('2d'); c.drawImage(byId('picture'), 0, 0);"
+            "(() => { const c = document.createElement('canvas').getContext('2d'); c.drawImage(byId('image'), 0, 0);"
             " return '#' + [...c.getImageData(1, 1, 1, 1).data].slice(0, 3).map((n) => n.toString(16).padStart(2, '0'))"
             ".join(''); })()"
         )

@@ -182,8 +182,8 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         trainer_in(tmp_path).update(data_of(transitions_of(2), demonstrations=recording_of(3, actions_of(3, 0)[:, :2])))
 
 
-def test_demonstrations_with_other_pictures_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"pictures of 16 x 16 pixels for camera .* and the simulator 8 x 8"):
+def test_demonstrations_with_other_images_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"images of 16 x 16 pixels for camera .* and the simulator 8 x 8"):
         trainer_in(tmp_path).update(data_of(transitions_of(2), demonstrations=recording_of(3, pixels=16)))
 
 

@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.plugins.data.lerobot.folder import INFO
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.episodes import exclude_remedy
-from vla_rl.toolkit.data.pictures import MAX_PIXELS
+from vla_rl.toolkit.data.images import MAX_PIXELS
 from vla_rl.toolkit.json_files import Record, path_inside, read_record, read_records
 
 LIST_BYTES = 1 << 30
@@ -30,7 +30,7 @@ WIDTHS, NO_WIDTH = re.compile("(0?1?[0-9])?d?"), re.compile("")
 (none)."""
 MAGIC = b"PAR1"
 """First and last bytes of a Parquet file."""
-PICTURES = ("image", "video")
+IMAGE_TYPES = ("image", "video")
 CHANNELS = ((1,), (3,), (4,))
 VIDEO_INFO = ("info", "video_info")
 DEPTH = ("is_depth_map", "video.is_depth_map")
@@ -72,8 +72,8 @@ class Feature:
     """The images are depth maps, not colours."""
 
     @property
-    def is_picture(self) -> bool:
-        return self.dtype in PICTURES
+    def is_image(self) -> bool:
+        return self.dtype in IMAGE_TYPES
 
 
 @frozen(kw_only=True)

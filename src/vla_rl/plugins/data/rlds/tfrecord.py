@@ -1,4 +1,4 @@
-"""Reads TFRecord files of `tf.train.Example` messages, without TensorFlow. Byte strings, which are pictures, are
+"""Reads TFRecord files of `tf.train.Example` messages, without TensorFlow. Byte strings, which are images, are
 located in their file and not copied.
 
 Sources: TensorFlow's guide "TFRecord and tf.train.Example", its `example.proto` and `feature.proto`, and the wire

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
-from vla_rl.toolkit.pictures import resized
+from vla_rl.toolkit.images import resized
 
 WHOLE = "observation"
 RENDER = "render"

@@ -160,7 +160,7 @@ class GymnasiumEnv(SingleEnv):
             with self._generators.in_use():
                 return self._env.render()
         except gymnasium.error.DependencyNotInstalled as exc:
-            raise UserError(f"{self._config.id} needs a package for pictures that is not installed: {exc}") from exc
+            raise UserError(f"{self._config.id} needs a package for images that is not installed: {exc}") from exc
 
     def _takeover(self, info: dict[str, Any]) -> tuple[ActionSource, Array | None]:
         """Return who chose the last action, and the action where it was not the policy."""

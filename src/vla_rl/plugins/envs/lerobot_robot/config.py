@@ -89,7 +89,7 @@ class LeRobotRobotConfig:
     cameras: tuple[str, ...] | None = None
     """Cameras of the robot that the policy sees, in this order; null: all of them."""
     image_size: int | tuple[int, int] | None = field(default=None, validator=_size)
-    """Size to which pictures are scaled: the side of a square, or [height, width], 8 to 1024; null: the camera's."""
+    """Size to which images are scaled: the side of a square, or [height, width], 8 to 1024; null: the camera's."""
     state: tuple[str, ...] | None = None
     """Numbers of the robot's observation that make the state, in this order; null: all of them."""
     eval_episodes: int = field(default=10, validator=[v.ge(1), v.le(10_000)])

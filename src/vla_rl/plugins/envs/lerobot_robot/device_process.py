@@ -67,7 +67,7 @@ class DeviceProcess:
         self._call("connect", timeout=START_S)
 
     def observe(self) -> dict[str, Any]:
-        """Return the robot's observation: name -> number or picture. Raises RobotLost."""
+        """Return the robot's observation: name -> number or image. Raises RobotLost."""
         observation: dict[str, Any] = self._call("observe")
         return observation
 

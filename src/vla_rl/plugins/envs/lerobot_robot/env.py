@@ -32,7 +32,7 @@ from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
 from vla_rl.toolkit.people.panel import Panel
 from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
-from vla_rl.toolkit.pictures import resized
+from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 
 TRAIN_STATES = 1000
@@ -84,7 +84,7 @@ class RobotEnv(SimEnv):
         self._real_time = RealTime(config.control_hz)
         self._instruction = ""
         self._numbers: Mapping[str, Any] = {}
-        """The robot's last observation: name -> number or picture."""
+        """The robot's last observation: name -> number or image."""
         self._obs: Observation | None = None
         self._target: Array | None = None
         """Last target that the robot took, float32 [A]; None: it is not connected, or unknown."""
@@ -224,20 +224,20 @@ class RobotEnv(SimEnv):
         self._moved_to_start = True
 
     def _observe(self) -> Observation:
-        """Read the robot. Raises RobotLost, and UserError for pictures of another size than announced."""
+        """Read the robot. Raises RobotLost, and UserError for images of another size than announced."""
         assert self._devices is not None
         self._numbers = self._devices.observe()
         images = {}
         for name, shape in self._cameras.items():
             image = self._numbers[name]
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-                raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no picture in colours")
+                raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no image in colours")
             images[name] = resized(image, shape)[None]
         state = np.array([[self._numbers[name] for name in self._state]], np.float32) if self._state else None
         if state is not None and not np.isfinite(state).all():
             raise RobotLost(f"the robot's observation is not finite: {dict(zip(self._state, state[0], strict=True))}")
         if self._panel is not None and images:
-            self._panel.show_picture(next(iter(images.values()))[0])
+            self._panel.show_image(next(iter(images.values()))[0])
         return Observation(images=images, instructions=(self._instruction,), state=state)
 
     def _lose(self, error: RobotLost) -> None:
@@ -281,7 +281,7 @@ class RobotEnv(SimEnv):
 
 
 def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return camera -> (height, width) of its pictures. Raises UserError for cameras that the robot does not have."""
+    """Return camera -> (height, width) of its images. Raises UserError for cameras that the robot does not have."""
     shapes = {name: kind for name, kind in features.items() if isinstance(kind, tuple) and kind[-1:] == (3,)}
     unknown = set(config.cameras or ()) - shapes.keys()
     if unknown or not shapes:

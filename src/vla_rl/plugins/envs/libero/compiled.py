@@ -46,14 +46,14 @@ class Sources(NamedTuple):
 
     scene: str
     """XML of the scene, in which each texture is a single pixel."""
-    pictures: tuple[str | None, ...]
+    texture_xmls: tuple[str | None, ...]
     """Indexed by texture number: XML of a model that holds this texture alone; None for a texture that the scene's own
     XML describes."""
 
 
 def take_apart(xml: str) -> Sources:
     """Split a scene's XML. Texture numbers stay as they are."""
-    root, pictures = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
+    root, texture_xmls = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
     for texture in root.iter("texture"):
         alone = None
         if "file" in texture.attrib:
@@ -63,8 +63,8 @@ def take_apart(xml: str) -> Sources:
             texture.attrib.clear()
             texture.attrib.update(name=name, builtin="flat", width="1", height="1")
             texture.attrib.update({key: attributes[key] for key in ("type",) if key in attributes})
-        pictures.append(alone)
-    return Sources(ET.tostring(root, "unicode"), tuple(pictures))
+        texture_xmls.append(alone)
+    return Sources(ET.tostring(root, "unicode"), tuple(texture_xmls))
 
 
 def _alone(texture: dict[str, str]) -> str:

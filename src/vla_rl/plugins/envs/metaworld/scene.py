@@ -91,15 +91,15 @@ class MetaWorldScene:
 
     def images(self) -> dict[str, Array]:
         """Return the images: camera -> uint8 [H, W, 3], upright."""
-        pictures = {}
+        images = {}
         for name, size in self._cameras.items():
             if size not in self._renderers:
                 self._renderers[size] = mujoco.Renderer(self._env.model, size, size)
             renderer = self._renderers[size]
             renderer.update_scene(self._env.data, name)
-            picture = renderer.render()
-            pictures[name] = np.ascontiguousarray(picture[::-1, ::-1] if CAMERAS[name] else picture)
-        return pictures
+            image = renderer.render()
+            images[name] = np.ascontiguousarray(image[::-1, ::-1] if CAMERAS[name] else image)
+        return images
 
     def demonstrate(self) -> Array:
         """Return the official scripted policy's action for the current state, float32 [4] in [-1, 1]."""

@@ -110,7 +110,7 @@ class AggregatingTrainer(Trainer):
             if tuple(images[name].shape[1:3]) != size:
                 height, width = images[name].shape[1:3]
                 raise UserError(
-                    f"the demonstrations have pictures of {height} x {width} pixels for camera {name!r} and the "
+                    f"the demonstrations have images of {height} x {width} pixels for camera {name!r} and the "
                     f"simulator {size[0]} x {size[1]}; trainer {self.name!r} mixes both in a batch, so they have to "
                     f"be equal"
                 )
