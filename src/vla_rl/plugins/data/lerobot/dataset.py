@@ -36,7 +36,7 @@ class LeRobotData(Demonstrations):
     """Demonstrations of a LeRobot data set."""
 
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
-        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)
         where = str(folder)
         self._chunk = context.chunk
@@ -140,7 +140,7 @@ class LeRobotData(Demonstrations):
         return recorded if self._flags is None else evolve(recorded, interventions=self._flags[rows])
 
     def _interventions(self, flags: Array, where: str) -> Array:
-        """Return the samples whose first row is flagged (bool [rows]). Raise UserError where there are none."""
+        """Return the samples whose first row is flagged (bool [rows]). Raise UserError if no sample is."""
         samples = np.arange(len(self._windows))
         episodes, steps = self._windows.find(samples)
         chosen: Array = samples[flags[self._first[episodes] + steps]]

@@ -118,7 +118,7 @@ class Meta:
 
 
 def read_info(folder: Path) -> Info:
-    """Read meta/info.json. Raise UserError for a folder that is no data set of a known version, and for invalid
+    """Read meta/info.json. Raise UserError for a folder without a data set of a known version, and for invalid
     contents. Imports little: specs are checked with it."""
     info = read_record(folder / INFO)
     version = str(info.data.get("codebase_version", "none"))
@@ -203,7 +203,7 @@ def _template(info: Record, key: str, version: str) -> str:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as exc:
-        raise UserError(f"{info.source}: {key!r} is {template!r:.200}, which is no template of a path ({exc})") from exc
+        raise UserError(f"{info.source}: {key!r} is {template!r:.200}, which is not a path template ({exc})") from exc
     for _, name, width, conversion in parts:
         if name is None:
             continue
@@ -270,7 +270,7 @@ def _length(line: Record) -> int | None:
 
 def _vector_names(feature: Record) -> tuple[str, ...]:
     """Return the names of a vector's numbers, in order: from a list, a mapping of name to place, or a mapping of parts
-    to lists. Empty where there is not one text for each number."""
+    to lists. Empty unless each number has a text."""
     names, shape = feature.data.get("names"), feature.sizes("shape")
     if isinstance(names, Mapping) and all(type(place) is int for place in names.values()):
         names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]

@@ -140,13 +140,13 @@ def _inside(group: Any, name: str) -> Any:
     """Return the member of a group with this name. Raise ValueError where it links to another file."""
     member = group[name]
     if member.file.filename != group.file.filename:
-        raise ValueError(f"{group.name}/{name} lies in {member.file.filename}, other files are not read")
+        raise ValueError(f"{group.name}/{name} is in {member.file.filename}, other files are not read")
     return member
 
 
 def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
     """Return an HDF5 data set of this shape (None: any size), not yet read. Raise ValueError for another shape, and for
-    one whose numbers lie in other files: HDF5 can point at any file of the machine."""
+    one with numbers in other files: HDF5 can point at any file of the machine."""
     dataset = _inside(group, name)
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{group.name}/{name} is a {type(dataset).__name__}, a data set is expected")  # noqa: TRY004

@@ -44,7 +44,7 @@ class RLDSData(Demonstrations):
     """Demonstrations of an RLDS data set."""
 
     def __init__(self, config: RLDSConfig, context: Context) -> None:
-        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         files = find_files(config)
         self._where = str(files[0].parent)
         self._config = config
@@ -147,7 +147,7 @@ class RLDSData(Demonstrations):
         try:
             texts = [example.read(span).decode() for span in spans]
         except UnicodeDecodeError as exc:
-            raise UserError(f"{file}: an instruction is no UTF-8 ({exc.reason}); download it again") from exc
+            raise UserError(f"{file}: an instruction is not UTF-8 ({exc.reason}); download it again") from exc
         if name.startswith(METADATA):
             texts = texts * steps
         if len(texts) != steps:

@@ -25,7 +25,7 @@ from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
-"""First seed of the train split; seeds of the eval split lie below."""
+"""First seed of the train split; seeds of the eval split are below it."""
 TRIED = 200
 """Most actions of a trial: with an end among them it shows whether success is reported there."""
 logger = logging.getLogger(__name__)

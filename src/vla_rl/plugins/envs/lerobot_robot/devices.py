@@ -154,7 +154,7 @@ class Devices:
         try:
             self.hold()
         except DeviceError as exc:
-            logger.warning("%s could not be told to hold its position: %s", self.robot.name, exc)
+            logger.warning("%s could not be commanded to hold its position: %s", self.robot.name, exc)
 
 
 def _created(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault, failed: Mapping[str, str]) -> Any:

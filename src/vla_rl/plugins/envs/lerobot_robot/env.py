@@ -118,8 +118,8 @@ class RobotEnv(SimEnv):
         raise AssertionError
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be told, and
-        the episode is repeated. Raises SafetyStop."""
+        """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be commanded,
+        and the episode is repeated. Raises SafetyStop."""
         actions = np.asarray(to_numpy(actions), np.float32)
         record = ChunkRecord(actions[0])
         if to_numpy(active)[0] and self._target is not None:
@@ -274,7 +274,7 @@ class RobotEnv(SimEnv):
             raise
 
     def _hold(self) -> None:
-        """Let the robot stay where it is, if it can still be told."""
+        """Let the robot stay where it is, if commands still reach it."""
         if self._devices is not None:
             with suppress(RobotLost):
                 self._devices.hold()
@@ -315,7 +315,7 @@ def _env_info(
         raise UserError("env.tasks: two instructions differ only in signs or capital letters; reword one")
     low, high = limits.action_range
     note = (
-        f"a real robot ({config.robot['type']}): a person arranges the initial states, so they are no fixed scenes, "
+        f"a real robot ({config.robot['type']}): a person arranges the initial states, so they are not fixed scenes, "
         "seeds have no effect, and no episode can be repeated"
     )
     return EnvInfo(

@@ -1,7 +1,7 @@
 """Cache of compiled MuJoCo models on disk: compiling takes seconds, loading a fifth of a second.
 
 A scene is compiled without its textures, which take most of the space and which many tasks share; each texture is
-cached as a model of its own that holds nothing else.
+cached as a separate model that holds nothing else.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class CompiledModels:
             yield
 
     def _prune(self, spared: Collection[str]) -> None:
-        """Delete least recently used models above the limit. Safe beside other processes that prune or load at the same
+        """Delete least recently used models above the limit. Safe with other processes that prune or load at the same
         time: an open file stays readable after its deletion."""
         for drafts in self._folder.glob(f"{DRAFTS}*"):
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The value function of `recap`: a network of its own, so that any policy can be trained."""
+"""The value function of `recap`: a separate network, so that any policy can be trained."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class WindowBatch:
     """States [B, T, S]."""
     chunks: Tensor
     """Action chunks [B, T - 1, C A + 1], one more where the effect of further actions is asked for: actions in [-1, 1],
-    and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since nobody knows
-    beforehand where it ends."""
+    and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since its end is
+    not known beforehand."""
     executed_counts: Tensor
     """int64 [B, T - 1]: number of actions of each chunk that were executed."""
     outcomes: Tensor
@@ -179,7 +179,7 @@ class EDM(WorldModel):
 
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
         """Return the losses of a batch of windows. With `learn` the heads also take their optimiser steps, which are
-        cheap beside the denoiser's, and then the motion model is updated."""
+        cheap compared with the denoiser's, and then the motion model is updated."""
         batch = self._batch(windows)
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising(networks.denoiser, batch, noise)
@@ -346,6 +346,6 @@ def _on_host(value: Any) -> Any:
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:
-    """Return the mean of the errors over the rows selected by bool [B]; 0 where there are none."""
+    """Return the mean of the errors over the rows selected by bool [B]; 0 without such rows."""
     weights = rows.float().reshape(-1, *(1,) * (errors.ndim - 1)).expand_as(errors)
     return (errors * weights).sum() / weights.sum().clamp(min=1)
