@@ -102,7 +102,7 @@ def read_key_map(name: str) -> KeyMap:
             data["state"] = [data["state"]]
         return KeyMap(**data)
     except (OSError, UnicodeDecodeError, TypeError, ValueError) as exc:
-        raise UserError(f"{file} is no key map: {exc}") from exc
+        raise UserError(f"{file} is not a key map: {exc}") from exc
 
 
 def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:

@@ -63,7 +63,7 @@ class PagePanel(Panel):
         self._stopped = False
         self._image: Array | None = None
         self._num_images = 0
-        """Number of images that were shown, by which the page knows a new one."""
+        """Number of images that were shown; the page recognises a new one by it."""
         panel = self
 
         class Handler(_PageHandler):

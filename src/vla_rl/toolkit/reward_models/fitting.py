@@ -28,7 +28,7 @@ READ = 256
 FEWEST = 2
 """Fewest episodes of either outcome: one to learn from, one to measure with."""
 SHIFT = 2
-"""Most pixels by which images are shifted in training (random shift, Yarats et al. 2021)."""
+"""Most pixels of a shift of images in training (random shift, Yarats et al. 2021)."""
 
 
 @frozen(kw_only=True)
@@ -122,9 +122,9 @@ def vars_of(settings: ClassifierSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def measure(model: SuccessClassifier, frames: _Frames, held_out: Array, threshold: float) -> Mapping[str, float]:
-    """Return shares on held-out episodes: frames and episodes that are told right, frames of success that are missed,
-    and other frames that are taken for success. An episode is told right if some frame counts as success exactly where
-    the episode succeeded."""
+    """Return shares on held-out episodes: frames and episodes that are classified correctly, frames of success that are
+    missed, and other frames that are taken for success. An episode is classified correctly if some frame counts as
+    success exactly when the episode succeeded."""
     rows = np.flatnonzero(held_out[frames.episodes])
     device = model.instruction.weight.device
     parts = [
