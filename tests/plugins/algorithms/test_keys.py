@@ -92,9 +92,9 @@ def fingerprint(plugin, **keys):
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_a_key_has_an_effect(name, key):
     plugin, keys = TABLE[name]
-    value, beside = keys[key]
-    assert getattr(plugin.config(**beside), key) != value
-    assert fingerprint(plugin, **beside, **{key: value}) != fingerprint(plugin, **beside)
+    value, other_keys = keys[key]
+    assert getattr(plugin.config(**other_keys), key) != value
+    assert fingerprint(plugin, **other_keys, **{key: value}) != fingerprint(plugin, **other_keys)
 
 
 @pytest.mark.parametrize("name", TABLE)

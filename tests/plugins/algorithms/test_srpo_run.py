@@ -126,7 +126,7 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     return rollout, tuple(films)
 
 
-def test_every_trajectory_has_frames_of_its_own(monkeypatch):
+def test_every_trajectory_has_its_own_frames(monkeypatch):
     rollout, frames = recorded(monkeypatch)
     assert len(frames) == rollout.valid.shape[1] == 16
     shown = set()

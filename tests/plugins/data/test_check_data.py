@@ -102,7 +102,7 @@ BROKEN = {
     ),
     "one image for all": (images(lambda i, p: np.where(np.arange(4)[:, None] > 1, np.uint8(7), 0 * p)),
         "pictures of 'top' that differ", None),
-    "another task": (texts(lambda i, t: ("dance",) * len(i)), "got 'dance', which the simulator", "is told 'dance'"),
+    "another task": (texts(lambda i, t: ("dance",) * len(i)), "'dance', which the simulator", "instruction 'dance'"),
     "a capital letter": (texts(lambda i, t: ("Reach.",) * len(i)), "did you mean 'reach'", "did you mean 'reach'"),
     "bytes": (texts(lambda i, t: (b"reach",) * len(i)), "a text, got b'reach'", "a text, got b'reach'; say the task"),
     "no text": (texts(lambda i, t: (" ",) * len(i)), "a text, got ' '", "a text, got ' '"),
@@ -257,7 +257,7 @@ def test_an_instruction_of_some_other_task_is_said_once(caplog: pytest.LogCaptur
     for _ in range(2):
         checked.read_samples(np.arange(8, 16))
     (line,) = caplog.messages
-    assert line == "data 'odd': sample 12 is told 'dance', which the simulator never says"
+    assert line == "data 'odd': sample 12 has the instruction 'dance', which the simulator never says"
 
 
 def test_what_is_right_passes_in_other_forms() -> None:

@@ -129,7 +129,7 @@ def claims(name: str, shape: tuple[int, ...], kind: str = "u1") -> Any:
 
 
 def elsewhere(how: str) -> Any:
-    """The actions lie in other files."""
+    """The actions are in other files."""
 
     def damage(file: Any) -> None:
         other = Path(file.filename).with_name("other.hdf5")
@@ -164,8 +164,8 @@ def elsewhere(how: str) -> Any:
         (claims("demo_0/actions", (10**9, 7), "f4"), "more than 10,000,000 numbers are not read"),
         (claims("demo_0/actions", (7,), "f4"), r"actions is float32 \[7\], numbers \[any, any\] are expected"),
         (replaced("demo_0/actions", b"words"), "actions is .*numbers .* are expected"),
-        (elsewhere("link"), r"actions lies in .*other\.hdf5, other files are not read"),
-        (elsewhere("two links"), r"actions lies in .*other\.hdf5, other files are not read"),
+        (elsewhere("link"), r"actions is in .*other\.hdf5, other files are not read"),
+        (elsewhere("two links"), r"actions is in .*other\.hdf5, other files are not read"),
         (elsewhere("raw"), "actions has its numbers in other files"),
         (elsewhere("virtual"), "actions has its numbers in other files"),
     ],

@@ -207,7 +207,7 @@ def shard(folder: Path, number: int) -> Path:
         (lambda folder: shard(folder, 0).write_bytes(b"\xff" * 64), "ends behind the file"),
         (
             lambda folder: shard(folder, 0).write_bytes(struct.pack("<Q", 3) + b"crc1" + b"\x0a\x7fx" + b"crc2"),
-            r"is no tf\.train\.Example \(a field ends behind its message\)",
+            r"is not a tf\.train\.Example \(a field ends behind its message\)",
         ),
         (
             lambda folder: (folder / "other").mkdir() or write(folder / "other" / "2.0.0", [[]]),
@@ -229,7 +229,7 @@ def test_damaged_folders_are_refused(recorded: Any, tmp_path: Path, damage: Any,
     [
         ({"steps/is_first": None}, "has no steps/is_first"),
         ({"steps/action": np.zeros(3 * STEPS - 1, np.float32)}, "action has 20 numbers in an episode of 7 steps"),
-        ({"steps/language_instruction": [b"\xff"] * STEPS}, "an instruction is no UTF-8"),
+        ({"steps/language_instruction": [b"\xff"] * STEPS}, "an instruction is not UTF-8"),
         (
             {"steps/language_instruction": [b"once"]},
             r"an episode of 7 steps has 1 instructions; repair episode 1, .*`episodes: {exclude: \[1\]}`",

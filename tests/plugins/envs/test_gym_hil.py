@@ -120,7 +120,7 @@ def test_a_person_gives_the_robot_back_and_leaves_evaluations_alone(painted):
 
 @installed
 @pytest.mark.sim
-def test_nobody_takes_over_without_a_person():
+def test_no_takeovers_without_a_person():
     env = make(max_steps=4)
     (result,) = episode(env, 0)
     assert not env.info.takeovers and result.source is None and env.info.deterministic

@@ -234,7 +234,7 @@ def act(env: Any, *action: float, stop_at_end: bool = False) -> Any:
 @drawn
 @pytest.mark.parametrize("text", [CAR + "state: observation", PENDULUM], ids=["mountain car", "pendulum"])
 def test_classic_control_from_a_spec_alone(text: str) -> None:
-    """Two envs, each in a process of its own."""
+    """Two envs, each in a separate process."""
     spec = parse_spec(SPEC.replace("ENV", text)).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
     check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), chunk=4, seconds=10)

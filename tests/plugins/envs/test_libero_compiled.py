@@ -78,7 +78,7 @@ def test_what_was_compiled_is_found_again_until_something_changes(image_file: Pa
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_file_is_made_anew(image_file: Path, folder: Path, damage: str) -> None:
+def test_a_damaged_file_is_made_again(image_file: Path, folder: Path, damage: str) -> None:
     xml = take_apart(scene(image_file)).scene
     before = arrays(CompiledModels(10**9, folder).load(xml))
     [file] = files(folder)

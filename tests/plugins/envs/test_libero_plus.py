@@ -283,7 +283,7 @@ def test_a_missing_file_is_named_with_its_variant_and_the_archive(wheel: Path, a
         with pytest.raises(UserError) as error:
             require_assets([variant], assets)
         told = str(error.value)
-        assert variant.task_name in told and f"unpack anew into {assets}" in told and "Sylvest/LIBERO-plus" in told
+        assert variant.task_name in told and f"unpack it again into {assets}" in told and "Sylvest/LIBERO-plus" in told
         return Path(told.partition(" is missing")[0])
 
     assert missing(table) == assets / TABLE
@@ -292,7 +292,7 @@ def test_a_missing_file_is_named_with_its_variant_and_the_archive(wheel: Path, a
     (assets / "textures/Wicker copy.png").touch()
     assert missing(table) == assets / "scenes/tabletop250/wicker.png"
     room.write_text("<mujoco><asset>")
-    with pytest.raises(UserError, match=r"Wicker.xml is damaged .*; unpack anew: .*assets.zip"):
+    with pytest.raises(UserError, match=r"Wicker.xml is damaged .*; unpack it again: .*assets.zip"):
         require_assets([table], assets)
     assert missing(add) == assets / YEAST
     write_model(assets, YEAST, "tex=textures/yeast.png")

@@ -84,7 +84,7 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 PLACE = (0.2, 0.2, 0.94)
-"""Where the added object lies [m]."""
+"""Where the added object is [m]."""
 GREEN = (20, 200, 40)
 """Colour of the table in the test's own assets."""
 
@@ -192,14 +192,14 @@ def test_a_variant_changes_one_thing_and_the_next_episode_nothing(env: Any) -> N
     assert not np.array_equal(noise.images["agentview"], own.images["agentview"])
     assert np.array_equal(noise.images["agentview"], start(env, variant(NOISE).state_id).images["agentview"])
     later = env.chunk_step(np.zeros((2, CHUNK, 7), np.float32), FIRST, False).obs.images["agentview"][0]
-    assert not np.array_equal(later, noise.images["agentview"][0]), "each image has noise of its own"
+    assert not np.array_equal(later, noise.images["agentview"][0]), "each image has its own noise"
     again = start(env, OWN)
     assert np.array_equal(again.images["agentview"], own.images["agentview"])
     assert np.array_equal(scene_of(env).simulator_state(), own_state)
     assert len(env.env(0)._scenes._built) == 1, "all of them use one scene"
 
 
-def test_a_layout_has_a_scene_of_its_own(env: Any) -> None:
+def test_a_layout_has_its_own_scene(env: Any) -> None:
     own = start(env, OWN)
     layout = start(env, variant("_level1_sample1").state_id)
     assert len(env.env(0)._scenes._built) == 2

@@ -78,7 +78,7 @@ def test_envs_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> N
 
 
 def test_an_env_that_breaks_leaves_the_others_where_they_are() -> None:
-    """The scene of the broken env is built anew. The others resume in it where they were, also after looking ahead."""
+    """The scene of the broken env is built again. The others resume in it where they were, also after looking ahead."""
     env, calm = make(2, processes=INLINE), make(2, processes=INLINE)
     ids = [env.reset_states("train")[i].id for i in (0, 3)]
     for each in (env, calm):

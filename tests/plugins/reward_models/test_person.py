@@ -102,7 +102,7 @@ def test_buttons_are_taken_when_they_are_offered(panel):
     assert browser.state()["answered"] == "failure"
     assert panel.take(0.0) == "failure"
     assert panel.take(0.0) is None
-    assert browser.state()["answered"] == "failure", "a second person sees that there is an answer"
+    assert browser.state()["answered"] == "failure", "a second person sees that the question is answered"
 
 
 def test_a_question_has_one_answer(panel):
@@ -116,7 +116,7 @@ def test_a_question_has_one_answer(panel):
 
 
 def test_a_press_answers_the_question_that_was_shown(panel):
-    """A press that was made for an earlier question, as by a double click, is no answer to the next one."""
+    """A press that was made for an earlier question, as by a double click, does not answer the next one."""
     browser = Browser(panel.address)
     panel.show("how was it?", ("success", "failure"))
     before = browser.state()["question"]
@@ -283,7 +283,7 @@ def test_letters_are_answers(terminal):
     assert panel.take(0.5) is None, "a question has one answer"
 
 
-def test_what_was_typed_before_a_question_is_no_answer(terminal):
+def test_what_was_typed_before_a_question_is_not_an_answer(terminal):
     typed, panel = terminal
     panel.show("ready?", ("ready",))
     os.write(typed, b"r\n")
@@ -305,7 +305,7 @@ def test_a_terminal_that_is_closed_stops_the_robot():
     panel = TerminalPanel(Path(os.ttyname(device)), "rewards")
     os.close(device)
     os.close(typed)
-    with pytest.raises(SafetyStop, match="is closed, and nobody could stop the robot"):
+    with pytest.raises(SafetyStop, match="is closed, and no one could stop the robot"):
         panel.take(5.0)
     panel.close()
 
@@ -356,9 +356,9 @@ def test_without_questions_an_end_is_a_failure(person):
     assert model.success_probability(observation(), OVER).tolist() == [0.0]
 
 
-def test_nobody_who_answers_is_named_with_the_deadline(person):
+def test_a_missing_answer_is_named_with_the_deadline(person):
     model = person(deadline_s=0.05)
-    expected = r"nobody answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
+    expected = r"no one answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
     with pytest.raises(NobodyAnswered, match=expected):
         model.before_reset(np.array([0]))
 

@@ -158,7 +158,7 @@ def test_a_stop_is_sent_again_until_it_arrives(panel, tab):
     assert tab.value("byId('notice').textContent") == ""
 
 
-def test_a_double_click_on_ready_is_no_success(panel, tab):
+def test_a_double_click_on_ready_is_not_a_success(panel, tab):
     panel.show("reset the scene: ready?", ("ready",))
     tab.open(panel.address)
     tab.wait_for("byId('ready').disabled", False)
@@ -178,7 +178,7 @@ def test_a_second_person_sees_whose_answer_counts(panel, tab):
     tab.value("press('success'); panel_question = question")  # both press before either page has been drawn again
     assert panel.take(PATIENCE_S) == "success"
     tab.value("question = panel_question; press('failure')")
-    tab.wait_for("byId('notice').textContent", "failure does not count: somebody has answered success")
+    tab.wait_for("byId('notice').textContent", "failure does not count: the answer is already success")
     panel.show("reset the scene: ready?", ("ready",))
     tab.wait_for("byId('notice').textContent", "")
     tab.value("question -= 1; press('ready')")

@@ -139,7 +139,7 @@ def test_a_prediction_depends_on_its_row_only_and_on_all_of_it():
     assert not np.array_equal(model.outcome(other, actions, whole), chances)
 
 
-def test_a_resumed_fit_goes_on_exactly():
+def test_a_resumed_fit_continues_exactly():
     windows = pushed(8)
     whole = make()
     trained(whole, windows, 0, 2)

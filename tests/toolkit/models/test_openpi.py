@@ -41,7 +41,7 @@ def test_arrays_come_back(dtype, text_keys):
 
 
 @pytest.mark.parametrize("value", [np.array([None]), np.zeros(2, complex), np.zeros(1, "f4,f4"), object(), {1, 2}])
-def test_what_is_no_number_is_not_sent(value):
+def test_what_is_not_a_number_is_not_sent(value):
     with pytest.raises(FrameError, match="cannot be sent"):
         pack({"a": value})
 
@@ -111,7 +111,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_no_frame_is_refused(data, message):
+def test_what_is_not_a_frame_is_refused(data, message):
     frame = data if isinstance(data, bytes) else msgpack.packb(data)
     with pytest.raises(FrameError, match=message):
         unpack(frame)

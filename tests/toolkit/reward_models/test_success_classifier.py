@@ -39,7 +39,7 @@ def classifier(recordings, tmp_path_factory):
     return folder
 
 
-def test_held_out_episodes_are_told_right(classifier):
+def test_held_out_episodes_are_classified_correctly(classifier):
     """Nine of ten held-out episodes; by chance it would be as many as fail, about two thirds."""
     fitted = read_shape(classifier).fitted
     assert fitted["held_out_episodes"] == 16

@@ -59,7 +59,7 @@ def test_files_are_bounded(tmp_path):
     assert size <= 25 * RECORD_BYTES, "ten in the store, three more for the last two states, and parts of files"
 
 
-def test_a_killed_process_goes_on_from_its_checkpoint(tmp_path):
+def test_a_killed_process_continues_from_its_checkpoint(tmp_path):
     store = store_in(tmp_path / "run")
     store.add(*samples_of(6, 1))
     state = store.state()

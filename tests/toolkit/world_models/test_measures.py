@@ -110,7 +110,7 @@ def test_chunks_that_were_not_played_do_not_count(windows):
     executed[:, 1:] = False
     found = measure(Knowing(), attrs.evolve(windows, executed=executed))
     assert "psnr/1" in found and "psnr/2" not in found
-    assert math.isnan(found["replay_auc"]), "nobody succeeded in what was played"
+    assert math.isnan(found["replay_auc"]), "no recorded episode succeeded"
     assert not thresholds_met(found)["replay"]
 
 

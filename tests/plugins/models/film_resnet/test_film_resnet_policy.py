@@ -209,7 +209,7 @@ def test_bins_reach_both_ends_and_the_middle() -> None:
     assert codec.bin_positions(torch.tensor([[-1.5, 3.75]])).tolist() == [[0.5, 1.5]]
 
 
-def test_targets_lie_around_the_place() -> None:
+def test_targets_are_around_the_place() -> None:
     aim = targets(torch.tensor([4.0, 2.3, 0.0]), 9, 0.7)
     torch.testing.assert_close(aim.sum(-1), torch.ones(3))
     assert aim[0].argmax() == 4
