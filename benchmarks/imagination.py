@@ -15,8 +15,8 @@ counted, for any arm.
 | D | B, and practice in `oracle`, the simulator itself: what a perfect model would be worth |
 | E | C with a sabotaged `edm` and the gates off: the actions of another row, or a constant outcome (drawn) |
 
-A run lies in FOLDER/ARM/seed-N. It ends once N90 is known; what is finished is not run again, and what was broken off
-goes on from its last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
+A run is in FOLDER/ARM/seed-N. It ends once N90 is known; finished runs are not repeated, and interrupted runs continue
+from their last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra:
 
 
 def read(folder: Path) -> tuple[int, Outcome] | None:
-    """(steps, outcome) of what is in a run's folder; None where there is nothing whole."""
+    """(steps, outcome) of what is in a run's folder; None if it is incomplete."""
     if not (folder / "results.json").exists():
         return None
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

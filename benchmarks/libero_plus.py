@@ -1,6 +1,6 @@
 """LIBERO-Plus here against the authors' code, bit for bit: states, images, instructions, poses, sensor noise.
 
-The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagick's libmagickwand):
+The authors' code needs a separate environment (NumPy below 2, gym, ImageMagick's libmagickwand):
 
     python3.11 -m venv /tmp/plus
     /tmp/plus/bin/pip install 'numpy<2' mujoco==3.3.0 robosuite==1.4.0 gym==0.25.2 'opencv-python<4.12' scikit-image \\
@@ -10,7 +10,7 @@ The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagi
     /tmp/plus/bin/python benchmarks/libero_plus.py official /tmp/official.npz --assets /tmp/plus-assets
     python benchmarks/libero_plus.py compare /tmp/official.npz --assets /tmp/plus-assets
 
-`assets` writes files of our own in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
+`assets` writes our own files in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
 the archive itself may be given instead. `official` records what the authors' code does, in that environment. `compare`
 plays the same here, in the same MuJoCo. It prints a line for each comparison, and its exit code is 1 where anything
 differs. `--only TEXT` plays just the variants with this text in their names, such as `_light_`, and compares no tables.
@@ -333,7 +333,7 @@ def largest(ours: Array, official: Array) -> str:
 
 
 def write_assets(folder: Path) -> None:
-    """Write files of our own for the variants that need assets."""
+    """Write our own files for the variants that need assets."""
     tool = Path(__file__).parents[1] / "tools/libero_plus_assets.py"
     subprocess.run([sys.executable, tool, folder, *("/".join(variant) for variant in WITH_ASSETS)], check=True)
 

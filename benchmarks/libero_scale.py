@@ -43,7 +43,7 @@ class Playing:
 
 
 def libero_many_envs() -> Figures:
-    """32 envs of one task in two processes, beside two envs in two processes."""
+    """32 envs of one task in two processes, against two envs in two processes."""
     few, states = libero_env(2)
     many, _ = libero_env(32, envs_per_process=16)
     [ids] = states.values()

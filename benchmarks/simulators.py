@@ -78,7 +78,7 @@ def libero_shown(official: Any) -> Callable[[], None]:
 
 
 def libero_limit(official: Any) -> Callable[[], None]:
-    """What a chunk costs at least: MuJoCo's steps and, where there are cameras, one image of each."""
+    """What a chunk costs at least: MuJoCo's steps and one image of each camera, if any."""
     import mujoco
 
     sim, show = official.sim, libero_shown(official)
@@ -373,7 +373,7 @@ def maniskill_chunks(size: int, *cameras: str) -> Figures:
 
 
 def maniskill(options: argparse.Namespace) -> Figures:
-    """PickCube, drawn by a software driver or by a GPU where there is one."""
+    """PickCube, drawn by a software driver or, if available, by a GPU."""
     from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
     use_unpacked_driver()
@@ -402,7 +402,7 @@ def main() -> None:
     )
     parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 envs: minutes")
     parser.add_argument(
-        "--num-envs", type=int, default=0, help="also resets of so many envs in a process each; 1 GB an env"
+        "--num-envs", type=int, default=0, help="also resets of this many envs in a process each; 1 GB an env"
     )
     options = parser.parse_args()
     unknown = [name for name in options.simulators if name not in SECTIONS]

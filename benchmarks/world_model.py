@@ -78,7 +78,7 @@ def _recording(
 
 
 def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
-    """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
+    """Rows of frames, cameras next to each other: recorded, and below it imagined from the first frame on."""
     replay = imagine_episodes(world, take_rows(windows, np.arange(episodes)))
     first = frames_of(windows, world.history - 1)
     lines = []

@@ -40,7 +40,7 @@ class Drawing:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" {style} fill="{INK}">{escape(text)}</text>')
 
     def labelled(self, x: float, y: float, width: float, height: float, fill: str, lines: Sequence[str]) -> None:
-        """Add a rectangle with centred lines of text, the first of which is bold if there are several."""
+        """Add a rectangle with centred lines of text, the first of which is bold if followed by others."""
         self.box(x, y, width, height, fill)
         first = y + height / 2 + 5 - 8.5 * (len(lines) - 1)
         for index, line in enumerate(lines):

@@ -1,9 +1,9 @@
-"""Draw success and interventions of runs in which somebody takes over, and print them as a table.
+"""Draw success and interventions of runs with takeovers, and print them as a table.
 
     python tools/draw_takeovers.py LABEL=RUN [LABEL=RUN ...] --image docs/curves/gym_hil.png
 
-Above: episodes of rollouts that succeeded without a takeover, and evaluations without anybody, with 95 % Wilson
-intervals. Below: the share of environment steps that somebody else executed.
+Above: episodes of rollouts that succeeded without a takeover, and evaluations without a person, with 95 % Wilson
+intervals. Below: the share of environment steps that a person executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes a small folder in the layout of LIBERO-Plus's assets.zip, with files of our own for a few variants.
+"""Writes a small folder in the layout of LIBERO-Plus's assets.zip, with our own files for a few variants.
 
     python tools/libero_plus_assets.py FOLDER SUITE/VARIANT...
 

@@ -88,7 +88,7 @@ def draw(pair: tuple[RecordedEpisode, RecordedEpisode], every: int, panel: int) 
 
 
 def _sampled(steps: int, every: int) -> list[int]:
-    """Return every so many steps and the last one."""
+    """Return each step whose number is a multiple of `every`, and the last one."""
     return sorted({*range(0, steps, every), steps - 1})
 
 

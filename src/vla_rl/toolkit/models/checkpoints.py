@@ -42,7 +42,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
     """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
     name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
-    there is none.
+    it cannot be found.
 
     Args:
         wanted: patterns of the files of a hub repository that are read; nothing else is downloaded.
