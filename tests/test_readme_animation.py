@@ -126,10 +126,10 @@ def test_recordings_of_a_run_are_made_once(recordings, tmp_path, monkeypatch):
     monkeypatch.setattr(tool.vla_rl, "evaluate", evaluate)
     run = tmp_path / "run"
     for _ in range(2):
-        assert tool.record(run, ["eval.repeats=2"]) == (run / "animation" / "before", run / "animation" / "after")
+        assert tool.record(run, ["eval.repeats=2"]) == (run / "before-after" / "before", run / "before-after" / "after")
     assert asked == [
-        (run / "spec.yaml", ["eval.repeats=2"], run / "animation" / "before"),
-        (run, ["eval.repeats=2"], run / "animation" / "after"),
+        (run / "spec.yaml", ["eval.repeats=2"], run / "before-after" / "before"),
+        (run, ["eval.repeats=2"], run / "before-after" / "after"),
     ]
 
 

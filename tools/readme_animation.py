@@ -4,7 +4,7 @@ r"""Make the animation in README.md: the same evaluation episodes before and aft
         'env.cameras={agentview: 224, wrist: 64}'
 
 It evaluates the weights that a run began with (`model.checkpoint` of its spec) and its newest checkpoint on the same
-states, and records both in LeRobot's format in RUN/animation. Recordings that are there are used again. Then it draws
+states, and records both in LeRobot's format in RUN/before-after. Recordings that are there are used again. Then it draws
 the instruction, both episodes in step, and the outcome of each where it ends.
 """
 
@@ -47,7 +47,7 @@ class RecordedEpisode:
 def record(run: Path, overrides: Sequence[str]) -> tuple[Path, Path]:
     """Record an evaluation of the run's first weights and one of its newest checkpoint. Return both data sets' folders,
     which are made only where they are not there yet."""
-    before, after = run / "animation" / "before", run / "animation" / "after"
+    before, after = run / "before-after" / "before", run / "before-after" / "after"
     for folder, source in ((before, run / "spec.yaml"), (after, run)):
         if not folder.exists():
             result = vla_rl.evaluate(source, overrides=overrides, record=folder)
