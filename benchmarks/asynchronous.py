@@ -11,8 +11,8 @@ window    a lane an env, which is acted for as soon as it waits, against envs in
 
 R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
 A step has 4 tickets an env and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
-sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner are separate
-workers.
+sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner have
+separate workers.
 
 Cases are started together and play in turn; before the measured steps of a turn others fill what is played ahead.
 Shares are of max(R, A), the least that a training step can take, with the R and A of `sync`: its seconds a chunk step,

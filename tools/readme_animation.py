@@ -4,7 +4,7 @@ r"""Make the animation in README.md: the same evaluation episodes before and aft
         'env.cameras={agentview: 224, wrist: 64}'
 
 It evaluates the weights that a run began with (`model.checkpoint` of its spec) and its newest checkpoint on the same
-states, and records both in LeRobot's format in RUN/before-after. Recordings that are there are used again. Then it draws
+states, and records both in LeRobot's format in RUN/before-after. Existing recordings are used again. Then it draws
 the instruction, both episodes in step, and the outcome of each where it ends.
 """
 

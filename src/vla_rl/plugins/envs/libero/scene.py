@@ -157,7 +157,8 @@ class LiberoScene:
         self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
-            self._camera = CameraModel(self._model, textures(texture_xmls, compiled), max(cameras.values()), fast_render)
+            loaded = textures(texture_xmls, compiled)
+            self._camera = CameraModel(self._model, loaded, max(cameras.values()), fast_render)
         self._rendered_data = mujoco.MjData(self._model)
         self._state_of_data: SensorView | None = None
 

@@ -31,7 +31,7 @@ class SACConfig:
     critics: int = field(default=2, validator=between(1, 100))
     """Q-networks: 2 in SAC, 10 in RLPD."""
     target_critics: int = field(default=2, validator=between(1, 100))
-    """Number of target networks that are drawn at random in each update; the lowest of their values counts in a target. At
+    """Number of target networks that each update draws at random; the lowest of their values counts in a target. At
     most `critics`."""
     actor_value: Literal["lowest", "mean"] = "lowest"
     """Value of the Q-networks that the policy maximises: the lowest one (SAC) or their mean (RLPD)."""
