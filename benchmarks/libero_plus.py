@@ -144,9 +144,7 @@ def official_tables(suites: Any, numbers: Any) -> dict[str, Any]:
         kind, severity = divmod(noise - 1, 10)
         np.random.seed(noise)  # noqa: NPY002  the authors' generator
         draw = (*kinds, env_wrapper.glass_blur)[kind]
-        records[f"noise/{noise}"] = draw(Image.fromarray(noise_image(noise_size(noise))), severity + 1).astype(
-            np.uint8
-        )
+        records[f"noise/{noise}"] = draw(Image.fromarray(noise_image(noise_size(noise))), severity + 1).astype(np.uint8)
     return records
 
 

@@ -246,7 +246,9 @@ def test_data_in_another_order_than_a_checkpoint_or_a_robot_are_refused(
         clone(parse_spec(spec), tmp_path / "run", False)
 
 
-def test_another_rate_than_the_robots_is_reported(recorded: Any, folders: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_rate_than_the_robots_is_reported(
+    recorded: Any, folders: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     info, _ = recorded
     data = opened(folders[3, False], info)
     check_sample("data", data, "robot", evolve(info, control_hz=recordings.FPS), CHUNK)

@@ -108,9 +108,7 @@ if __name__ == "__main__":
         print(exc, "sapien" in sys.modules, "mani_skill" in sys.modules)
 """
     done = fork_server.run_python("-c", code, timeout=280, check=True)
-    said = (
-        "'base_camra' is not a camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
-    )
+    said = "'base_camra' is not a camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
     assert done.stdout == said
 
 

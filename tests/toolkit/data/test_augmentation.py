@@ -23,7 +23,9 @@ def generators(count: int = 4) -> list[np.random.Generator]:
 
 
 def test_colours_are_converted_as_by_colorsys() -> None:
-    colours = np.concatenate([random_images(1), np.zeros((1, 12, 16, 3), np.uint8), np.full((1, 12, 16, 3), 77, np.uint8)])
+    colours = np.concatenate(
+        [random_images(1), np.zeros((1, 12, 16, 3), np.uint8), np.full((1, 12, 16, 3), 77, np.uint8)]
+    )
     rgb = torch.from_numpy(colours).float().movedim(-1, 1) / 255
     hsv = torch.stack(hsv_of(rgb), dim=-1).reshape(-1, 3)
     flat = rgb.movedim(1, -1).reshape(-1, 3)
@@ -86,7 +88,9 @@ def test_numbers_depend_on_the_seed_the_step_and_the_sample_alone() -> None:
 def test_chosen_cameras_are_changed() -> None:
     obs = Observation(images={"a": random_images(), "b": random_images()}, instructions=("x",) * 4)
     result = augment(obs, AugmentSpec(random_brightness=0.3, cameras=("b",)), 0, 1, 0)
-    assert np.array_equal(result.images["a"], random_images()) and not np.array_equal(result.images["b"], random_images())
+    assert np.array_equal(result.images["a"], random_images()) and not np.array_equal(
+        result.images["b"], random_images()
+    )
     with pytest.raises(UserError, match=r"augment.cameras: there is no camera 'wirst'\n  there are: a, b"):
         augment(obs, AugmentSpec(random_brightness=0.3, cameras=("wirst",)), 0, 1, 0)
 

@@ -15,8 +15,8 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import read_text
 from vla_rl.core.spec.yaml import parse
 from vla_rl.core.types import Array, EnvInfo, Observation
-from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 from vla_rl.toolkit.images import resized
+from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
 
 LONGEST_TEXT = 8192
 """Most bytes of an instruction that are read: more than any policy takes."""

@@ -30,9 +30,9 @@ from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, Robo
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
+from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.people.panel import Panel
 from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
-from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 
 TRAIN_STATES = 1000
