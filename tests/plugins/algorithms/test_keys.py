@@ -114,7 +114,7 @@ def test_grpo_says_that_its_advantages_are_of_chunks():
 def test_keys_of_grpo_that_contradict():
     with pytest.raises(ValueError, match="soft_gate takes the place of the clip; leave clip_low"):
         GRPOConfig(soft_gate=SoftGate(), dual_clip=3.0)
-    with pytest.raises(ValueError, match="std_of: step says .*; normalize_by_std is false"):
+    with pytest.raises(ValueError, match="std_of: step chooses .*; normalize_by_std is false"):
         GRPOConfig(std_of="step", normalize_by_std=False)
     assert GRPOConfig(std_of="step").scope_reason.endswith("set algorithm.std_of: group")
     assert GRPOConfig(std_of="step").advantage_scope is AdvantageScope.STEP

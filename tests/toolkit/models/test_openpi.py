@@ -92,7 +92,7 @@ HOSTILE = {
     "many dimensions": ({**PLAIN, b"shape": [1] * 40}, "needs bytes as its data"),
     "no shape": ({**PLAIN, b"shape": None}, "needs bytes as its data"),
     "text for data": ({**PLAIN, b"data": "12345678"}, "needs bytes as its data"),
-    "a number of text": ({b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}, "no number"),
+    "a number of text": ({b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}, "not a number"),
     "a number of objects": ({b"__npgeneric__": True, b"data": 1, b"dtype": "|O"}, "bool, integers or floats"),
     "an image in another format": ({"__image__": True, "format": "tiff", "data": b""}, "raw, png or jpeg"),
     "an image of nonsense": ({"__image__": True, "format": "png", "data": b"\x89PNG"}, "cannot be read as png"),

@@ -356,7 +356,7 @@ def test_the_own_machine_is_reached_without_a_proxy(policy, proxies):
     [
         ("http_proxy", "http://127.0.0.1:9", r"proxy http://127.0.0.1:9 \(http_proxy\): .*refused; .*no_proxy"),
         ("WS_PROXY", "http://me:secret@127.0.0.1:9", r"proxy http://127.0.0.1:9 \(WS_PROXY\): .*refused"),
-        ("https_proxy", "gopher://me:secret@h", r"gopher://h \(https_proxy\): not the address of a proxy: scheme"),
+        ("https_proxy", "gopher://me:secret@h", r"gopher://h \(https_proxy\): that is not the address of .*: scheme"),
         ("http_proxy", "http://me:secret@h:99999", r"http://h:99999 \(http_proxy\): that is not an address"),
         ("http_proxy", "127.0.0.1:9", r"127.0.0.1:9 \(http_proxy\): that is not the address of a proxy"),
         ("http_proxy", 407, r"\(http_proxy\): proxy rejected connection: HTTP 407"),
