@@ -1,12 +1,12 @@
-"""Ablations of design choices on the built-in simulator: runs, success curves, and a picture of each comparison.
+"""Ablations of design choices on the built-in simulator: runs, success curves, and an image of each comparison.
 
     python benchmarks/ablations.py                       # everything: 114 runs of two to fifteen minutes on a core each
     python benchmarks/ablations.py --only filter lag-4   # some comparisons
-    python benchmarks/ablations.py --list                # what there is
-    python benchmarks/ablations.py --plot                # pictures and table of what has been run so far
+    python benchmarks/ablations.py --list                # the comparisons
+    python benchmarks/ablations.py --plot                # images and table of what has been run so far
 
-A run lies in FOLDER/COMPARISON/VARIANT/seed-N, or where a comparison before it has the same run. What is finished is
-not run again, and what was broken off goes on from its last checkpoint, so the command can be stopped and repeated at
+A run is in FOLDER/COMPARISON/VARIANT/seed-N, or where a comparison before it has the same run. Finished runs are not
+repeated, and interrupted runs continue from their last checkpoint, so the command can be stopped and repeated at
 will. Variants of a comparison differ in the keys that --list shows. Curves are the mean of the seeds, bands their
 range; success is greedy, on states that training never sees.
 """
@@ -253,7 +253,7 @@ def begin(cores: Any) -> None:
 
 
 def play_all(options: argparse.Namespace) -> None:
-    """Every run once, `--jobs` at a time, each on a core of its own."""
+    """Every run once, `--jobs` at a time, each on a separate core."""
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
@@ -311,8 +311,8 @@ def main() -> None:
     parser.add_argument("--episodes-per-task", type=int, default=25, help="evaluation states of each task")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; at most one a core")
     parser.add_argument("--folder", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--pictures", type=Path, default=Path("docs/ablations"))
-    parser.add_argument("--plot", action="store_true", help="run nothing, show what there is")
+    parser.add_argument("--images", type=Path, default=Path("docs/ablations"))
+    parser.add_argument("--plot", action="store_true", help="run nothing, show the existing runs")
     parser.add_argument("--list", action="store_true", help="name the comparisons and the keys in which they differ")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
@@ -329,7 +329,7 @@ def main() -> None:
         curves = gathered(options, comparison)
         if not curves:
             continue
-        plot(comparison, curves, options.pictures / f"{comparison}.png")
+        plot(comparison, curves, options.images / f"{comparison}.png")
         for variant, seeds in curves.items():
             last = [seed[max(seed)] for seed in seeds]
             mean = statistics.mean(last)

@@ -11,8 +11,8 @@ window    a lane an env, which is acted for as soon as it waits, against envs in
 
 R = 2.7 s of rollout and A = 2.2 s of update: RL-VLA3 (arXiv:2602.05765), tables 3 and 4, pi0 on 8 GPUs 1:1, over 200.
 A step has 4 tickets an env and 48 chunk steps a ticket (in the mean), half simulation and half inference. All are
-sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner are workers
-of their own.
+sleeps, so what is measured is the order of things and the runtime's own cost. Simulator, policy and learner have
+separate workers.
 
 Cases are started together and play in turn; before the measured steps of a turn others fill what is played ahead.
 Shares are of max(R, A), the least that a training step can take, with the R and A of `sync`: its seconds a chunk step,
@@ -21,10 +21,10 @@ slowest: the sum over rounds of the longest ticket, of the same draws, ticket n 
 ratio is taken within a round of turns; medians of these. `plan_error` is that of `vla-rl plan`, given the latencies of
 `sync` and each case's lengths, in the case where it is largest.
 
-`window` has 16 envs in processes of their own: 0.2 s for a chunk step of an env with a CV of 0.5 (lognormal, every
+`window` has 16 envs in separate processes: 0.2 s for a chunk step of an env with a CV of 0.5 (lognormal, every
 draw), 80 ms for an inference and 5 ms more for each row of it. Envs play without a pause (max_lag 1, and an update
 takes next to nothing). Chunk steps a second in lock-step, in lanes of an env (`window_rate`), and in lanes whose policy
-waits for 4 envs or 0.3 s; each beside what `vla-rl plan` expects.
+waits for 4 envs or 0.3 s; each next to what `vla-rl plan` expects.
 """
 
 from __future__ import annotations

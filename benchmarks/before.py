@@ -1,9 +1,9 @@
-"""Whether synchronous training is as fast as in another checkout: the loop's own cost beside sleeps.
+"""Whether synchronous training is as fast as in another checkout: the loop's own cost in addition to sleeps.
 
     git worktree add /tmp/before COMMIT
     python benchmarks/before.py /tmp/before [--rounds 3] [--steps 6] [--json FILE]
 
-Both train on tickets of equal length, on Ray, as processes of their own and in turn: 16 envs that play 4 tickets of 48
+Both train on tickets of equal length, on Ray, as separate processes and in turn: 16 envs that play 4 tickets of 48
 chunk steps each, half simulation and half inference, all of it sleeps (the rollout of `benchmarks/asynchronous.py`).
 Printed are the median seconds of a training step of each, and their ratio within a round of turns, the median of these:
 `sync_over_before`, 1 where nothing was lost.

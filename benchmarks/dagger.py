@@ -60,7 +60,7 @@ def cloned(options: argparse.Namespace, seed: int, episodes: int, noise: float =
 
 
 def aggregated(options: argparse.Namespace, seed: int, episodes: int) -> dict[str, float]:
-    """Return the results of `dagger` with so many labelled episodes."""
+    """Return the results of `dagger` with this many labelled episodes."""
     trainer = {"type": "dagger", "updates": options.updates // options.steps, "batch": BATCH}
     train = {"steps": options.steps, "lr": 1e-3, "micro_batch": BATCH}
     rollout = {"chunk": 4, "episodes": episodes // options.steps}

@@ -4,7 +4,7 @@ you give. All stages take about 14 minutes on an H200, most of them for the comp
     python benchmarks/gpu.py [--only STAGE ...] [--json FILE] [--minutes 8]
     python benchmarks/gpu.py --tiny                    # the same code on a CPU, which checks it and no more
 
-Stages, each in a process of its own with a limit of seconds:
+Stages, each in a separate process with a limit of seconds:
   smoke       the tests marked `gpu` (placements on one GPU, offload, resume, a full device) and the quickstart's spec
   card        rates of the card: a bfloat16 product of matrices, a copy, transfers from the host
   oft_step    a learner step of OpenVLA-OFT (7.5B, LoRA): eager, compiled blocks, selective recomputation
@@ -279,7 +279,7 @@ def weights(stage: Stage) -> None:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         for strategy, measured in json.loads(file.read_text()).items():
             stage.report(f"transfer, {strategy}", measured["transfer_s"], "s")
-            stage.report(f"transfer, {strategy}, beside a copy on the device", measured["ratio"], "times")
+            stage.report(f"transfer, {strategy}, relative to a copy on the device", measured["ratio"], "times")
             stage.report(f"transfer, {strategy}, the receiver's further memory", measured["receiver_extra_mib"], "MiB")
 
 
@@ -384,7 +384,7 @@ def operations(work: Callable[[], Any]) -> float:
 
 
 def run_stage(name: str, tiny: bool, seconds: float) -> tuple[list[Figure], str]:
-    """Run a stage in a process of its own. Return its figures and what went wrong ("": nothing)."""
+    """Run a stage in a separate process. Return its figures and what went wrong ("": nothing)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
         command = [sys.executable, __file__, "--stage", name, "--json", str(file), *(["--tiny"] if tiny else [])]

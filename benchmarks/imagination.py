@@ -15,8 +15,8 @@ counted, for any arm.
 | D | B, and practice in `oracle`, the simulator itself: what a perfect model would be worth |
 | E | C with a sabotaged `edm` and the gates off: the actions of another row, or a constant outcome (drawn) |
 
-A run lies in FOLDER/ARM/seed-N. It ends once N90 is known; what is finished is not run again, and what was broken off
-goes on from its last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
+A run is in FOLDER/ARM/seed-N. It ends once N90 is known; finished runs are not repeated, and interrupted runs continue
+from their last checkpoint. Each has a core, or as many as OMP_NUM_THREADS says.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def play(arm: str, seed: int, lr: float | None, steps: int, folder: Path, extra:
 
 
 def read(folder: Path) -> tuple[int, Outcome] | None:
-    """(steps, outcome) of what is in a run's folder; None where there is nothing whole."""
+    """(steps, outcome) of what is in a run's folder; None if it is incomplete."""
     if not (folder / "results.json").exists():
         return None
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="other keys of C, D and E, as in `vla-rl run`")
     parser.add_argument("--folder", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--picture", type=Path, help="PNG: success and inflation over real episodes")
+    parser.add_argument("--image", type=Path, help="PNG: success and inflation over real episodes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -254,8 +254,8 @@ def main() -> None:
     print(f"tuned: {tuned or 'not run'}; C, D and E have lr {lr:g}")
     found = figures(outcomes, tuned)
     print(json.dumps(found))
-    if options.picture:
-        plot(folders, options.picture)
+    if options.image:
+        plot(folders, options.image)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Kill a short training at random moments, resume it, and compare it with one that nobody disturbed.
+"""Kill a short training at random moments, resume it, and compare it with one that was not disturbed.
 
     python benchmarks/kills.py                                      # 20 moments of each signal on each backend
     python benchmarks/kills.py --moments 2 --backend ray --signal SIGKILL
@@ -10,9 +10,10 @@ weights must be those of the undisturbed run, bit by bit, and nothing may be lef
 folder, no shared memory, nothing in the run's folder that the undisturbed one has not. SIGKILL goes to the driver;
 SIGINT to its process group, as a terminal does it; SIGTERM in turn to the driver, to the group, and to every process
 of the job, the driver being the last. WORKER is SIGKILL to one of the run's workers, whichever, once there is a
-checkpoint; the run survives it, or goes on from there, by itself. How every ticket ended has to be the same, too. With
-`--replay` the trainer is off_policy: 25,600 transitions are collected, so that old files are deleted, and the files
-that are left have to be those of the undisturbed run, of the same sizes. Exits with 1 where something is lost or left.
+checkpoint; the run survives it, or continues from there, by itself. How every ticket ended has to be the same, too.
+With `--replay` the trainer is off_policy: 25,600 transitions are collected, so that old files are deleted, and the
+files that are left have to be those of the undisturbed run, of the same sizes. Exits with 1 where something is lost or
+left.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Bench:
     """Files of shared memory that our processes had."""
 
     def start(self, folder: Path) -> subprocess.Popen[str]:
-        """Resume what can be resumed; what was killed before its first checkpoint begins anew."""
+        """Resume what can be resumed; a run that was killed before its first checkpoint starts again."""
         resume = ["--resume"] if list(folder.glob("checkpoints/step_*")) else []
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)
@@ -161,7 +162,7 @@ class Bench:
         return outcome
 
     def kill_workers(self, count: int, expected: Path) -> Outcome:
-        """Kill workers of runs that go on, until so many were killed. Return the outcome."""
+        """Kill workers of runs that continue, until this many were killed. Return the outcome."""
         outcome = Outcome()
         while outcome.kills < count:
             folder = self.home / f"{WORKER}-{outcome.runs}"
@@ -200,7 +201,7 @@ class Bench:
         try:
             process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            outcome.wrong.append(f"{folder.name}: goes on for {PATIENCE_S:g} s after {name}")
+            outcome.wrong.append(f"{folder.name}: still runs {PATIENCE_S:g} s after {name}")
             process.kill()
         outcome.exits[process.wait()] += 1
         outcome.slowest_exit = max(outcome.slowest_exit, time.monotonic() - sent)
@@ -241,7 +242,7 @@ class Bench:
 
 
 def size(file: Path) -> int:
-    """Return the bytes of a file; 0 where there is none."""
+    """Return the bytes of a file; 0 if it does not exist."""
     return file.stat().st_size if file.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""A learner step on one CPU core: ours beside the same model done plainly; and how fast policies decide.
+"""A learner step on one CPU core: ours against a plain version of the same model; and how fast policies decide.
 
     python benchmarks/learner.py [--pairs 7] [--sizes tiny small pi05 smolvla] [--json FILE]
 
@@ -6,7 +6,7 @@
 
 A step: log-probs and entropy of recorded chunks (8 x 7 tokens) and values with gradient, a clipped PPO loss, backward,
 a run's AdamW on all weights. Plain, from the same weights: logits of the whole vocabulary at all positions, and a
-forward pass of its own for the values. A model that denoises scores its one stochastic step of four and trains the
+separate forward pass for the values. A model that denoises scores its one stochastic step of four and trains the
 expert; plain, images and prompt are read once for the log-probs and once more for the values. Both sides give the same
 log-probs, entropies, values and gradient, which is checked first. Steps alternate in one process; ratios are medians
 of the pairs. Peak memory is that of a fresh process for each side while it takes steps (Linux), and in brackets what
@@ -162,7 +162,7 @@ class FlowLearner(Learner):
 
 
 class PlainFlowLearner(FlowLearner):
-    """The same weights; the critic has a pass of its own."""
+    """The same weights; the critic has a separate pass."""
 
     def scores(self) -> Scores:
         scores = self.policy.chunk_log_probs(self.obs, self.chunk)

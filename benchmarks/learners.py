@@ -3,11 +3,11 @@
     python benchmarks/learners.py [--parts publication ranks] [--repeats 15] [--json FILE]
 
 publication: 100 MB of trainable weights in 64 tensors from a learner to a policy in another process, by
-`RunLearners.publish`, beside one array of that size that an actor gives out and another copies into its own memory: the
-least that a copy through Ray's object store costs. Both alternate; medians, and the median ratio of neighbours.
+`RunLearners.publish`, against one array of that size that an actor gives out and another copies into its own memory:
+the least that a copy through Ray's object store costs. Both alternate; medians, and the median ratio of neighbours.
 
 ranks: samples/s of OpenVLA-OFT `tiny` learners, each a process with one thread: 1, 2 and 4 of them, as replicas and
-with full sharding; the same samples, optimiser steps and (checked) losses for all. Beside it the share of an update
+with full sharding; the same samples, optimiser steps and (checked) losses for all. In addition, the share of an update
 that micro-batches take to be put together, which is what reading ahead could hide.
 """
 

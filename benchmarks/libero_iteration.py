@@ -1,12 +1,12 @@
-"""A whole iteration on real LIBERO, collocated, beside the way of SimpleVLA-RL and beside the simulator alone.
+"""A whole iteration on real LIBERO, collocated, against the way of SimpleVLA-RL and against the simulator alone.
 
     python benchmarks/libero_iteration.py [--rounds 5] [--num-envs 2] [--steps 80] [--json FILE]
 
 The baseline is written here, after SimpleVLA-RL's rollout: a process and a new official environment for every
-trajectory, a picture of each camera at every step, all envs inferred until the step limit, observations collected in
+trajectory, an image of each camera at every step, all envs inferred until the step limit, observations collected in
 order. Both infer with the same tiny OpenVLA-OFT. Ours is the wall-clock time of a run's iteration: rollout, loss,
 gradients, optimiser. The baseline is charged with its rollout and the time of our update. The simulator alone plays the
-same number of steps in as many processes with nobody asking for actions. All three in turn, medians.
+same number of steps in as many processes without a policy. All three in turn, medians.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def spec_of(num_envs: int, steps: int) -> Spec:
 
 
 def trajectory(bddl_file: str, steps: int, pipe: Connection) -> None:
-    """One episode in a process of its own; observations out, chunks of actions in."""
+    """One episode in a separate process; observations out, chunks of actions in."""
     from libero.libero.envs import OffScreenRenderEnv
 
     env = OffScreenRenderEnv(bddl_file_name=bddl_file, camera_heights=SIZE, camera_widths=SIZE)

@@ -1,6 +1,6 @@
 """LIBERO-Plus here against the authors' code, bit for bit: states, images, instructions, poses, sensor noise.
 
-The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagick's libmagickwand):
+The authors' code needs a separate environment (NumPy below 2, gym, ImageMagick's libmagickwand):
 
     python3.11 -m venv /tmp/plus
     /tmp/plus/bin/pip install 'numpy<2' mujoco==3.3.0 robosuite==1.4.0 gym==0.25.2 'opencv-python<4.12' scikit-image \\
@@ -10,7 +10,7 @@ The authors' code needs an environment of its own (NumPy below 2, gym, ImageMagi
     /tmp/plus/bin/python benchmarks/libero_plus.py official /tmp/official.npz --assets /tmp/plus-assets
     python benchmarks/libero_plus.py compare /tmp/official.npz --assets /tmp/plus-assets
 
-`assets` writes files of our own in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
+`assets` writes our own files in the layout of the authors' assets.zip (tools/libero_plus_assets.py); the folder of
 the archive itself may be given instead. `official` records what the authors' code does, in that environment. `compare`
 plays the same here, in the same MuJoCo. It prints a line for each comparison, and its exit code is 1 where anything
 differs. `--only TEXT` plays just the variants with this text in their names, such as `_light_`, and compares no tables.
@@ -74,8 +74,8 @@ ACTIONS = np.random.RandomState(0).uniform(-1, 1, (STEPS, 7))
 """Actions after the settling steps."""
 
 
-def noise_picture(size: int) -> Array:
-    """Return a picture with edges and texture, uint8 [size, size, 3]."""
+def noise_image(size: int) -> Array:
+    """Return an image with edges and texture, uint8 [size, size, 3]."""
     draws = np.random.RandomState(1)
     blocks = draws.randint(0, 256, (8, 8, 3)).repeat(size // 8, 0).repeat(size // 8, 1)
     return ((blocks + draws.randint(0, 256, (size, size, 3))) // 2).astype(np.uint8)
@@ -144,9 +144,7 @@ def official_tables(suites: Any, numbers: Any) -> dict[str, Any]:
         kind, severity = divmod(noise - 1, 10)
         np.random.seed(noise)  # noqa: NPY002  the authors' generator
         draw = (*kinds, env_wrapper.glass_blur)[kind]
-        records[f"noise/{noise}"] = draw(Image.fromarray(noise_picture(noise_size(noise))), severity + 1).astype(
-            np.uint8
-        )
+        records[f"noise/{noise}"] = draw(Image.fromarray(noise_image(noise_size(noise))), severity + 1).astype(np.uint8)
     return records
 
 
@@ -188,7 +186,7 @@ def play_official(suite: str, name: str, state: Array) -> dict[str, Array]:
         env.step([0.0] * 6 + [-1.0])
     settled = env.get_sim_state().copy()
     for action in ACTIONS:
-        np.random.seed(SEED)  # noqa: NPY002  the picture's noise draws from this generator
+        np.random.seed(SEED)  # noqa: NPY002  the image's noise draws from this generator
         observation, *_ = env.step(action)
     result = {
         "settled": settled,
@@ -263,8 +261,8 @@ def compared_tables(records: Any) -> Iterator[tuple[str, str]]:
             different.append(key)
     yield f"{len(layouts)} initial states of layouts", differences(different)
     for noise in range(1, 51):
-        picture = noisy(noise_picture(noise_size(noise)), noise, np.random.RandomState(noise))
-        yield f"noise {noise} at {noise_size(noise)} pixels", largest(picture, records[f"noise/{noise}"])
+        image = noisy(noise_image(noise_size(noise)), noise, np.random.RandomState(noise))
+        yield f"noise {noise} at {noise_size(noise)} pixels", largest(image, records[f"noise/{noise}"])
 
 
 def play_here(variant: Any, assets: Path) -> dict[str, Array]:
@@ -333,7 +331,7 @@ def largest(ours: Array, official: Array) -> str:
 
 
 def write_assets(folder: Path) -> None:
-    """Write files of our own for the variants that need assets."""
+    """Write our own files for the variants that need assets."""
     tool = Path(__file__).parents[1] / "tools/libero_plus_assets.py"
     subprocess.run([sys.executable, tool, folder, *("/".join(variant) for variant in WITH_ASSETS)], check=True)
 

@@ -43,7 +43,7 @@ class Playing:
 
 
 def libero_many_envs() -> Figures:
-    """32 envs of one task in two processes, beside two envs in two processes."""
+    """32 envs of one task in two processes, against two envs in two processes."""
     few, states = libero_env(2)
     many, _ = libero_env(32, envs_per_process=16)
     [ids] = states.values()
@@ -64,7 +64,7 @@ def libero_many_envs() -> Figures:
 
 
 def libero_switch(memory_mib: int) -> float:
-    """Median seconds of a reset to a task other than the last one, which was compiled before, settling and two pictures
+    """Median seconds of a reset to a task other than the last one, which was compiled before, settling and two images
     included."""
     env, states = libero_env(1, (0, 1), memory_mib=memory_mib)
     env_id, ids = np.array([0]), [state for pair in zip(*states.values(), strict=True) for state in pair]

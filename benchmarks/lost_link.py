@@ -68,7 +68,7 @@ def two_machines() -> list[str]:
 
 
 def patient(seconds: int) -> dict[str, int]:
-    """Return Ray's settings with which a node, and the connections to it, may be silent for so long."""
+    """Return Ray's settings that let a node, and the connections to it, be silent for so long."""
     return {
         "health_check_failure_threshold": math.ceil(seconds / 3),  # one check in 3 s
         "grpc_keepalive_timeout_ms": 1000 * seconds,

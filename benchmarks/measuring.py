@@ -27,7 +27,7 @@ def command_line(description: str | None, parts: Sequence[str], metavar: str) ->
 
 
 def write_json(figures: Any, file: Path | None) -> None:
-    """Write the figures to the file of `--json`, if there is one."""
+    """Write the figures to the file of `--json`, if any."""
     if file is not None:
         file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 

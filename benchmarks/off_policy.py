@@ -1,4 +1,4 @@
-"""Updates a second of the trainer `off_policy`, beside a plain loop with the same networks.
+"""Updates a second of the trainer `off_policy`, against a plain loop with the same networks.
 
     OMP_NUM_THREADS=1 python benchmarks/off_policy.py [--only trained frozen] [--rounds 7] [--json FILE]
 
@@ -6,7 +6,7 @@ film_resnet with a Gaussian head, one camera of 64 pixels, chunks of 4 x 4 numbe
 64, four updates for each new transition (UTD 4). The plain loop keeps its transitions in arrays in memory and makes the
 same passes and optimiser steps, without files, checks of numbers, metrics and random numbers that can be repeated. Both
 take turns in one process; ratios are medians over the rounds. `trained`: the critics' loss trains the features.
-`frozen`: it does not; then the trainer keeps features instead of frames, and the plain loop computes them anew.
+`frozen`: it does not; then the trainer keeps features instead of frames, and the plain loop computes them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the offline trainers make of a recording of mixed quality on tabletop, beside cloning of all of it.
+"""What the offline trainers make of a recording of mixed quality on tabletop, against cloning of all of it.
 
     python benchmarks/offline.py FOLDER                                # all arms, three seeds
     python benchmarks/offline.py FOLDER --arms clone awr --seeds 0 1   # some
@@ -9,8 +9,8 @@ For each seed:
 1. The checkpoint that ships (`openvla_oft`, `builtin:tabletop`) acts for 1,024 episodes, sampled, from training states.
    They are recorded with their rewards, good and bad.
 2. A new policy (`film_resnet`) clones all of the recording: the start of each arm.
-3. Each arm goes on from there, on the same recording: `clone` with cloning, the others with the trainers `offline` and
-   `recap`. `ARMS` has their steps, the first of which train critics alone.
+3. Each arm continues from there, on the same recording: `clone` with cloning, the others with the trainers `offline`
+   and `recap`. `ARMS` has their steps, the first of which train critics alone.
 
 Success is greedy, on 200 evaluation states, which no recording holds. Intervals are Wilson's, of 95 %; the difference
 is that to `clone`, over all seeds. What is finished in FOLDER/seed-N is not run again.

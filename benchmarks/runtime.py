@@ -1,4 +1,4 @@
-"""The runtime's own cost: simulators and policies with given latencies, on Ray, beside the ideal.
+"""The runtime's own cost: simulators and policies with given latencies, on Ray, against the ideal.
 
     python benchmarks/runtime.py [--only control scale lanes strategies] [--rounds 5] [--json FILE]
 

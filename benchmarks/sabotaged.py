@@ -18,7 +18,7 @@ ENDS = 0.15
 @frozen(kw_only=True)
 class SabotagedConfig:
     what: Literal["actions", "outcome"]
-    """Each row goes on as another's actions would have it; or every chunk ends alike, whatever is seen."""
+    """Each row continues as another's actions would have it; or every chunk ends alike, whatever is seen."""
     preset: str = "tiny"
     """Preset of edm."""
     keys: Mapping[str, Any] = field(factory=dict)

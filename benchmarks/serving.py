@@ -1,4 +1,4 @@
-"""What serving a policy costs beside its model, and what batching the requests of several clients brings.
+"""What serving a policy costs in addition to its model, and what batching the requests of several clients brings.
 
     python benchmarks/serving.py [--requests 1000] [--seconds 10] [--json FILE]
 
@@ -44,7 +44,7 @@ WARM = 50
 
 
 def policy(model: dict[str, Any], size: int) -> Policy:
-    """With random weights, for two cameras of so many pixels."""
+    """With random weights, for two cameras of this many pixels."""
     info = EnvInfo(
         cameras={"front": (size, size), "wrist": (size, size)},
         state_dim=8,
@@ -143,7 +143,7 @@ class Client:
 
 
 def overheads(requests: int) -> list[list[float]]:
-    """Milliseconds beside the inference, sorted: of our server, and of the plain loop."""
+    """Milliseconds in addition to the inference, sorted: of our server, and of the plain loop."""
     frame, model = pack(request(224)), {"type": "linear"}
     with running(ours, model, 224) as here, running(plain, model, 224) as there:
         clients, found = [Client(here), Client(there)], list[list[float]]()

@@ -78,7 +78,7 @@ def libero_shown(official: Any) -> Callable[[], None]:
 
 
 def libero_limit(official: Any) -> Callable[[], None]:
-    """What a chunk costs at least: MuJoCo's steps and, where there are cameras, one picture of each."""
+    """What a chunk costs at least: MuJoCo's steps and one image of each camera, if any."""
     import mujoco
 
     sim, show = official.sim, libero_shown(official)
@@ -137,12 +137,12 @@ def libero_chunks(task: Any, state: Array) -> Figures:
         "libero_chunk_ratio": ratio(times, "official", "exact"),
         "libero_chunk_ratio_fast_render": ratio(times, "official", "fast_render"),
         "libero_chunk_share_of_limit": ratio(times, "limit", "exact"),
-        "libero_chunk_pictures_identical": float(identical),
+        "libero_chunk_images_identical": float(identical),
     }
 
 
 def libero_resets(task: Any, states: Array) -> Figures:
-    """Resets to fixed states of one task, without pictures."""
+    """Resets to fixed states of one task, without images."""
     with libero_official(task, states[0], cameras=False) as official, libero_scene(task, states[0]) as ours:
 
         def official_reset() -> None:
@@ -163,7 +163,7 @@ def libero_resets(task: Any, states: Array) -> Figures:
 
 
 def libero_envs(num_envs: int) -> Figures:
-    """Resets of several envs at once, with settling and pictures, and of one after the other."""
+    """Resets of several envs at once, with settling and images, and of one after the other."""
     env, states = libero_env(num_envs)
     ids, everyone = np.array(next(iter(states.values()))[:num_envs]), np.arange(num_envs)
 
@@ -283,7 +283,7 @@ def metaworld_chunks(size: int) -> Figures:
 
 
 def metaworld_parts() -> Figures:
-    """A step without a picture, MuJoCo's part of it, a picture, a look ahead by one step, a reset, a new task."""
+    """A step without an image, MuJoCo's part of it, an image, a look ahead by one step, a reset, a new task."""
     import mujoco
 
     from vla_rl.plugins.envs.metaworld.scene import MetaWorldScene
@@ -308,7 +308,7 @@ def metaworld_parts() -> Figures:
     works: dict[str, Callable[[], Any]] = {
         "step": lambda: scene.step(action),
         "physics": lambda: mujoco.mj_step(sim.model, data, nstep=5),
-        "picture": scene.images,
+        "image": scene.images,
         "look_ahead": look_ahead,
     }
     times = interleaved(works, rounds=40) | interleaved({"reset": lambda: scene.place(1)}, rounds=10)
@@ -345,7 +345,7 @@ def maniskill_env(size: int, cameras: tuple[str, ...], fast_render: bool) -> Any
 
 
 def maniskill_chunks(size: int, *cameras: str) -> Figures:
-    """Chunks of 4 and resets, with whole meshes and with simplified ones, and by how much the pictures differ."""
+    """Chunks of 4 and resets, with whole meshes and with simplified ones, and by how much the images differ."""
     draw, env_id = np.random.default_rng(0), np.zeros(1, int)
     envs = {"exact": maniskill_env(size, cameras, False), "fast_render": maniskill_env(size, cameras, True)}
     state = np.array([envs["exact"].reset_states("train")[0].id])
@@ -373,7 +373,7 @@ def maniskill_chunks(size: int, *cameras: str) -> Figures:
 
 
 def maniskill(options: argparse.Namespace) -> Figures:
-    """PickCube, drawn by a software driver or by a GPU where there is one."""
+    """PickCube, drawn by a software driver or, if available, by a GPU."""
     from vla_rl.toolkit.envs.vulkan import use_unpacked_driver
 
     use_unpacked_driver()
@@ -402,7 +402,7 @@ def main() -> None:
     )
     parser.add_argument("--all-suites", action="store_true", help="also 130 tasks on 16 envs: minutes")
     parser.add_argument(
-        "--num-envs", type=int, default=0, help="also resets of so many envs in a process each; 1 GB an env"
+        "--num-envs", type=int, default=0, help="also resets of this many envs in a process each; 1 GB an env"
     )
     options = parser.parse_args()
     unknown = [name for name in options.simulators if name not in SECTIONS]

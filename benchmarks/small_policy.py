@@ -1,4 +1,4 @@
-"""How large and how fast the small policy is on one CPU core, beside a tiny OpenVLA-OFT.
+"""How large and how fast the small policy is on one CPU core, against a tiny OpenVLA-OFT.
 
     OMP_NUM_THREADS=1 python benchmarks/small_policy.py [--cameras 1 2] [--pixels 64 128] [--json FILE]
 

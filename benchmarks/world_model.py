@@ -78,14 +78,14 @@ def _recording(
 
 
 def draw(world: WorldModel, windows: Windows, file: Path, episodes: int = 6) -> None:
-    """Rows of frames, cameras beside each other: recorded, and below it imagined from the first frame on."""
+    """Rows of frames, cameras next to each other: recorded, and below it imagined from the first frame on."""
     replay = imagine_episodes(world, take_rows(windows, np.arange(episodes)))
     first = frames_of(windows, world.history - 1)
     lines = []
     for row in range(episodes):
         for seen in (replay.real, replay.imagined):
-            pictures = [np.concatenate([i[row] for i in o.images.values()], axis=1) for o in (first, *seen)]
-            lines.append(np.concatenate(pictures, axis=1))
+            images = [np.concatenate([i[row] for i in o.images.values()], axis=1) for o in (first, *seen)]
+            lines.append(np.concatenate(images, axis=1))
     Image.fromarray(np.concatenate(lines)).save(file)
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--set", nargs="*", default=[], help="other keys, as lr=1e-3")
-    parser.add_argument("--picture", type=Path, help="PNG: held-out episodes, each above what is imagined of it")
+    parser.add_argument("--image", type=Path, help="PNG: held-out episodes, each above what is imagined of it")
     options = parser.parse_args()
     env = build("env", "tabletop", load("env", "tabletop").config(), Context(num_envs=ROWS, chunk=CHUNK))
     model_plugin, world_plugin = load("model", "openvla_oft"), load("world_model", "edm")
@@ -129,8 +129,8 @@ def main() -> None:
                 line = {"minutes": fitted / 60, "updates": updates, **losses, **found}
                 print(json.dumps({name: round(value, 4) for name, value in line.items()}))
                 print(f"  gates: {thresholds_met(found)}", flush=True)
-                if options.picture:
-                    draw(world, windows, options.picture)
+                if options.image:
+                    draw(world, windows, options.image)
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit status; `subprocess.TimeoutExpired` after so many seconds."""
+        """Wait for the exit status; `subprocess.TimeoutExpired` after this many seconds."""
         if self.returncode is None and not self._connection.poll(timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         status = self.poll()

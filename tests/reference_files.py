@@ -1,4 +1,4 @@
-"""Where the numbers of the original implementations lie: small files in the repository, large ones beside it."""
+"""Where the numbers of the original implementations are: small files in the repository, large ones next to it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent / "reference"
-BESIDE = Path(os.environ.get("VLA_RL_REFERENCE", Path(__file__).parents[2] / "shared" / "reference"))
+SHARED = Path(os.environ.get("VLA_RL_REFERENCE", Path(__file__).parents[2] / "shared" / "reference"))
 
 
 def reference(*parts: str) -> Path:
     """The file of that name, such as `reference("pi0", "io.safetensors")`; the test is skipped where it is missing."""
-    for folder in (HERE, BESIDE):
+    for folder in (HERE, SHARED):
         path = folder.joinpath(*parts)
         if path.is_file():
             return path

@@ -1,4 +1,4 @@
-"""Benchmarks and tools import names that there are; they are run by hand, so nothing else would notice."""
+"""Benchmarks and tools import names that exist; they are run by hand, so nothing else would notice."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_nothing_is_documented_twice() -> None:
     assert len(names) > 100 and not twice, "add `skip_local_inventory: true` to the options of one"
 
 
-def test_pictures_are_seen_whole_on_a_narrow_page() -> None:
+def test_images_are_seen_whole_on_a_narrow_page() -> None:
     """Curves scale to the page's width; the drawn ones have a view box and no fixed width."""
     style = (DOCS / "stylesheets" / "site.css").read_text()
     assert ".md-typeset img { max-width: 100%; height: auto; }" in style
@@ -85,8 +85,9 @@ def test_pictures_are_seen_whole_on_a_narrow_page() -> None:
         assert "viewBox=" in head and not re.search(r"\b(width|height)=", head), file.name
 
 
-def test_code_is_seen_whole_beside_both_tables_of_contents() -> None:
-    """At 1280 pixels 105 characters fit in a line. Longer lines go on in the next one; those of a drawing must not."""
+def test_code_is_seen_whole_between_both_tables_of_contents() -> None:
+    """At 1280 pixels 105 characters fit in a line. Longer lines continue in the next one; those of a drawing must
+    not."""
     style = (DOCS / "stylesheets" / "site.css").read_text()
     assert re.search(r"pre > code \{[^}]*white-space: pre-wrap; overflow-wrap: anywhere;", style)
     assert "line_spans: __span" in (DOCS.parent / "mkdocs.yml").read_text() and 'span[id^="__span"]' in style

@@ -88,7 +88,7 @@ def name_of(file: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    """`core`; of the package itself, and of what is no part of it, nothing."""
+    """`core`; of the package itself, and of what is not part of it, nothing."""
     parts = module.split(".")
     return parts[1] if parts[0] == "vla_rl" and len(parts) > 1 and parts[1] in ROOMS else ""
 
@@ -187,7 +187,7 @@ def test_driver_and_workers_meet_in_messages():
 
 
 def test_no_folder_imports_what_imports_it():
-    """Not through others either. The package itself, which loads its public names lazily, is no folder."""
+    """Not through others either. The package itself, which loads its public names lazily, is not a folder."""
     packages = {name_of(file) for file in FILES if file.name == "__init__.py"}
     edges: dict[str, set[str]] = {name: set() for name in packages - {"vla_rl"}}
     for file in FILES:

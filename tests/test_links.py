@@ -47,7 +47,7 @@ def anchors(file: Path) -> set[str]:
 
 
 def found(name: str) -> object:
-    """What a dotted name stands for. Raises ImportError or AttributeError where there is nothing."""
+    """What a dotted name stands for. Raises ImportError or AttributeError for an unknown name."""
     try:
         return import_module(name)
     except ModuleNotFoundError:
@@ -98,7 +98,7 @@ def test_a_broken_link_is_found(link, broken):
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_files_that_are_named_are_there(page):
-    """Paths in the repository, in the package, or beside the page."""
+    """Paths in the repository, in the package, or next to the page."""
     for path in FILE.findall(prose(page)):
         places = [ROOT, SRC, page.parent]
         assert any((place / path).exists() for place in places), f"there is no {path}"
@@ -106,7 +106,7 @@ def test_files_that_are_named_are_there(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lists_and_tables_begin_a_paragraph(page):
-    """The site needs an empty line between text and a list or a table, and four spaces before what goes on in a list
+    """The site needs an empty line between text and a list or a table, and four spaces before what continues in a list
     after an empty line, where forges do not."""
     beginning = re.findall(r"^(?! |- |\d+\. |\||#).+\n(?:- |\d+\. |\| ).*", prose(page), flags=re.MULTILINE)
     assert not beginning

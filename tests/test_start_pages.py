@@ -136,7 +136,7 @@ def test_commands_are_there_with_their_options(words):
 
 
 def test_a_shell_finds_the_files_as_the_page_says(project):
-    """The command itself, in a process of its own."""
+    """The command itself, in a separate process."""
     command = [sys.executable, "-m", "vla_rl.cli.main", "check", "my.yaml"]
     assert "export PYTHONPATH=$PWD" in TUTORIAL
     source = str(START.parents[1] / "src")

@@ -31,7 +31,7 @@ def test_transformers_is_bounded_below_the_version_that_drops_names(extras) -> N
 
 
 def test_python_3_13_gets_all_but_maniskill(extras, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mani-skill has no build for it, and whoever asks for it is told for which Python it has."""
+    """mani-skill has no build for it, and whoever asks for it learns which Python it has one for."""
     marked = [line for line in extras["all"] if ";" in line]
     assert [line.partition(";")[0] for line in marked] == extras["maniskill"]
     for version, wanted in (("3.11", True), ("3.12", True), ("3.13", False)):

@@ -1,4 +1,4 @@
-"""The language of the code: what a docstring opens with, that a class has a name of its own, and what names are made of."""
+"""The language of the code: what a docstring opens with, that a class name is unique, and what names are made of."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ PRIVATE_IN_PUBLIC_NAMES = {
 FIELD_NAMES = {
     "feed_forward",
     "_feed_forward",
-    # Names in the checkpoints of world models: other ones could not read what there is.
+    # Names in the checkpoints of world models: existing checkpoints could not be read with others.
     "vla_rl/plugins/world_models/edm/heads.py: places",
     "vla_rl/plugins/world_models/edm/heads.py: told",
     "vla_rl/plugins/world_models/edm/motion.py: places",

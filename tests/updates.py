@@ -82,7 +82,7 @@ def update_of(
     global_batch: int | None = None,
     lopsided: bool = False,
 ) -> Update:
-    """One update on this rollout, of which the algorithm keeps what it wants; pictures and tokens are random.
+    """One update on this rollout, of which the algorithm keeps what it wants; images and tokens are random.
 
     Args:
         lopsided: rank 0 has all samples.

@@ -1,9 +1,9 @@
 """Make the base checkpoint of the quickstart: a tiny OpenVLA-OFT that clones the tabletop's scripted expert and is
 stopped at about half success, so that reinforcement learning has something to improve.
 
-Every update sees fresh scenes: an endless stream beside the simulator's own splits, with the gripper at the start, on
-its way, near the goal or anywhere, labelled by the expert (DAgger's idea: Ross et al. 2011). Three phases:
-  1. see: a linear probe on each projected patch names the thing whose centre lies in it and where. This trains the
+Every update sees fresh scenes: an endless stream separate from the simulator's own splits, with the gripper at the
+start, on its way, near the goal or anywhere, labelled by the expert (DAgger's idea: Ross et al. 2011). Three phases:
+  1. see: a linear probe on each projected patch names the thing with its centre in it and where. This trains the
      vision transformers and the projector; from actions alone a network this small learns to see very slowly;
   2. find: a second probe reads from the Llama's hidden states which way the named thing is. This binds words to places;
   3. act: imitation of the expert's chunks, until the first evaluation at or above `--stop`.

@@ -1,9 +1,9 @@
-"""Draw success and interventions of runs in which somebody takes over, and print them as a table.
+"""Draw success and interventions of runs with takeovers, and print them as a table.
 
-    python tools/draw_takeovers.py LABEL=RUN [LABEL=RUN ...] --picture docs/curves/gym_hil.png
+    python tools/draw_takeovers.py LABEL=RUN [LABEL=RUN ...] --image docs/curves/gym_hil.png
 
-Above: episodes of rollouts that succeeded without a takeover, and evaluations without anybody, with 95 % Wilson
-intervals. Below: the share of environment steps that somebody else executed.
+Above: episodes of rollouts that succeeded without a takeover, and evaluations without a person, with 95 % Wilson
+intervals. Below: the share of environment steps that a person executed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def metrics_of(folder: Path) -> dict[int, dict[str, Any]]:
     return steps
 
 
-def draw(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], picture: Path) -> None:
+def draw(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], image: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -54,8 +54,8 @@ def draw(runs: Mapping[str, Mapping[int, Mapping[str, Any]]], picture: Path) -> 
     for axes in (above, below):
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image, dpi=120)
 
 
 def show(label: str, steps: Mapping[int, Mapping[str, Any]], every: int) -> None:
@@ -84,8 +84,8 @@ def show(label: str, steps: Mapping[int, Mapping[str, Any]], every: int) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="LABEL=RUN", help="folders of runs, with their names in the picture")
-    parser.add_argument("--picture", type=Path, help="file of the picture; without it only the tables are printed")
+    parser.add_argument("runs", nargs="+", metavar="LABEL=RUN", help="folders of runs, with their names in the image")
+    parser.add_argument("--image", type=Path, help="file of the image; without it only the tables are printed")
     parser.add_argument("--every", type=int, default=4, help="training steps of a line in a table")
     options = parser.parse_args()
     runs = {}
@@ -96,8 +96,8 @@ def main() -> None:
         runs[label] = metrics_of(Path(folder))
     for label, steps in runs.items():
         show(label, steps, options.every)
-    if options.picture:
-        draw(runs, options.picture)
+    if options.image:
+        draw(runs, options.image)
 
 
 if __name__ == "__main__":

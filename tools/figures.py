@@ -1,4 +1,4 @@
-"""What the scripts beside this file say at their end."""
+"""What the scripts in this folder print at their end."""
 
 from __future__ import annotations
 

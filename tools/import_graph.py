@@ -282,7 +282,7 @@ def names_of_file(file: str) -> frozenset[str]:
     path = PurePosixPath(file)
     names = {"/".join(path.parts[start:]) for start in range(len(path.parts))}
     if path.suffix == ".yaml":
-        names.add(path.stem)  # the name by which the command line knows a spec
+        names.add(path.stem)  # the command line's name of a spec
     if file != "README.md":
         names.discard("README.md")  # there are too many of them
     return frozenset(names)

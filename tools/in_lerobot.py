@@ -99,7 +99,7 @@ def check_loaded(model: torch.nn.Module, folder: Path) -> None:
 
 
 def sizes_of(folder: Path, config: Any) -> Any:
-    """In this context lerobot builds the network with the sizes of the folder's architecture.json, if there are any."""
+    """In this context lerobot builds the network with the sizes of the folder's architecture.json, if any."""
     if not (folder / "architecture.json").is_file():
         return mock.patch.dict({})
     sizes = SimpleNamespace(**json.loads((folder / "architecture.json").read_text()))

@@ -2,7 +2,7 @@
 # Makes sure that SAPIEN's simulators (ManiSkill, RoboTwin) can draw without a GPU: they need Vulkan, with a driver that
 # offers descriptor indexing, which Mesa's software driver of Debian 12 (22.3) does not.
 # Does nothing when a driver is there. Else installs Mesa's with apt as root; on Debian 12, takes the newer one of its
-# backports and puts it into a folder of its own, so that Mesa's GL stays what it was. Always exits 0.
+# backports and puts it into a separate folder, so that Mesa's GL stays what it was. Always exits 0.
 set -u
 
 FOLDER=${XDG_CACHE_HOME:-$HOME/.cache}/vla-rl/mesa # vla_rl looks here

@@ -1,4 +1,4 @@
-"""Writes a small folder in the layout of LIBERO-Plus's assets.zip, with files of our own for a few variants.
+"""Writes a small folder in the layout of LIBERO-Plus's assets.zip, with our own files for a few variants.
 
     python tools/libero_plus_assets.py FOLDER SUITE/VARIANT...
 
@@ -127,12 +127,12 @@ def write_object(model: Path, kind: str) -> None:
 
 
 def write_texture(file: Path) -> None:
-    """Write a chequered picture in two colours that belong to its name; a file that is there stays."""
+    """Write a chequered image in two colours that belong to its name; a file that is there stays."""
     if file.exists():
         return
     squares = np.indices((4, 4)).sum(0) % 2
-    picture = np.stack([colour(file.name), colour(file.stem)])[squares].repeat(16, 0).repeat(16, 1)
-    Image.fromarray(picture.astype(np.uint8)).save(file)
+    image = np.stack([colour(file.name), colour(file.stem)])[squares].repeat(16, 0).repeat(16, 1)
+    Image.fromarray(image.astype(np.uint8)).save(file)
 
 
 def colour(name: str) -> np.ndarray:

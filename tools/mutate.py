@@ -43,12 +43,12 @@ from mutations import Mutation, draw_mutations
 ROOT = Path(__file__).parents[1]
 FOLDERS = tuple(f"src/vla_rl/{name}" for name in ("core", "runtime", "toolkit/algorithms", "plugins/models"))
 QUICK_S = 30.0
-"""Tests that follow those of the mirroring file run in a process of their own while they last no longer than this: the
+"""Tests that follow those of the mirroring file run in a separate process while they last no longer than this: the
 files of the others need not be imported for a fault that these catch."""
 BATCH_FILES = 8
 """Test files per process, where whole files are run."""
 PROCESS_STARTERS = ("mark.ray", "subprocess", "multiprocessing", "processes", "whole_runs")
-"""Words by which a test file is known to start processes."""
+"""Words that identify a test file that starts processes."""
 PASSED, NONE_SELECTED = 0, 5
 """Exit codes of pytest."""
 
@@ -317,7 +317,7 @@ def record_lines(file: Path, arguments: Sequence[str]) -> int:
 
 
 def read_sources(root: Path, paths: Sequence[str]) -> dict[str, str]:
-    """Return the text of the Python files that are, or lie under, these paths from the root."""
+    """Return the text of the Python files that are, or are under, these paths from the root."""
     files: list[Path] = []
     for path in paths:
         matching = [root / path] if path.endswith(".py") else sorted((root / path).rglob("*.py"))

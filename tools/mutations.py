@@ -172,7 +172,7 @@ def is_message(node: ast.stmt) -> bool:
 
 
 def number_nodes(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield `node` if it is a whole number, and the bounds of `range` and of slices that are no number themselves."""
+    """Yield `node` if it is a whole number, and the bounds of `range` and of slices that are not numbers themselves."""
     bounds: list[ast.expr | None] = []
     if isinstance(node, ast.Constant) and type(node.value) is int:
         yield node

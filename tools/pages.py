@@ -1,4 +1,4 @@
-"""What mkdocs is told beyond mkdocs.yml: README.md is the first page of the site, and what pages link to outside docs/
+"""Settings of mkdocs beyond mkdocs.yml: README.md is the first page of the site, and what pages link to outside docs/
 (a plugin's README, a source file, an example project) becomes a page too. So a link is written once, as a path in the
 repository, and works on a forge and on the site."""
 
@@ -61,7 +61,7 @@ def rewritten(markdown: str, source: Path) -> str:
 
 
 def page_of(source: Path) -> str:
-    """Markdown that shows a file, or a folder: its README.md if there is one, then its other files."""
+    """Markdown that shows a file, or a folder: its README.md if it has one, then its other files."""
     title = f"# `{source.relative_to(ROOT)}`"
     if source.is_dir():
         readme = source / "README.md"

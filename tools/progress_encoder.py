@@ -1,6 +1,6 @@
 """Make SRPO's encoder for the built-in simulator: a small V-JEPA 2 that has learned what progress looks like there.
 
-It sees the wrist camera, and is taught with the simulator's own geometry on scenes of its own. An embedding says how
+It sees the wrist camera, and is taught with the simulator's own geometry on separate scenes. An embedding says how
 near the gripper (or the block in it) is, at the end of a clip, to what each task asks for: 1 at the place, falling with
 the distance, 0 where the scene has no such thing; what numbers are left are 0. Clips are the beginnings of a scripted
 expert's trajectories, most of which are disturbed. So this is the stand-in, in a world of squares and rings, for an

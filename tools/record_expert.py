@@ -2,7 +2,7 @@
 
     python tools/record_expert.py SPEC.yaml FOLDER --episodes 100 --noise 0.02 [KEY=VALUE ...]
 
-Runs in the interpreter that calls it, so a simulator with an interpreter of its own (`env.python`) is recorded by that
+Runs in the interpreter that calls it, so a simulator with a separate interpreter (`env.python`) is recorded by that
 one. A row is a chunk of `rollout.chunk` actions with the observation before it. Only successful episodes are kept.
 Noise is added to the actions that are executed, and the recorded actions stay the expert's, as in DART.
 """

@@ -7,7 +7,7 @@
     python -m pip install jax==0.4.30 flax==0.8.5 optax==0.2.3 tensorflow-probability==0.24.0 gym 'scipy<1.14' 'numpy<2'
     PYTHONPATH=rlpd python tools/reference_sac.py rlpd tests/reference/algorithms/rlpd_sac.json
 
-Both run their own learners for a few updates, in an interpreter of their own: vla-rl is not imported. A case holds the
+Both run their own learners for a few updates, in a separate interpreter: vla-rl is not imported. A case holds the
 networks before the first update, and for each update the batch, the normal numbers and the target networks that were
 drawn, and the losses; then the networks after the last one. A linear layer is [weights [outputs, inputs], bias].
 """
@@ -32,7 +32,7 @@ BATCH = 4
 UPDATES = 3
 DISCOUNT = 0.9
 RATE = 0.05
-"""Share by which target networks follow."""
+"""Share of the distance that target networks move."""
 LR = {"actor": 1e-3, "critic": 3e-3, "temperature": 2e-3}
 
 

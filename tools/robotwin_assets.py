@@ -1,4 +1,4 @@
-"""Writes an asset folder with which RoboTwin 2.0 runs without its data set: two robots of boxes and a few textures.
+"""Writes an asset folder that lets RoboTwin 2.0 run without its data set: two robots of boxes and a few textures.
 
     python tools/robotwin_assets.py FOLDER [--front-camera]
 

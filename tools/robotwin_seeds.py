@@ -1,8 +1,8 @@
-"""Write the seeds of RoboTwin's `stack_blocks_two` in which both blocks lie near one place, for a small policy.
+"""Write the seeds of RoboTwin's `stack_blocks_two` with both blocks near one place, for a small policy.
 
     python tools/robotwin_seeds.py examples/robotwin_seeds
 
-The red block is on the left, 17 to 25 cm from the middle of the table, the green one on the right; both lie within 6 cm
+The red block is on the left, 17 to 25 cm from the middle of the table, the green one on the right; both are within 6 cm
 in depth and are turned by at most 17 degrees: 4 of 1,000 seeds. Blocks are placed here as RoboTwin places them, by the
 numbers that NumPy's generator gives after the seed, so neither RoboTwin nor its expert runs.
 """
@@ -55,7 +55,7 @@ def blocks(seed: int) -> list[Pose]:
 
 
 def is_near(pose: Pose, side: int) -> bool:
-    """Return whether a block lies in the region on the left (side -1) or on the right (1)."""
+    """Return whether a block is in the region on the left (side -1) or on the right (1)."""
     x, y, turn = pose
     return OUTWARDS_M[0] < side * x < OUTWARDS_M[1] and DEPTH_M[0] < y < DEPTH_M[1] and abs(turn) < TURN_RAD
 

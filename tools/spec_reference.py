@@ -178,7 +178,7 @@ def either(choices: Sequence[str]) -> str:
 
 
 def parts_of(kind: Any) -> list[type]:
-    """Return the attrs classes within a type, whose keys get lines of their own."""
+    """Return the attrs classes within a type, whose keys get separate lines."""
     if attrs.has(kind) and not (isinstance(kind, type) and issubclass(kind, Component)):
         return [kind]
     return [part for argument in get_args(kind) for part in parts_of(argument)]
@@ -285,7 +285,7 @@ def spec_page() -> str:
     texts, hints = fields_documentation(Spec), typing.get_type_hints(Spec)
     page = """# Keys of a spec
 
-A spec is one YAML file with these sections. `type:` names a plugin, whose keys stand beside it
+A spec is one YAML file with these sections. `type:` names a plugin, whose keys are next to it
 ([keys of plugins](plugin-keys.md)). Unknown keys, wrong types and values out of range are reported together, with file
 and line. `vla-rl check SPEC --show` prints a spec with all its defaults. Snippets show the defaults, and examples of
 required keys.
@@ -318,7 +318,7 @@ def plugins_page() -> str:
     """Return docs/reference/plugin-keys.md."""
     page = """# Keys of plugins
 
-The keys that stand beside `type:` in a section of a spec, for each plugin of this repository. The snippets show the
+The keys next to `type:` in a section of a spec, for each plugin of this repository. The snippets show the
 defaults.
 
 `tools/spec_reference.py` writes this page.

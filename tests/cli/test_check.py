@@ -136,7 +136,7 @@ def test_commands_of_a_remedy_stand_alone(folder):
     (copy / "tokenizer.model").touch()
     code, said = check(changed("builtin:tabletop", str(copy)))
     problem, *commands = said.splitlines()
-    assert code == 2 and problem.endswith("write tokenizer.json beside it:")
+    assert code == 2 and problem.endswith("write tokenizer.json next to it:")
     assert commands[0] == "    pip install sentencepiece protobuf"
     program, flag, source = shlex.split(commands[1])
     assert (program, flag) == ("python", "-c")

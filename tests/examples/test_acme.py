@@ -1,4 +1,4 @@
-"""A third party's project, installed into an environment of its own, works without any change to vla-rl."""
+"""A third party's project, installed into a separate environment, works without any change to vla-rl."""
 
 from __future__ import annotations
 

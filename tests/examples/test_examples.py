@@ -48,7 +48,7 @@ def test_ppo_trains_on_the_tabletop(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_rollouts_go_on_while_ppo_trains(tmp_path):
+def test_rollouts_continue_while_ppo_trains(tmp_path):
     short = ["train.steps=3", "env.num_envs=32", "eval={before: false, episodes_per_task: 1}"]
     start("tabletop_async_ppo", tmp_path / "run", *SHORT, *short)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -44,8 +44,8 @@ def test_it_runs(tmp_path, monkeypatch):
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 2, "the live curves, and those that were asked for"
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(images) == 2, "the live curves, and those that were asked for"
     texts = "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in outputs)
     assert "film_resnet on tabletop with grpo for 2 steps" in texts
     assert "RunRecord(" in texts and "success" in texts and "(4, " in texts

@@ -32,7 +32,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @hookimpl(wraps="env")
 def chunk_step(actions):
-    """A lottery on the actions beside the task, so that random weights succeed now and then."""
+    """A lottery on the actions in addition to the task, so that random weights succeed now and then."""
     result = yield
     won = (torch.as_tensor(actions).double().sum((1, 2)) * 1e4).long() % 4 == 0
     last = torch.zeros_like(result.terminated)

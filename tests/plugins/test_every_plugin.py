@@ -30,7 +30,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 """Keys without default, where a check needs some."""
 SLOW_SIMULATORS = {"gym_hil", "gymnasium", "lerobot_robot", "libero", "maniskill", "metaworld", "robotwin"}
-"""Checked by tests of their own, with the settings they need."""
+"""Checked by separate tests, with the settings they need."""
 
 
 def own(kind: str) -> list[str]:

@@ -107,7 +107,7 @@ def test_what_cannot_be_written_ends_the_recording_only(policy, tmp_path, monkey
 
 def test_a_folder_of_something_else_is_refused_before_anybody_comes(policy, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="is no LeRobot data set and not empty"), served(policy, record=tmp_path):
+    with pytest.raises(UserError, match="is neither a LeRobot data set nor empty"), served(policy, record=tmp_path):
         pass
 
 

@@ -407,7 +407,7 @@ class MetricTwice(Reinforce):
         return attrs.evolve(loss, maxima={"loss/policy": scores.log_probs.detach().max()})
 
 
-@found_by("needs: expected values beside recomputed_values, got no values; write `needs = Requirements(values=True, ")
+@found_by("needs: expected values with recomputed_values, got no values; write `needs = Requirements(values=True, ")
 class RecomputedValuesAlone(Reinforce):
     needs = Requirements(recomputed_values=True)
 

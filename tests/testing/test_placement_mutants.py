@@ -205,7 +205,7 @@ class WindowSmallerThanALane(Apart):
         return {"batching": Batching(max_batch=5)}
 
 
-@found_by("lanes that step at the same time need simulators in workers of their own")
+@found_by("lanes that step at the same time need simulators in separate workers")
 class SideBySideWithThePolicy(Apart):
     def slots(self, cluster, job):
         return [Slot(roles=("sim", "policy", "learner"), cpus=cluster.cpus)]

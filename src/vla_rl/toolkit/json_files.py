@@ -26,8 +26,8 @@ LONGEST_NAME = 255
 @frozen(kw_only=True)
 class Record:
     """A JSON object, or a row of a table, whose values are checked as they are asked for. Each method raises `error`,
-    which names the file, the key, what is there and what is expected. A key that is left out has the `default`, where
-    there is one."""
+    which names the file, the key, what is there and what is expected. A key that is left out has the `default`, if
+    any."""
 
     source: str
     """File of the object, and the place in it."""

@@ -38,7 +38,7 @@ def leave_with_parent() -> None:
 
 
 class _Late(BaseException):
-    """Raised by the alarm. It is no Exception, so code that swallows any Exception does not swallow it."""
+    """Raised by the alarm. It is not an Exception, so code that swallows any Exception does not swallow it."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def limited(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
-        if left:  # somebody else's alarm
+        if left:  # an alarm that was set elsewhere
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, left - (time.monotonic() - begun)), interval)
 
 
@@ -104,7 +104,7 @@ def held(numbers: frozenset[signal.Signals] = SIGNALS) -> Iterator[None]:
 
 
 def module_path() -> str:
-    """Return the PYTHONPATH with which another interpreter finds the user's modules as this one does, and its own
+    """Return the PYTHONPATH for another interpreter: it finds the user's modules as this one does, and its own
     packages, never ours."""
     prefixes = (sys.prefix, sys.base_prefix)
     own = [path for path in map(str, (Path.cwd(), *sys.path)) if path and not path.startswith(prefixes)]

@@ -92,9 +92,9 @@ def fingerprint(plugin, **keys):
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_a_key_has_an_effect(name, key):
     plugin, keys = TABLE[name]
-    value, beside = keys[key]
-    assert getattr(plugin.config(**beside), key) != value
-    assert fingerprint(plugin, **beside, **{key: value}) != fingerprint(plugin, **beside)
+    value, other_keys = keys[key]
+    assert getattr(plugin.config(**other_keys), key) != value
+    assert fingerprint(plugin, **other_keys, **{key: value}) != fingerprint(plugin, **other_keys)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -114,7 +114,7 @@ def test_grpo_says_that_its_advantages_are_of_chunks():
 def test_keys_of_grpo_that_contradict():
     with pytest.raises(ValueError, match="soft_gate takes the place of the clip; leave clip_low"):
         GRPOConfig(soft_gate=SoftGate(), dual_clip=3.0)
-    with pytest.raises(ValueError, match="std_of: step says .*; normalize_by_std is false"):
+    with pytest.raises(ValueError, match="std_of: step chooses .*; normalize_by_std is false"):
         GRPOConfig(std_of="step", normalize_by_std=False)
     assert GRPOConfig(std_of="step").scope_reason.endswith("set algorithm.std_of: group")
     assert GRPOConfig(std_of="step").advantage_scope is AdvantageScope.STEP

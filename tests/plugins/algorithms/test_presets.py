@@ -93,7 +93,7 @@ def test_no_preset_is_untested():
     assert {(name, preset) for name, plugin in PLUGINS.items() for preset in plugin.presets} == set(WANTED)
 
 
-def test_keys_beside_a_preset_win():
+def test_keys_next_to_a_preset_win():
     found = config("grpo", preset="rlinf", dual_clip=3.0, filter=None)
     assert (found.dual_clip, found.filter, found.aggregation) == (3.0, None, "rlinf")
 

@@ -158,7 +158,7 @@ def test_what_is_missing_is_said_with_where_to_get_it(tmp_path, monkeypatch):
         (tmp_path / "vitg-384.pt", "is neither a folder .*/vitg-384.pt"),
         ("tinny", "'tinny' is neither a folder"),
         (tmp_path / "empty", "folder .*/empty gave no V-JEPA 2 checkpoint"),
-        ("nobody/vjepa2", "nobody/vjepa2 of the hub, or the hub's cache, gave no V-JEPA 2 checkpoint"),
+        ("no-owner/vjepa2", "no-owner/vjepa2 of the hub, or the hub's cache, gave no V-JEPA 2 checkpoint"),
     ):
         with pytest.raises(EncoderError, match=problem + remedy):
             check_checkpoint(str(name))

@@ -126,7 +126,7 @@ def recorded(monkeypatch, **changes) -> tuple[Any, tuple[Any, ...]]:
     return rollout, tuple(films)
 
 
-def test_every_trajectory_has_frames_of_its_own(monkeypatch):
+def test_every_trajectory_has_its_own_frames(monkeypatch):
     rollout, frames = recorded(monkeypatch)
     assert len(frames) == rollout.valid.shape[1] == 16
     shown = set()
@@ -239,8 +239,8 @@ def test_the_report_holds_what_was_measured(local):
     sigmoid = 0.6 / (1 + np.exp(-10 * (0.5 - saved["normalized_distance"][shaped])))
     np.testing.assert_allclose(saved["reward"][shaped], sigmoid)
     assert len(set(saved["group"])) == 4 and saved["task"].shape == (16,)
-    with Image.open(local / "srpo" / "step_000002.png") as picture:
-        assert len(set(picture.convert("RGB").resize((200, 150)).getdata())) > 50, "axes, points and a legend"
+    with Image.open(local / "srpo" / "step_000002.png") as image:
+        assert len(set(image.convert("RGB").resize((200, 150)).getdata())) > 50, "axes, points and a legend"
 
 
 def test_the_keys_of_the_report_count(tmp_path):

@@ -91,18 +91,18 @@ BROKEN = {
     "inf in each seventh state": (state(lambda i, s: every(7, i, s, np.inf)), "finite states, got inf", "sample 5, st"),
     "NaN at the end": (state(lambda i, s: every(50, i + 1, s, np.nan)), "finite states", None),
     "states of another length": (state(lambda i, s: s[:, :1]), "states float32 .., 2", "states of a sample are"),
-    "pictures 0 to 1": (images(lambda i, p: np.float32(p / 255)), "images of 'top'.* got float32", "got float32"),
-    "dark pictures": (images(lambda i, p: p // 250), "values from 0 to 255", None),
-    "pictures CHW": (images(lambda i, p: p.transpose(0, 3, 1, 2)), "uint8 .., H, W, 3", "uint8 [1, H, W, 3], got u"),
-    "pictures of 16 bits": (images(lambda i, p: p.astype(np.uint16)), "got uint16", "got uint16"),
-    "larger pictures later": (
+    "images 0 to 1": (images(lambda i, p: np.float32(p / 255)), "images of 'top'.* got float32", "got float32"),
+    "dark images": (images(lambda i, p: p // 250), "values from 0 to 255", None),
+    "images CHW": (images(lambda i, p: p.transpose(0, 3, 1, 2)), "uint8 .., H, W, 3", "uint8 [1, H, W, 3], got u"),
+    "images of 16 bits": (images(lambda i, p: p.astype(np.uint16)), "got uint16", "got uint16"),
+    "larger images later": (
         images(lambda i, p: p.repeat(2, 1).repeat(2, 2) if i.max() > 30 else p),
         "4 x 4 pixels as in other samples, got 8 x 8",
         "4 x 4 pixels as in other samples, got 8 x 8; resize them",
     ),
-    "one picture for all": (images(lambda i, p: np.where(np.arange(4)[:, None] > 1, np.uint8(7), 0 * p)),
+    "one image for all": (images(lambda i, p: np.where(np.arange(4)[:, None] > 1, np.uint8(7), 0 * p)),
         "images of 'top' that differ", None),
-    "another task": (texts(lambda i, t: ("dance",) * len(i)), "got 'dance', which the simulator", "is told 'dance'"),
+    "another task": (texts(lambda i, t: ("dance",) * len(i)), "'dance', which the simulator", "instruction 'dance'"),
     "a capital letter": (texts(lambda i, t: ("Reach.",) * len(i)), "did you mean 'reach'", "did you mean 'reach'"),
     "bytes": (texts(lambda i, t: (b"reach",) * len(i)), "a text, got b'reach'", "a text, got b'reach'; say the task"),
     "no text": (texts(lambda i, t: (" ",) * len(i)), "a text, got ' '", "a text, got ' '"),
@@ -115,7 +115,7 @@ BROKEN = {
         "a sample twice where its index comes twice", None),
     "one action for the chunk": (actions(lambda i, a: a[:, :1].repeat(CHUNK, 1)), "steps that follow each other", None),
     "one state for all": (state(lambda i, s: 0 * s), "states that differ, got the same in 53 samples", None),
-    "the first picture of each episode": (
+    "the first image of each episode": (
         images(lambda i, p: np.uint8(i // 27)[:, None, None, None] + np.arange(48, dtype=np.uint8).reshape(4, 4, 3)),
         "change during an episode, got a change in 1 of 52 steps", None),
     "the same actions": (actions(lambda i, a: 0 * a), "actions that differ", None),
@@ -150,7 +150,7 @@ class LastOneMissing(Sound):
 
 
 class TwoCameras(Sound):
-    """Shows the first camera's pictures as the second's too."""
+    """Shows the first camera's images as the second's too."""
 
     def read_samples(self, indices: Any) -> tuple[Observation, Any]:
         obs, found = super().read_samples(indices)
@@ -238,7 +238,7 @@ def test_statistics_that_cannot_be_are_refused(name: str) -> None:
         checked.data_statistics()
 
 
-def test_a_batch_with_one_picture_of_another_size_names_its_sample() -> None:
+def test_a_batch_with_one_image_of_another_size_names_its_sample() -> None:
     class Mixed(Sound):
         def read_samples(self, indices: Any) -> tuple[Observation, Any]:
             obs, found = super().read_samples(indices)
@@ -257,11 +257,11 @@ def test_an_instruction_of_some_other_task_is_said_once(caplog: pytest.LogCaptur
     for _ in range(2):
         checked.read_samples(np.arange(8, 16))
     (line,) = caplog.messages
-    assert line == "data 'odd': sample 12 is told 'dance', which the simulator never says"
+    assert line == "data 'odd': sample 12 has the instruction 'dance', which the simulator never says"
 
 
 def test_what_is_right_passes_in_other_forms() -> None:
-    """Tensors, views of pictures, actions that rounding took over the bounds, a wording for each episode."""
+    """Tensors, views of images, actions that rounding took over the bounds, a wording for each episode."""
     nudged = Changed(lambda i, obs, a: (obs, np.where(a > 0.99, np.float32(1.001), a)))
     nudged.data_statistics = Demonstrations.data_statistics.__get__(nudged)
     turned = Changed(images(lambda i, p: p[:, ::-1, ::-1]))

@@ -190,7 +190,7 @@ def test_a_clip_that_is_listed_too_short_is_refused(folders: Any, tmp_path: Path
         {"video_info": {"video.is_depth_map": True}},
     ],
 )
-def test_depth_maps_are_no_cameras(changes: dict[str, Any], video: bool, folders: Any, tmp_path: Path) -> None:
+def test_depth_maps_are_not_cameras(changes: dict[str, Any], video: bool, folders: Any, tmp_path: Path) -> None:
     folder = changed(folders[3, video], tmp_path / "copy", feature(TOP, **changes))
     refused(folder, f"'{TOP}' is a depth map, and policies see colours; choose another feature in `cameras`")
     keys = {"cameras": {"top": SIDE_CAMERA}}
@@ -198,7 +198,7 @@ def test_depth_maps_are_no_cameras(changes: dict[str, Any], video: bool, folders
     assert samples_of(opened(folder, **keys)) == COUNT * STEPS
 
 
-def test_a_video_of_16_bits_is_no_camera(folders: Any, tmp_path: Path) -> None:
+def test_a_video_of_16_bits_is_not_a_camera(folders: Any, tmp_path: Path) -> None:
     av = pytest.importorskip("av")
     folder = changed(folders[3, True], tmp_path / "copy")
     with av.open(str(folder / f"videos/{TOP}/chunk-000/file-000.mp4"), "w", format="matroska") as container:
@@ -211,7 +211,7 @@ def test_a_video_of_16_bits_is_no_camera(folders: Any, tmp_path: Path) -> None:
     refused(folder, f"one channel of 16 bits, as depth maps have, .*choose another feature than '{TOP}' in `cameras`")
 
 
-def test_pictures_of_16_bits_are_found_when_it_is_opened(folders: Any, tmp_path: Path) -> None:
+def test_images_of_16_bits_are_found_when_it_is_opened(folders: Any, tmp_path: Path) -> None:
     import io
 
     from PIL import Image
@@ -240,7 +240,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_deleted_first_episode_is_told(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_first_episode_is_reported(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = changed(
         folders[3, True],
         tmp_path / "copy",
@@ -344,7 +344,7 @@ def test_rows_without_an_end_are_named_as_lost(folders: Any, tmp_path: Path, cap
     )
 
     def split(folder: Path) -> None:
-        """Episodes 0 and 1 in a file of their own, which was closed; the list is cut, too."""
+        """Episodes 0 and 1 in a separate file, which was closed; the list is cut, too."""
         table = pq.read_table(folder / DATA)
         early = np.array(table["episode_index"]) < 2
         pq.write_table(table.filter(pa.array(~early)), folder / DATA.replace("000.", "001."))

@@ -142,7 +142,7 @@ FEATURES = {"action": {"dtype": "float32", "shape": [3]}}
         (2, info(data_path="data/{episode_idx}"), "did you mean 'episode_index'"),
         (2, info(data_path="data/{episode_index:9999999999d}"), "writes {episode_index} as '9999999999d'"),
         (2, info(data_path="data/{episode_index:{episode_chunk}}"), "writes {episode_index} as"),
-        (2, info(data_path="data/{episode_index"), "which is no template of a path"),
+        (2, info(data_path="data/{episode_index"), "which is not a path template"),
         (2, text("tasks.jsonl", '{"task_index": 0}\n'), r"tasks\.jsonl, line 1: 'task' is missing, a text is expected"),
         (2, text("tasks.jsonl", '\n{"task_index": 0, "task": 5}\n'), "line 2: 'task' is int 5, a text is expected"),
         (2, text("tasks.jsonl", '{"task_index": 0, "task": "\\ud800"}\n'), "'task' is str .*, a text is expected"),
@@ -213,7 +213,7 @@ def test_links_of_a_cache_are_followed(folders: Any, tmp_path: Path, monkeypatch
     for asked, message in (
         ("me/other", r"me/other is not a folder .*looked in .*lerobot/me/other(?s:.*)hf download me/other --repo-type"),
         ("me/my.set@v9", "hf download me/my.set --repo-type dataset --revision v9"),
-        (str(tmp_path / "hub"), r"is no LeRobot data set: .*give one of them: datasets--me--my\.set"),
+        (str(tmp_path / "hub"), r"is not a LeRobot data set: .*give one of them: datasets--me--my\.set"),
         (str(snapshot / "meta"), f"give {snapshot}, the data set that it is part of"),
         (str(snapshot / "meta" / "info.json"), "is a file"),
         (str(tmp_path / "nothing"), "does not exist; give the folder of a LeRobot data set"),
@@ -230,7 +230,7 @@ def test_links_of_a_cache_are_followed(folders: Any, tmp_path: Path, monkeypatch
 
 
 def png(width: int, height: int) -> bytes:
-    """A picture of zeros, as small as it gets."""
+    """An image of zeros, as small as it gets."""
 
     def part(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -253,7 +253,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpa
 
 
 @pytest.mark.parametrize(
-    ("picture", "message"),
+    ("image", "message"),
     [
         (png(900, 900), r"top cannot be decoded \(it has 900 x 900 pixels, the data set declares 256\)"),
         (png(1, 1)[:16] + struct.pack(">II", 50_000, 50_000) + png(1, 1)[24:], "top cannot be decoded"),
@@ -262,16 +262,16 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpa
         (EPS, "top cannot be decoded"),
         (b"", "top cannot be decoded"),
         (None, "top cannot be decoded"),
-        (png(SIDE // 2, SIDE), f"pictures of {CAMERA} are 16 x 8 and 16 x 16; one size is expected"),
+        (png(SIDE // 2, SIDE), f"images of {CAMERA} are 16 x 8 and 16 x 16; one size is expected"),
     ],
-    ids=["too large", "a lie about its size", "cut", "16 bits", "a program", "empty", "null", "another size"],
+    ids=["too large", "a wrong size", "cut", "16 bits", "a program", "empty", "null", "another size"],
 )
-def test_pictures_are_bounded_by_what_is_declared(
-    picture: bytes | None, message: str, folders: Any, tmp_path: Path
+def test_images_are_bounded_by_what_is_declared(
+    image: bytes | None, message: str, folders: Any, tmp_path: Path
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(folders[2, False], folder)
-    column(CAMERA, lambda v: [{"bytes": picture, "path": "x.png"}, *v[1:]], DATA_2)(folder)
+    column(CAMERA, lambda v: [{"bytes": image, "path": "x.png"}, *v[1:]], DATA_2)(folder)
     with pytest.raises(UserError, match=message):
         read(folder)
 

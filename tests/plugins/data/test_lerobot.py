@@ -99,7 +99,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
             opened(folder, info, **keys)
     with pytest.raises(UserError, match=r"none of 3 episodes holds a chunk of 99 actions; the longest has 12"):
         plugin.build(LeRobotConfig(folder=folder), Context(env=info, chunk=99))
-    with pytest.raises(UserError, match=r"is no LeRobot data set: it has no meta/info\.json"):
+    with pytest.raises(UserError, match=r"is not a LeRobot data set: it has no meta/info\.json"):
         opened(tmp_path, info)
     recordings.write_lerobot(tmp_path / "half", recorded[1], 2.1, True)
     (tmp_path / f"half/videos/chunk-000/observation.images.{camera}/episode_000001.mp4").unlink()
@@ -112,7 +112,7 @@ def test_folders_that_do_not_fit_are_refused(recorded: Any, folders: Any, tmp_pa
         opened(tmp_path / "half", info)
 
 
-def test_numbers_need_no_copy_and_rows_may_lie_in_any_file(
+def test_numbers_need_no_copy_and_rows_may_be_in_any_file(
     recorded: Any, folders: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 3 with the last episodes in the first file, in a folder whose name is a pattern."""
@@ -246,7 +246,9 @@ def test_data_in_another_order_than_a_checkpoint_or_a_robot_are_refused(
         clone(parse_spec(spec), tmp_path / "run", False)
 
 
-def test_another_rate_than_the_robots_is_told(recorded: Any, folders: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_rate_than_the_robots_is_reported(
+    recorded: Any, folders: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     info, _ = recorded
     data = opened(folders[3, False], info)
     check_sample("data", data, "robot", evolve(info, control_hz=recordings.FPS), CHUNK)

@@ -113,7 +113,7 @@ def test_damaged_files_are_refused(damage: Any, message: str, tmp_path: Path) ->
         opened(tmp_path / "files")
 
 
-PICTURES = "demo_0/obs/agentview_rgb"
+IMAGES = "demo_0/obs/agentview_rgb"
 
 
 def claims(name: str, shape: tuple[int, ...], kind: str = "u1") -> Any:
@@ -129,7 +129,7 @@ def claims(name: str, shape: tuple[int, ...], kind: str = "u1") -> Any:
 
 
 def elsewhere(how: str) -> Any:
-    """The actions lie in other files."""
+    """The actions are in other files."""
 
     def damage(file: Any) -> None:
         other = Path(file.filename).with_name("other.hdf5")
@@ -156,16 +156,16 @@ def elsewhere(how: str) -> Any:
     ("damage", "message"),
     [
         (
-            claims(PICTURES, (6, 100_000, 100_000, 3)),
+            claims(IMAGES, (6, 100_000, 100_000, 3)),
             r"agentview_rgb is uint8 \[6, 100000, .*at most 16,777,216 pixels",
         ),
-        (claims(PICTURES, (6, 4, 4, 3), "f4"), r"agentview_rgb is float32 \[6, 4, 4, 3\], uint8"),
-        (claims(PICTURES, (6, 4, 4)), r"agentview_rgb is uint8 \[6, 4, 4\], numbers \[any, any, any, 3\] are expected"),
+        (claims(IMAGES, (6, 4, 4, 3), "f4"), r"agentview_rgb is float32 \[6, 4, 4, 3\], uint8"),
+        (claims(IMAGES, (6, 4, 4)), r"agentview_rgb is uint8 \[6, 4, 4\], numbers \[any, any, any, 3\] are expected"),
         (claims("demo_0/actions", (10**9, 7), "f4"), "more than 10,000,000 numbers are not read"),
         (claims("demo_0/actions", (7,), "f4"), r"actions is float32 \[7\], numbers \[any, any\] are expected"),
         (replaced("demo_0/actions", b"words"), "actions is .*numbers .* are expected"),
-        (elsewhere("link"), r"actions lies in .*other\.hdf5, other files are not read"),
-        (elsewhere("two links"), r"actions lies in .*other\.hdf5, other files are not read"),
+        (elsewhere("link"), r"actions is in .*other\.hdf5, other files are not read"),
+        (elsewhere("two links"), r"actions is in .*other\.hdf5, other files are not read"),
         (elsewhere("raw"), "actions has its numbers in other files"),
         (elsewhere("virtual"), "actions has its numbers in other files"),
     ],
@@ -177,12 +177,12 @@ def test_files_made_to_do_harm_are_refused(damage: Any, message: str, tmp_path: 
         opened(tmp_path / "files")
 
 
-def test_a_picture_that_is_cut_is_named(tmp_path: Path) -> None:
+def test_an_image_that_is_cut_is_named(tmp_path: Path) -> None:
     file = written(tmp_path / "files", 6)
     with h5py.File(file, "a") as opened_file:
-        pictures = opened_file["data/demo_0/obs/agentview_rgb"][()]
+        images = opened_file["data/demo_0/obs/agentview_rgb"][()]
         del opened_file["data/demo_0/obs/agentview_rgb"]
-        packed = opened_file["data"].create_dataset(PICTURES, data=pictures, compression="gzip", chunks=(1, 4, 4, 3))
+        packed = opened_file["data"].create_dataset(IMAGES, data=images, compression="gzip", chunks=(1, 4, 4, 3))
         place, size = packed.id.get_chunk_info(0)[2:]
     content = bytearray(file.read_bytes())
     content[place : place + size] = bytes(size)

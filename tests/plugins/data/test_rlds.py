@@ -71,12 +71,12 @@ def features_of(episode: dict[str, Any]) -> dict[str, Any]:
     steps = len(episode["actions"])
     marks = np.arange(steps)
     named = {"overhead": "image", "wrist": "wrist_image"}
-    pictures = {
+    encoded_images = {
         f"steps/observation/{named.get(name, name)}": [recordings._png(image) for image in images[:-1]]
         for name, images in episode["images"].items()
     }
     return {
-        **pictures,
+        **encoded_images,
         "steps/action": episode["actions"],
         "steps/observation/state": episode["state"][:-1],
         "steps/language_instruction": [episode["instruction"].encode()] * steps,
@@ -181,12 +181,12 @@ def test_an_episode_without_steps_is_left_out(recorded: Any, tmp_path: Path, cap
     [
         ({"split": "val"}, r"holds no files NAME-val\.tfrecord-00000-of-\.\.\.; it has the splits train"),
         ({"action": "actoin"}, r"has no feature 'actoin'; did you mean 'action'"),
-        ({"action": "language_instruction"}, "language_instruction holds texts or pictures, numbers are expected"),
+        ({"action": "language_instruction"}, "language_instruction holds texts or images, numbers are expected"),
         (
             {"cameras": {**CAMERAS, "overhead": "observation/imgae"}},
             r"has no images 'observation/imgae' for camera 'overhead'; did you mean",
         ),
-        ({"instruction": "reward"}, "reward holds numbers, texts or pictures are expected"),
+        ({"instruction": "reward"}, "reward holds numbers, texts or images are expected"),
         ({"state": "action"}, "its states have"),
     ],
 )
@@ -207,7 +207,7 @@ def shard(folder: Path, number: int) -> Path:
         (lambda folder: shard(folder, 0).write_bytes(b"\xff" * 64), "ends behind the file"),
         (
             lambda folder: shard(folder, 0).write_bytes(struct.pack("<Q", 3) + b"crc1" + b"\x0a\x7fx" + b"crc2"),
-            r"is no tf\.train\.Example \(a field ends behind its message\)",
+            r"is not a tf\.train\.Example \(a field ends behind its message\)",
         ),
         (
             lambda folder: (folder / "other").mkdir() or write(folder / "other" / "2.0.0", [[]]),
@@ -229,12 +229,12 @@ def test_damaged_folders_are_refused(recorded: Any, tmp_path: Path, damage: Any,
     [
         ({"steps/is_first": None}, "has no steps/is_first"),
         ({"steps/action": np.zeros(3 * STEPS - 1, np.float32)}, "action has 20 numbers in an episode of 7 steps"),
-        ({"steps/language_instruction": [b"\xff"] * STEPS}, "an instruction is no UTF-8"),
+        ({"steps/language_instruction": [b"\xff"] * STEPS}, "an instruction is not UTF-8"),
         (
             {"steps/language_instruction": [b"once"]},
             r"an episode of 7 steps has 1 instructions; repair episode 1, .*`episodes: {exclude: \[1\]}`",
         ),
-        ({"steps/observation/image": [b"no picture"] * STEPS}, r"a picture of observation/image cannot be decoded"),
+        ({"steps/observation/image": [b"no image"] * STEPS}, r"an image of observation/image cannot be decoded"),
         ({"steps/observation/state": np.full((STEPS, 2), np.nan, np.float32)}, "state of episode 1, step 0 is not"),
     ],
 )
@@ -249,11 +249,11 @@ def test_damaged_episodes_are_refused(recorded: Any, tmp_path: Path, changes: An
         opened(tmp_path, info)
 
 
-def test_a_picture_that_is_none_is_named_when_it_is_read(recorded: Any, tmp_path: Path) -> None:
+def test_an_image_that_is_none_is_named_when_it_is_read(recorded: Any, tmp_path: Path) -> None:
     """Only the first one of an episode is looked at before."""
     info, episodes = recorded
     features = features_of(episodes[0])
-    features["steps/observation/image"][2] = b"no picture"
+    features["steps/observation/image"][2] = b"no image"
     write(tmp_path, [[features]])
-    with pytest.raises(UserError, match=r"a picture of observation/image cannot be decoded"):
+    with pytest.raises(UserError, match=r"an image of observation/image cannot be decoded"):
         opened(tmp_path, info).read_samples(np.array([2]))

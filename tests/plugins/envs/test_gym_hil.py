@@ -120,12 +120,12 @@ def test_a_person_gives_the_robot_back_and_leaves_evaluations_alone(painted):
 
 @installed
 @pytest.mark.sim
-def test_nobody_takes_over_without_a_person():
+def test_no_takeovers_without_a_person():
     env = make(max_steps=4)
     (result,) = episode(env, 0)
     assert not env.info.takeovers and result.source is None and env.info.deterministic
     image = result.obs.images["front"][0]
-    assert image.shape == (8, 8, 3) and len(np.unique(image)) > 10, "a real picture"
+    assert image.shape == (8, 8, 3) and len(np.unique(image)) > 10, "a real image"
     env.close()
 
 
@@ -139,7 +139,7 @@ def test_fast_images_show_the_scene_and_leave_physics_alone():
     for image in image_result.obs.images.values():
         assert image.shape == (1, 64, 64, 3) and len(np.unique(image)) > 10
         pink = (image[0, ..., 0] > 150) & (image[0, ..., 1] < 0.7 * image[0, ..., 0])
-        assert pink.any(), "the cube is in the picture"
+        assert pink.any(), "the cube is in the image"
     np.testing.assert_array_equal(image_result.obs.state, plain_result.obs.state)
     fast.close()
     plain.close()

@@ -234,7 +234,7 @@ def act(env: Any, *action: float, stop_at_end: bool = False) -> Any:
 @drawn
 @pytest.mark.parametrize("text", [CAR + "state: observation", PENDULUM], ids=["mountain car", "pendulum"])
 def test_classic_control_from_a_spec_alone(text: str) -> None:
-    """Two envs, each in a process of its own."""
+    """Two envs, each in a separate process."""
     spec = parse_spec(SPEC.replace("ENV", text)).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
     check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=4)), chunk=4, seconds=10)
@@ -270,7 +270,7 @@ def test_a_training_step(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- what an env does
 
 
-def test_pictures_state_and_bounds_of_a_dict_observation() -> None:
+def test_images_state_and_bounds_of_a_dict_observation() -> None:
     env = make()
     seen = start(env)
     pixels, position = seen.images["main"][0], seen.state[0]

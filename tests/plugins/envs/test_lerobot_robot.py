@@ -1,4 +1,4 @@
-"""`lerobot_robot`, with a robot of lerobot's own interface (`lerobot_double`) in a process of its own."""
+"""`lerobot_robot`, with a robot of lerobot's own interface (`lerobot_double`) in a separate process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def config_of(ports, **settings):
 
 
 def notes(ports, kind):
-    """What the robot was told: the arguments of each call of one kind."""
+    """The commands that the robot got: the arguments of each call of one kind."""
     lines = [json.loads(line) for line in (ports / "log").read_text().splitlines()]
     return [line[1:] for line in lines if line[0] == kind]
 
@@ -142,7 +142,7 @@ def test_it_moves_to_its_start_pose_before_each_episode(make, ports):
     assert sent(ports)[7:] == [[10] * 3, [20] * 3, [25] * 3]
 
 
-def test_pictures_are_scaled(make):
+def test_images_are_scaled(make):
     env = make(image_size=[16, 24])
     image = reset(env).images["front"]
     assert image.shape == (1, 16, 24, 3)
@@ -241,12 +241,12 @@ def test_it_asks_before_it_moves(make, ports):
     reset(env)
     thread.join()
     assert env._panel.state()["text"] == "the robot acts on 'lift the cube'; stop ends the run before the next action"
-    assert env._panel.picture() is not None
+    assert env._panel.image_png() is not None
 
 
-def test_nobody_who_answers_is_named_with_the_deadline(make, ports):
+def test_a_missing_answer_is_named_with_the_deadline(make, ports):
     env = make(reset={"deadline_s": 0.05})
-    with pytest.raises(NobodyAnswered, match=r"nobody answered \"reset the scene for 'lift the cube': ready\?\" at"):
+    with pytest.raises(NobodyAnswered, match=r"no one answered \"reset the scene for 'lift the cube': ready\?\" at"):
         reset(env)
     assert sent(ports) == []
 
@@ -329,7 +329,7 @@ time.sleep(60)
     while not notes(ports, "disconnect") and time.monotonic() < until:
         time.sleep(0.02)
     assert notes(ports, "disconnect")
-    assert sent(ports) == [[10] * 3, [20] * 3, [20] * 3], "it was told to stay where it was"
+    assert sent(ports) == [[10] * 3, [20] * 3, [20] * 3], "it was commanded to stay where it was"
 
 
 # -------------------------------------------------------------------------------------------------------- what is wrong
@@ -354,7 +354,7 @@ def test_settings_that_do_not_fit_the_robot_are_refused(make, settings, message)
 
 
 def install(folder, name, source):
-    """Put a distribution of one module with a `config` beside it where child processes find it."""
+    """Put a distribution of one module with a `config` next to it where child processes find it."""
     module = name.replace("-", "_")
     (folder / module).mkdir(parents=True)
     (folder / module / "__init__.py").write_text(source)
@@ -425,7 +425,7 @@ def test_a_robot_without_calibration_is_refused(make):
     [
         ({"robot": {"type": 3}}, "has no type"),
         ({"tasks": []}, "give an instruction"),
-        ({"action_bounds": [3, 3]}, "is no range"),
+        ({"action_bounds": [3, 3]}, "is not a range"),
         ({"max_step": 0}, "above 0"),
         ({"takeover": "always"}, "has no effect without a teleoperator"),
         ({"image_size": 4}, "give 8 to 1024"),
@@ -519,7 +519,7 @@ def robots_python(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_lerobot_is_in_an_interpreter_of_its_own(tmp_path, robots_python):
+def test_lerobot_is_in_a_separate_interpreter(tmp_path, robots_python):
     for name in ("robot", "device"):
         (tmp_path / name).touch()
     spec = robot_spec(tmp_path, runtime={"backend": "ray"})

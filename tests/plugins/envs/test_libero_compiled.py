@@ -17,16 +17,16 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # loading a model imports mujoco
 pytestmark = pytest.mark.skipif(find_spec("mujoco") is None, reason="needs MuJoCo: pip install -e '.[libero]'")
 
 
-def scene(picture: Path, size: float = 1.0) -> str:
+def scene(image_file: Path, size: float = 1.0) -> str:
     return f"""<mujoco><asset>
         <texture type="skybox" builtin="gradient" width="32" height="32"/>
-        <texture name="wood" type="2d" file="{picture}"/> <texture type="cube" file="{picture}"/>
-        <material name="wood" texture="wood"/> <material name="side" texture="{picture.stem}"/>
+        <texture name="wood" type="2d" file="{image_file}"/> <texture type="cube" file="{image_file}"/>
+        <material name="wood" texture="wood"/> <material name="side" texture="{image_file.stem}"/>
         </asset><worldbody><geom type="sphere" size="{size}" material="wood"/></worldbody></mujoco>"""
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image_file(tmp_path: Path) -> Path:
     file = tmp_path / "oak.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)).save(file)
     return file
@@ -48,38 +48,38 @@ def arrays(model: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def test_a_scene_taken_apart_is_the_same_but_for_its_pictures(picture: Path, folder: Path) -> None:
+def test_a_scene_taken_apart_is_the_same_but_for_its_textures(image_file: Path, folder: Path) -> None:
     import mujoco
 
-    whole = mujoco.MjModel.from_xml_string(scene(picture))
-    sources, kept = take_apart(scene(picture)), CompiledModels(10**9, folder)
+    whole = mujoco.MjModel.from_xml_string(scene(image_file))
+    sources, kept = take_apart(scene(image_file)), CompiledModels(10**9, folder)
     model = kept.load(sources.scene)
-    assert [alone is None for alone in sources.pictures] == [True, False, False]
+    assert [alone is None for alone in sources.texture_xmls] == [True, False, False]
     for name, value in arrays(model).items():
         assert name.startswith("tex_") or np.array_equal(value, arrays(whole)[name], equal_nan=True), name
     assert model.tex_type.tolist() == whole.tex_type.tolist()
-    for number, alone in enumerate(sources.pictures):
+    for number, alone in enumerate(sources.texture_xmls):
         if alone is not None:
             shown, begin = kept.load(alone), whole.tex_adr[number]
             assert shown.ntex == 1 and shown.tex_type[0] == whole.tex_type[number]
             assert np.array_equal(shown.tex_data, whole.tex_data[begin : begin + len(shown.tex_data)])
 
 
-def test_what_was_compiled_is_found_again_until_something_changes(picture: Path, folder: Path) -> None:
-    wood = take_apart(scene(picture)).pictures[1]
+def test_what_was_compiled_is_found_again_until_something_changes(image_file: Path, folder: Path) -> None:
+    wood = take_apart(scene(image_file)).texture_xmls[1]
     assert wood is not None
     CompiledModels(10**9, folder).load(wood)
     [file] = files(folder)
     written = file.stat().st_ino
     CompiledModels(10**9, folder).load(wood)
     assert [f.stat().st_ino for f in files(folder)] == [written]
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(picture)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(image_file)
     assert CompiledModels(10**9, folder).load(wood).tex_width[0] == 8 and len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_file_is_made_anew(picture: Path, folder: Path, damage: str) -> None:
-    xml = take_apart(scene(picture)).scene
+def test_a_damaged_file_is_made_again(image_file: Path, folder: Path, damage: str) -> None:
+    xml = take_apart(scene(image_file)).scene
     before = arrays(CompiledModels(10**9, folder).load(xml))
     [file] = files(folder)
     content = bytearray(file.read_bytes())
@@ -90,8 +90,8 @@ def test_a_damaged_file_is_made_anew(picture: Path, folder: Path, damage: str) -
     assert len(files(folder)) == 1
 
 
-def test_what_was_used_longest_ago_goes_first(picture: Path, folder: Path) -> None:
-    xmls = [take_apart(scene(picture, size)).scene for size in (1.0, 2.0, 3.0)]
+def test_what_was_used_longest_ago_goes_first(image_file: Path, folder: Path) -> None:
+    xmls = [take_apart(scene(image_file, size)).scene for size in (1.0, 2.0, 3.0)]
     kept = CompiledModels(10**9, folder)
     kept.keep(xmls[:2])
     [size] = {file.stat().st_size for file in files(folder)}

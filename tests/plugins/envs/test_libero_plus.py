@@ -41,7 +41,7 @@ LEVELS = {
 }
 """Variants of each dimension in levels 1 to 5, as the authors report them; 121 of `light` have no level."""
 OFFICIAL = Path(__file__).with_name("libero_plus_noise.npz")
-"""Pictures of the authors' code (repository at 4976dc3, ImageMagick 6.9.11 Q16): `picture`, and `noise_N` with NumPy's
+"""Images of the authors' code (repository at 4976dc3, ImageMagick 6.9.11 Q16): `picture`, and `noise_N` with NumPy's
 generator seeded by N."""
 
 
@@ -148,22 +148,22 @@ def test_what_lacks_assets_or_files_says_what_to_get(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("noise", [5, 15, 25, 35, 45])
 def test_noise_equals_the_authors_code(noise: int) -> None:
     official = np.load(OFFICIAL)
-    picture = official["picture"].copy()
-    result = noisy(picture, noise, np.random.RandomState(noise))
+    frame = official["picture"].copy()
+    result = noisy(frame, noise, np.random.RandomState(noise))
     assert np.array_equal(result, official[f"noise_{noise}"])
-    assert np.array_equal(picture, official["picture"]), "the picture itself stays"
-    again = noisy(picture, noise, np.random.RandomState(noise + 1))
+    assert np.array_equal(frame, official["picture"]), "the frame itself stays"
+    again = noisy(frame, noise, np.random.RandomState(noise + 1))
     assert np.array_equal(again, result) == (noise in (15, 25)), "three of five kinds are random"
 
 
 def test_severity_grows() -> None:
-    picture = np.load(OFFICIAL)["picture"]
+    frame = np.load(OFFICIAL)["picture"]
     for kind in range(5):
-        first, last = (noisy(picture, 10 * kind + n, np.random.RandomState(0)).astype(int) for n in (1, 10))
-        assert abs(last - picture).mean() > abs(first - picture).mean() > 0
+        first, last = (noisy(frame, 10 * kind + n, np.random.RandomState(0)).astype(int) for n in (1, 10))
+        assert abs(last - frame).mean() > abs(first - frame).mean() > 0
 
 
-def test_fog_covers_large_pictures() -> None:
+def test_fog_covers_large_images() -> None:
     assert noisy(np.zeros((300, 300, 3), np.uint8) + np.uint8(9), 31, np.random.RandomState(0)).shape == (300, 300, 3)
 
 
@@ -283,7 +283,7 @@ def test_a_missing_file_is_named_with_its_variant_and_the_archive(wheel: Path, a
         with pytest.raises(UserError) as error:
             require_assets([variant], assets)
         told = str(error.value)
-        assert variant.task_name in told and f"unpack anew into {assets}" in told and "Sylvest/LIBERO-plus" in told
+        assert variant.task_name in told and f"unpack it again into {assets}" in told and "Sylvest/LIBERO-plus" in told
         return Path(told.partition(" is missing")[0])
 
     assert missing(table) == assets / TABLE
@@ -292,7 +292,7 @@ def test_a_missing_file_is_named_with_its_variant_and_the_archive(wheel: Path, a
     (assets / "textures/Wicker copy.png").touch()
     assert missing(table) == assets / "scenes/tabletop250/wicker.png"
     room.write_text("<mujoco><asset>")
-    with pytest.raises(UserError, match=r"Wicker.xml is damaged .*; unpack anew: .*assets.zip"):
+    with pytest.raises(UserError, match=r"Wicker.xml is damaged .*; unpack it again: .*assets.zip"):
         require_assets([table], assets)
     assert missing(add) == assets / YEAST
     write_model(assets, YEAST, "tex=textures/yeast.png")

@@ -84,7 +84,7 @@ def task_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 PLACE = (0.2, 0.2, 0.94)
-"""Where the added object lies [m]."""
+"""Where the added object is [m]."""
 GREEN = (20, 200, 40)
 """Colour of the table in the test's own assets."""
 
@@ -192,26 +192,26 @@ def test_a_variant_changes_one_thing_and_the_next_episode_nothing(env: Any) -> N
     assert not np.array_equal(noise.images["agentview"], own.images["agentview"])
     assert np.array_equal(noise.images["agentview"], start(env, variant(NOISE).state_id).images["agentview"])
     later = env.chunk_step(np.zeros((2, CHUNK, 7), np.float32), FIRST, False).obs.images["agentview"][0]
-    assert not np.array_equal(later, noise.images["agentview"][0]), "each picture has noise of its own"
+    assert not np.array_equal(later, noise.images["agentview"][0]), "each image has its own noise"
     again = start(env, OWN)
     assert np.array_equal(again.images["agentview"], own.images["agentview"])
     assert np.array_equal(scene_of(env).simulator_state(), own_state)
     assert len(env.env(0)._scenes._built) == 1, "all of them use one scene"
 
 
-def test_a_layout_has_a_scene_of_its_own(env: Any) -> None:
+def test_a_layout_has_its_own_scene(env: Any) -> None:
     own = start(env, OWN)
     layout = start(env, variant("_level1_sample1").state_id)
     assert len(env.env(0)._scenes._built) == 2
     assert layout.instructions == own.instructions and not np.array_equal(layout.images["wrist"], own.images["wrist"])
 
 
-def test_noise_is_added_to_the_picture_as_it_was_drawn(env: Any) -> None:
+def test_noise_is_added_to_the_image_as_it_was_drawn(env: Any) -> None:
     blurred = variant("_view_0_0_100_0_0_initstate_0_noise_20")  # the Gaussian, which draws no random numbers
-    picture = start(env, blurred.state_id).images["agentview"][0]
+    image = start(env, blurred.state_id).images["agentview"][0]
     drawn = scene_of(env).images()["agentview"]
     expected = noisy(drawn[::-1, ::-1], 20, np.random.RandomState(0))[::-1, ::-1]
-    assert np.array_equal(picture, expected)
+    assert np.array_equal(image, expected)
 
 
 def test_robots_start_as_the_protocol_says(env: Any) -> None:
@@ -261,10 +261,10 @@ def test_tasks_name_instructions_and_categories(task_files: Path) -> None:
 def test_a_light_variant_has_the_lights_and_textures_of_the_assets(env_with_assets: Any, assets: Path) -> None:
     light = variant("_light_1")
     assert light.state_id in {state.id for state in env_with_assets.reset_states("eval")}
-    picture = start(env_with_assets, light.state_id).images["agentview"][0]
+    image = start(env_with_assets, light.state_id).images["agentview"][0]
     scene = scene_of(env_with_assets)
-    green = (picture[..., 1] > 2 * picture[..., 0]) & (picture[..., 1] > 2 * picture[..., 2])
-    assert green.mean() > 0.2, "most of the picture is the table"
+    green = (image[..., 1] > 2 * image[..., 0]) & (image[..., 1] > 2 * image[..., 2])
+    assert green.mean() > 0.2, "most of the image is the table"
     written = {element.get("name"): element for element in ET.parse(assets / LIT).iter("light")}
     for name, element in written.items():
         assert np.allclose(
@@ -272,7 +272,7 @@ def test_a_light_variant_has_the_lights_and_textures_of_the_assets(env_with_asse
         )
     for name in written:
         scene._model.light(name).diffuse = 0.8  # as LIBERO has them
-    assert abs(scene.images()["agentview"].astype(int) - picture).mean() > 10, "the picture is lit by these lights"
+    assert abs(scene.images()["agentview"].astype(int) - image).mean() > 10, "the image is lit by these lights"
     official = Suite("libero_spatial").initial_states(INDEX)[0]
     settled = scene.simulator_state()
     assert settled.shape == official.shape and np.abs(settled - official)[1:49].max() < 0.1

@@ -39,7 +39,7 @@ def start(env: Any, ids: list[int]) -> None:
 
 
 def play(env: Any, ids: list[int], chunk: int) -> list[tuple[Array, ...]]:
-    """One chunk of each env. -> by env: pictures, state, rewards."""
+    """One chunk of each env. -> by env: images, state, rewards."""
     result = env.chunk_step(np.stack([actions_of(i)[chunk] for i in ids]), np.ones(len(ids), bool), False)
     images = result.obs.images
     return [
@@ -78,7 +78,7 @@ def test_envs_that_take_turns_play_as_each_by_itself(suite: str, task: int) -> N
 
 
 def test_an_env_that_breaks_leaves_the_others_where_they_are() -> None:
-    """The scene of the broken env is built anew. The others resume in it where they were, also after looking ahead."""
+    """The scene of the broken env is built again. The others resume in it where they were, also after looking ahead."""
     env, calm = make(2, processes=INLINE), make(2, processes=INLINE)
     ids = [env.reset_states("train")[i].id for i in (0, 3)]
     for each in (env, calm):

@@ -62,7 +62,7 @@ def start(pair: Pair, state: Array) -> None:
 
 
 def film(official: Any, on: bool) -> None:
-    """Switch the cameras, whose pictures take nearly all of the time, without setting their clocks back."""
+    """Switch the cameras, whose images take nearly all of the time, without setting their clocks back."""
     observables = official.env._observables
     for name in FILMED.values():
         clock = {key: vars(observables["robot0_eef_pos"])[key] for key in ("_time_since_last_sample", "_sampled")}
@@ -104,8 +104,8 @@ def test_chunks_equal_the_official_ones(pair: Pair) -> None:
             seen, reward, done, _ = pair.official.step(action)
             assert pair.scene.step(action) == (reward, bool(done))
         assert_equal(pair, seen)
-        for name, picture in pair.scene.images().items():
-            assert np.array_equal(picture, seen[FILMED[name]][::-1, ::-1]), name
+        for name, image in pair.scene.images().items():
+            assert np.array_equal(image, seen[FILMED[name]][::-1, ::-1]), name
 
 
 @pytest.mark.parametrize("pair", ["libero_spatial 0"], indirect=True)

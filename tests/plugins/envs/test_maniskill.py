@@ -395,7 +395,7 @@ def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
 
 @pytest.mark.sim
 def test_envs_of_a_batch_that_ended_stand_still(env: Any, batch: Any) -> None:
-    """Env 0 is solved in the course of a chunk, env 1 goes on: each as if it were alone."""
+    """Env 0 is solved in the course of a chunk, env 1 continues: each as if it were alone."""
     state, both = env.reset_states("train")[0].id, np.array([0, 1])
     env.reset(ONE_ENV, np.array([state]), ONE_ENV)
     chunks = [env.expert_chunk()]
@@ -435,7 +435,7 @@ def test_a_batch_has_the_expert_too(env: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("task", ["PickCube-v1", "StackCube-v1"])
 def test_a_batch_on_a_gpu(vulkan: None, task: str) -> None:
-    """In a process of its own: PhysX has to be on the GPU from its first use in a process."""
+    """In a separate process: PhysX has to be on the GPU from its first use in a process."""
     code = f"""
 import torch
 from vla_rl.testing import check_env

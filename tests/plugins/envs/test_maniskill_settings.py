@@ -44,7 +44,7 @@ def make(**changes: Any) -> Any:
     ("changes", "message"),
     [
         ({"task": "PickCub-v1"}, r"no ManiSkill task 'PickCub-v1'; did you mean 'PickCube-v1'\?"),
-        ({"cameras": {"wrist": 64}}, r"'wrist' is no camera of PickCube-v1.*\n  there are: base_camera"),
+        ({"cameras": {"wrist": 64}}, r"'wrist' is not a camera of PickCube-v1.*\n  there are: base_camera"),
         (
             {"task": "StackCube-v1", "cameras": {"hand_camra": 64}},
             r"did you mean 'hand_camera'\?\n  there are: base_camera, hand_camera",
@@ -52,7 +52,7 @@ def make(**changes: Any) -> Any:
         ({"control_mode": "pd_ee_delta_poses"}, r"no control mode .*; did you mean 'pd_ee_delta_pose'\?"),
         (
             {"task": "PlugCharger-v1", "reward": "dense"},
-            "'normalized_dense' is no reward of PlugCharger-v1 .*\n  there are: none, sparse",
+            "'normalized_dense' is not a reward of PlugCharger-v1 .*\n  there are: none, sparse",
         ),
         (
             {"task": "UnitreeG1Stand-v1"},
@@ -78,7 +78,7 @@ def make(**changes: Any) -> Any:
             {"robot": "panda_wristcm"},
             r"no robot for PickCube-v1; did you mean 'panda_wristcam'\?\n  there are: panda, .*panda_wristcam",
         ),
-        ({"task": "TwoRobotPickCube-v1", "robot": "panda"}, "'panda' is no robot for TwoRobotPickCube-v1"),
+        ({"task": "TwoRobotPickCube-v1", "robot": "panda"}, "'panda' is not a robot for TwoRobotPickCube-v1"),
         ({"backend": "gpu"}, "backend: gpu needs a CUDA device"),
     ],
 )
@@ -108,9 +108,7 @@ if __name__ == "__main__":
         print(exc, "sapien" in sys.modules, "mani_skill" in sys.modules)
 """
     done = fork_server.run_python("-c", code, timeout=280, check=True)
-    said = (
-        "'base_camra' is no camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
-    )
+    said = "'base_camra' is not a camera of PickCube-v1; did you mean 'base_camera'?\n  there are: base_camera False False\n"
     assert done.stdout == said
 
 

@@ -146,7 +146,7 @@ def test_benchmarks_choose_tasks_and_ids_do_not_depend_on_the_choice() -> None:
 # -------------------------------------------------------------------------------------------- exactness
 
 
-def test_episodes_and_pictures_equal_those_of_the_official_environment() -> None:
+def test_episodes_and_images_equal_those_of_the_official_environment() -> None:
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
     from metaworld.types import Task
 
@@ -178,7 +178,7 @@ def test_episodes_and_pictures_equal_those_of_the_official_environment() -> None
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_a_state_gives_the_same_episode_whatever_went_before(env: Any, split: str) -> None:
-    """`keep_tasks: 1`, so each change of the task builds it anew."""
+    """`keep_tasks: 1`, so each change of the task builds it again."""
     push, drawer = state_of(env, "push-v3", split, 7), state_of(env, "drawer-close-v3", split)
     generators = np.random.get_state()[1].copy()  # noqa: NPY002
     first = play(env, push)
@@ -259,7 +259,7 @@ def test_fast_render_is_said_in_the_notes_and_changes_pixels_only(env: Any) -> N
 
 
 def test_a_spec_gives_an_environment_that_keeps_to_the_contract() -> None:
-    """Two envs, each in a process of its own."""
+    """Two envs, each in a separate process."""
     spec = parse_spec(SPEC.replace("max_steps: 6", "max_steps: 500")).env
     load("env", spec.type).preflight(spec.config)  # type: ignore[misc]
     check_env(build("env", spec.type, spec.config, Context(num_envs=2, chunk=CHUNK)), chunk=CHUNK, seconds=10)
@@ -314,7 +314,7 @@ def test_mujoco_imported_too_early_is_an_error_and_no_crash() -> None:
 
 @pytest.mark.ray
 def test_lanes_of_an_env_play_what_envs_of_a_lane_play(tmp_path):
-    """Two envs in processes of their own, each with a thread of the worker. Dense rewards tell of all that moved."""
+    """Two envs in separate processes, each with a thread of the worker. Dense rewards tell of all that moved."""
     apart = SPEC.replace("{backend: local}", "{backend: ray}")
     lanes = f"{apart}placement: {{type: disaggregated, lanes: envs}}\n"
     found = []

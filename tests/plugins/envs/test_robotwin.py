@@ -102,7 +102,7 @@ def test_order_of_an_action_and_names_of_cameras(api: str, build_robotwin: Any) 
 def test_success_and_what_follows_it(api: str, build_robotwin: Any) -> None:
     env, seed = build_robotwin(api), 200_000
     reset(env, FIRST["train"])
-    # A chunk of the vector API is one motion: only its last target is reached, and success is told at its end.
+    # A chunk of the vector API is one motion: only its last target is reached, and success is known at its end.
     chunk, at = ([HOME - 0.5, goal(seed), HOME], 1) if api == "classic" else ([HOME - 0.5, HOME, goal(seed)], 2)
     won = step(env, *chunk, stop=False)
     assert won.executed.all()
@@ -165,7 +165,7 @@ def test_what_the_vector_api_truncates_is_passed_on(build_robotwin: Any) -> None
 
 @pytest.mark.parametrize("api", APIS)
 def test_end_effector_actions(api: str, build_robotwin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pose and a gripper for each arm, action by action: success is told at its action with both APIs."""
+    """A pose and a gripper for each arm, action by action: success is known at its action with both APIs."""
     env = build_robotwin(api, control="end_effector", cameras=("head",))
     info = env.info
     config = RobotwinConfig(tasks=TASK, control="end_effector")
@@ -212,7 +212,7 @@ def test_an_end_effector_action_that_solves_ends_the_chunk(
     ("unseen", {0: {"Let the red tool fall on the block."}, 2: {"Let the blue tool fall on the block."}}),
 ])  # fmt: skip
 def test_the_instruction_names_the_things_of_its_scene(api: str, kind: str, texts: Any, build_robotwin: Any) -> None:
-    """VectorEnv itself goes on naming those of the scene that it was made with."""
+    """VectorEnv itself keeps naming those of the scene that it was made with."""
     env = build_robotwin(api, num_envs=2, instruction_type=kind)
     obs = reset(env, FIRST["train"] + 1, FIRST["train"])  # seeds 200010 (a blue hammer) and 200000 (a red one)
     for told, number in zip(obs.instructions, (2, 0), strict=True):

@@ -1,4 +1,4 @@
-"""The plugin on RoboTwin's real runtime, in an interpreter of its own.
+"""The plugin on RoboTwin's real runtime, in a separate interpreter.
 
     VLA_RL_ROBOTWIN_PYTHON=/path/to/python pytest tests/plugins/envs/test_robotwin_runtime.py
 

@@ -114,7 +114,7 @@ def test_files_of_seeds_that_are_refused(
         plugin.preflight(RobotwinConfig(**config))
 
 
-def test_files_that_are_no_files_of_seeds(tmp_path: Path) -> None:
+def test_files_without_seeds_are_refused(tmp_path: Path) -> None:
     def book(**changes: Any) -> SeedBook:
         return SeedBook(Seeds(**changes), ("place_shoe",))
 
@@ -208,7 +208,7 @@ def test_settings_that_do_not_fit_the_installation(kind: str, changes: Any, mess
 
 
 def test_no_robotwin(tmp_path: Path) -> None:
-    message = r"there is no RoboTwin {}\n  `pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own"
+    message = r"there is no RoboTwin {}\n  `pip install rlinf-robotwin-runtime==0.1.3` in a separate interpreter"
     with pytest.raises(UserError, match=message.format("for .*python")):
         make({"tasks": TASK})
     with pytest.raises(UserError, match=message.format(f"in {tmp_path}")):
@@ -217,7 +217,7 @@ def test_no_robotwin(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["wheel", "main"])
 def test_objects_of_a_task_that_are_missing(kind: Any, robotwin: Any, tmp_path: Path) -> None:
-    """RoboTwin prints their names and goes on without them, to an AttributeError."""
+    """RoboTwin prints their names and continues without them, to an AttributeError."""
     config = settings(kind, robotwin)
     with next((tmp_path / kind).rglob(f"{TASK}.py")).open("a") as task:
         task.write('\nHAMMER = {"modelname": "020_hammer", "model_id": 0}\n')

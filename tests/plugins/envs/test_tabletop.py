@@ -201,7 +201,7 @@ def test_same_actions_give_bit_identical_results():
         assert same(*results)
 
 
-def test_a_snapshot_goes_on_where_it_left_off():
+def test_a_snapshot_continues_where_it_left_off():
     env, other = make(8), make(8)
     reset(env, states(env)[:8])
     act(env, (1, 1, OPEN))

@@ -95,7 +95,7 @@ def test_wandb_takes_a_run_offline(tmp_path):
 def test_wandb_without_a_login_is_left_out(tmp_path, caplog):
     there("wandb")
     train("wandb", tmp_path / "run", 0, 2, finish=True, mode="online")
-    assert "nobody is logged in; try `wandb login`" in caplog.text and len(caplog.records) == 1
+    assert "no user is logged in; try `wandb login`" in caplog.text and len(caplog.records) == 1
 
 
 def whole(file: Path) -> list[Any]:

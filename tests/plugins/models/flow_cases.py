@@ -1,4 +1,4 @@
-"""What the tests of SmolVLA and GR00T share: both denoise beside a language model."""
+"""What the tests of SmolVLA and GR00T share: both denoise with a language model."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def perceptron(w: Weights, name: str, x: Tensor, act: str) -> Tensor:
 
 
 def value(w: Weights, net: PlainPi05 | PlainSmolVLA, said: Tensor) -> Tensor:
-    """RLinf's `value_after_vlm`, over rows that are no padding."""
+    """RLinf's `value_after_vlm`, over rows that are not padding."""
     mean = (said * net.valid[..., None]).sum(1) / net.valid.sum(1, keepdim=True)
     return perceptron(w, "value_head", mean, "relu").squeeze(-1)
 

@@ -1,4 +1,4 @@
-"""Critics of the papers beside ours: pi_RL's mean over denoising steps, AcceRL's attention over action tokens."""
+"""Critics of the papers against ours: pi_RL's mean over denoising steps, AcceRL's attention over action tokens."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_attention_over_action_tokens(values: Any, outputs: tuple[int, ...]) -> 
         x = head.layers[1](torch.nn.functional.gelu(head.layers[0](x)))
         wanted.append(x if outputs else x[0])
     torch.testing.assert_close(found, torch.stack(wanted).detach(), rtol=0, atol=1e-6)
-    for shift in (-1, CHUNK * ENV.action_dim):  # beside the first and the last of them
+    for shift in (-1, CHUNK * ENV.action_dim):  # next to the first and the last of them
         other = hidden.clone()
         other[torch.arange(3), at + shift] += 1
         assert torch.equal(head(other, at, None), head(hidden, at, None))

@@ -1,5 +1,6 @@
-"""Log-probabilities, values and gradients of pi0.5 and SmolVLA beside the float64 network of `plain_flow`, which itself
-meets the originals' numbers. Their own reference files hold neither log-probabilities nor values nor gradients."""
+"""Log-probabilities, values and gradients of pi0.5 and SmolVLA against the float64 network of `plain_flow`, which
+itself meets the originals' numbers. Their own reference files hold neither log-probabilities nor values nor
+gradients."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_files_that_are_cut_off_or_hold_something_else(tmp_path: Path) -> None:
         (lambda values: values * NAN, r"'action.max\[0\]' is nan, a number"),
         (
             lambda values: values - 9,
-            r"'action.max\[0\]' is -8\.\d+, below the -0\.2\d* of 'action.min\[0\]': that is no range",
+            r"'action.max\[0\]' is -8\.\d+, below the -0\.2\d* of 'action.min\[0\]': not a range",
         ),
     ],
 )

@@ -77,7 +77,7 @@ def test_padding_and_the_fused_kernel_change_nothing(name: str) -> None:
     wanted = gradients(model.module, loss)
     with sdpa_kernel(SDPBackend.MATH):
         assert_same_gradients(gradients(model.module, loss), wanted)
-    model.prompts.rows([LONG])  # all rows are laid out anew
+    model.prompts.rows([LONG])  # all rows are laid out again
     if name == "pi05, state":
         model.prompts._full_width = True
     assert_same_gradients(gradients(model.module, loss), wanted)
@@ -130,16 +130,16 @@ def test_what_a_row_gets_does_not_depend_on_its_neighbours(name: str) -> None:
     actions = model.sample_chunk(alone, noise(1), True).actions
     played = model.sample_chunk(alone, noise(1), False)
     one = model.chunk_log_probs(alone, played)  # before the model knows the other instructions
-    beside = _with_first(observation(3), alone)
-    beside = attrs.evolve(beside, instructions=(beside.instructions[0], LONG, "push"))
+    batch = _with_first(observation(3), alone)
+    batch = attrs.evolve(batch, instructions=(batch.instructions[0], LONG, "push"))
     replay = {key: torch.cat([torch.as_tensor(part)] * 3) for key, part in played.extras.items()}
-    three = model.chunk_log_probs(beside, attrs.evolve(played, extras=replay))
+    three = model.chunk_log_probs(batch, attrs.evolve(played, extras=replay))
     for found, wanted in (
         (three.log_probs, one.log_probs),
         (three.entropy, one.entropy),
         (three.values, one.values),
-        (model.values(beside), one.values),
-        (model.sample_chunk(beside, noise(3), True).actions, actions),
+        (model.values(batch), one.values),
+        (model.sample_chunk(batch, noise(3), True).actions, actions),
     ):
         torch.testing.assert_close(torch.as_tensor(found)[:1], torch.as_tensor(wanted), rtol=1e-4, atol=2e-5)
 

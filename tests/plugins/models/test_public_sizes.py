@@ -41,7 +41,7 @@ def test_public_sizes_act_and_learn_on_the_meta_device(plugin, config, billions,
         model = plugin.build(config, Context(env=info, chunk=2, device="meta"))
         weights = sum(p.numel() for p in model.module.parameters())
         assert weights / 1e9 == pytest.approx(billions, abs=0.006)
-        assert memory.now >= 4 * weights, "and so many bytes would be alive"
+        assert memory.now >= 4 * weights, "and this many bytes would be alive"
         if width is not None:
             assert model.module.shape[1] == width, "numbers of an action, padding included"
         obs = observation(info, 2)

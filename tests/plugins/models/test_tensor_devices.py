@@ -1,8 +1,7 @@
-"""No model takes it for granted where tensors lie: it is told a device, and inputs come from elsewhere.
+"""No model assumes where tensors are: it is given a device, and inputs come from elsewhere.
 
-Without a GPU the place that a tensor gets when nobody says which is the meta device, which holds no numbers and does
-not mix with others: a tensor that is made without the policy's device shows. With one, weights lie there and inputs in
-the host's memory.
+Without a GPU the default device of a tensor is the meta device, which holds no numbers and does not mix with others: a
+tensor that is made without the policy's device shows. With one, weights are there and inputs in the host's memory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FLOW: tuple[dict[str, Any], ...] = (
     {"noise": {"method": "flow_noise"}, "value_head": {"reads": "denoising"}, "train_expert_only": False},
     {"noise": {"method": "flow_cps", "steps": "all"}},
 )
-"""What else makes tensors of its own: of each plugin, and of those that denoise."""
+"""What else makes its own tensors: of each plugin, and of those that denoise."""
 
 
 def settings() -> list[Any]:
@@ -64,12 +63,12 @@ def play(policy: Any, obs: Observation) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("name", "given"), settings())
-def test_tensors_lie_where_the_policy_does(name: str, given: dict[str, Any]) -> None:
+def test_tensors_are_where_the_policy_is(name: str, given: dict[str, Any]) -> None:
     made = synthetic.observation(ENV, ROWS)
     wanted = play(build(name, given), made)
     for obs in read_only_and_tensors(made):
         policy = build(name, given)
-        with torch.device("meta"):  # where a tensor lies for which no device is named
+        with torch.device("meta"):  # the device of a tensor that names none
             found = play(policy, obs)
         assert {(t.device.type, t.dtype) for t in found} == {("cpu", torch.float32)}
         for one, other in zip(found, wanted, strict=True):

@@ -51,7 +51,7 @@ def test_roles_that_take_turns_share_all_devices():
 
 @pytest.mark.parametrize(("sim", "policy", "workers"), [(0.02, 0.14, (1, 2)), (0.14, 0.02, (2, 1))])
 def test_what_takes_longer_gets_more_devices(sim, policy, workers):
-    """16 envs have no three thirds, so that the roles have devices of their own."""
+    """16 envs have no three thirds, so that the roles have separate devices."""
     profile = evolve(EVEN, sim=Cost(seconds=sim, num_envs=16), policy=Cost(seconds=policy, num_envs=16))
     split, iteration = chosen(profile, 16, 3)
     assert split[:3] == (*workers, 3)

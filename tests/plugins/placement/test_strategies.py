@@ -59,8 +59,8 @@ def test_one_gpu_for_all_as_two_workers():
     assert [(s.roles, s.gpus) for s in plan.slots] == [(("sim",), 0.5), (("policy", "learner"), 0.5)]
 
 
-def test_roles_share_a_device_in_workers_of_their_own():
-    """Asynchronous training needs a learner in a worker of its own."""
+def test_roles_share_a_device_in_separate_workers():
+    """Asynchronous training needs a learner in a separate worker."""
     plan = disaggregated(GPU1, sim="cpu", policy="0", learner="0", share_devices=True)
     assert [(s.roles, s.gpus, s.index) for s in plan.slots] == [
         (("sim",), 0.0, None),
@@ -90,17 +90,17 @@ def test_roles_share_what_is_left():
         (lambda: disaggregated(sim="0-3", learner="3-7"), "sim and learner both name device 3; each role has"),
         (
             lambda: disaggregated(GPU1),
-            "sim and policy and learner need a device of their own each, and there is 1 left",
+            "sim and policy and learner need a separate device each, and there is 1 left",
         ),
         (
             lambda: disaggregated(GPU1, sim="0", policy="0", share_devices=True),
-            "learner need a device of their own each, and there are 0 left; .* let roles share devices",
+            "learner need a separate device each, and there are 0 left; .* let roles share devices",
         ),
         (lambda: disaggregated(sim="0-9"), "device 9 is needed, and there are 8 GPUs: 0-7"),
         (lambda: hybrid(sim="0-3", policy="3-7"), "sim and policy both name device 3; they run side by side"),
         (
             lambda: hybrid(GPU1),
-            r"need a device of their own each, and there is 1 left; put simulators on CPUs \(sim: cpu\)",
+            r"need a separate device each, and there is 1 left; put simulators on CPUs \(sim: cpu\)",
         ),
         (lambda: hybrid(pipeline_stages=3), r"64 envs cannot be shared evenly by 12 lanes \(4 sim workers x 3\)"),
         (lambda: hybrid(learner="0-2"), "256 samples .* cannot be shared evenly by 3 learners"),

@@ -94,7 +94,7 @@ def test_buttons_are_taken_when_they_are_offered(panel):
         "answers": ["success", "failure"],
         "answered": None,
         "stopped": False,
-        "picture": 0,
+        "images": 0,
     }
     assert browser.press("ready") == 409
     assert panel.take(0.0) is None
@@ -102,7 +102,7 @@ def test_buttons_are_taken_when_they_are_offered(panel):
     assert browser.state()["answered"] == "failure"
     assert panel.take(0.0) == "failure"
     assert panel.take(0.0) is None
-    assert browser.state()["answered"] == "failure", "a second person sees that there is an answer"
+    assert browser.state()["answered"] == "failure", "a second person sees that the question is answered"
 
 
 def test_a_question_has_one_answer(panel):
@@ -116,7 +116,7 @@ def test_a_question_has_one_answer(panel):
 
 
 def test_a_press_answers_the_question_that_was_shown(panel):
-    """A press that was made for an earlier question, as by a double click, is no answer to the next one."""
+    """A press that was made for an earlier question, as by a double click, does not answer the next one."""
     browser = Browser(panel.address)
     panel.show("how was it?", ("success", "failure"))
     before = browser.state()["question"]
@@ -151,19 +151,19 @@ def test_an_answer_ends_the_wait(panel):
     assert taken == ["ready"]
 
 
-def test_the_picture_is_shown(panel):
+def test_the_image_is_shown(panel):
     from io import BytesIO
 
     from PIL import Image
 
     browser = Browser(panel.address)
-    assert browser("/picture.png")[0] == 404
-    picture = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    panel.show_picture(picture)
-    picture_then = picture.copy()
-    picture[:] = 0  # a simulator may write into what it returned
-    assert browser.state()["picture"] == 1
-    assert (np.asarray(Image.open(BytesIO(browser("/picture.png")[1]))) == picture_then).all()
+    assert browser("/image.png")[0] == 404
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    panel.show_image(image)
+    image_then = image.copy()
+    image[:] = 0  # a simulator may write into what it returned
+    assert browser.state()["images"] == 1
+    assert (np.asarray(Image.open(BytesIO(browser("/image.png")[1]))) == image_then).all()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_the_picture_is_shown(panel):
         ("/", None, {}),
         ("/?token=guess", None, {}),
         ("/state", None, {"X-Token": "guess"}),
-        ("/picture.png", None, {"X-Token": ""}),
+        ("/image.png", None, {"X-Token": ""}),
         ("/press", "stop", {"X-Token": "guess"}),
         ("/state", None, {"Host": "rebound.example"}),
         ("/press", "stop", {"Host": "rebound.example:80"}),
@@ -283,7 +283,7 @@ def test_letters_are_answers(terminal):
     assert panel.take(0.5) is None, "a question has one answer"
 
 
-def test_what_was_typed_before_a_question_is_no_answer(terminal):
+def test_what_was_typed_before_a_question_is_not_an_answer(terminal):
     typed, panel = terminal
     panel.show("ready?", ("ready",))
     os.write(typed, b"r\n")
@@ -305,7 +305,7 @@ def test_a_terminal_that_is_closed_stops_the_robot():
     panel = TerminalPanel(Path(os.ttyname(device)), "rewards")
     os.close(device)
     os.close(typed)
-    with pytest.raises(SafetyStop, match="is closed, and nobody could stop the robot"):
+    with pytest.raises(SafetyStop, match="is closed, and no one could stop the robot"):
         panel.take(5.0)
     panel.close()
 
@@ -356,9 +356,9 @@ def test_without_questions_an_end_is_a_failure(person):
     assert model.success_probability(observation(), OVER).tolist() == [0.0]
 
 
-def test_nobody_who_answers_is_named_with_the_deadline(person):
+def test_a_missing_answer_is_named_with_the_deadline(person):
     model = person(deadline_s=0.05)
-    expected = r"nobody answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
+    expected = r"no one answered 'reset the scene: ready\?' at the page http://127.0.0.1:\d+/ within 0.05 s \(rewards.deadline_s\)"
     with pytest.raises(NobodyAnswered, match=expected):
         model.before_reset(np.array([0]))
 

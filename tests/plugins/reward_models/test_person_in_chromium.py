@@ -90,15 +90,15 @@ def tab(tmp_path: Path) -> Iterator[Tab]:
         process.wait()
 
 
-def test_a_person_sees_the_picture_and_presses_the_buttons(panel, tab):
+def test_a_person_sees_the_image_and_presses_the_buttons(panel, tab):
     panel.show("reset the scene: ready?", ("ready",))
-    picture = np.zeros((6, 8, 3), np.uint8)
-    picture[..., 0] = 255
-    panel.show_picture(picture)
+    image = np.zeros((6, 8, 3), np.uint8)
+    image[..., 0] = 255
+    panel.show_image(image)
     tab.open(panel.address)
     tab.wait_for("document.querySelectorAll('button').length", 4)
     tab.wait_for("byId('text').textContent", "reset the scene: ready?")
-    tab.wait_for("byId('picture').naturalWidth", 8)
+    tab.wait_for("byId('image').naturalWidth", 8)
     tab.wait_for("byId('ready').disabled", False)
     assert tab.value("byId('success').disabled && byId('failure').disabled")
     tab.click("byId('ready')")
@@ -114,7 +114,7 @@ def test_a_person_sees_the_picture_and_presses_the_buttons(panel, tab):
     assert tab.value("[...document.querySelectorAll('button')].every((button) => button.disabled)")
     assert (
         tab.value(
-            "(() => { const c = document.createElement('canvas').getContext('2d'); c.drawImage(byId('picture'), 0, 0);"
+            "(() => { const c = document.createElement('canvas').getContext('2d'); c.drawImage(byId('image'), 0, 0);"
             " return '#' + [...c.getImageData(1, 1, 1, 1).data].slice(0, 3).map((n) => n.toString(16).padStart(2, '0'))"
             ".join(''); })()"
         )
@@ -158,7 +158,7 @@ def test_a_stop_is_sent_again_until_it_arrives(panel, tab):
     assert tab.value("byId('notice').textContent") == ""
 
 
-def test_a_double_click_on_ready_is_no_success(panel, tab):
+def test_a_double_click_on_ready_is_not_a_success(panel, tab):
     panel.show("reset the scene: ready?", ("ready",))
     tab.open(panel.address)
     tab.wait_for("byId('ready').disabled", False)
@@ -178,7 +178,7 @@ def test_a_second_person_sees_whose_answer_counts(panel, tab):
     tab.value("press('success'); panel_question = question")  # both press before either page has been drawn again
     assert panel.take(PATIENCE_S) == "success"
     tab.value("question = panel_question; press('failure')")
-    tab.wait_for("byId('notice').textContent", "failure does not count: somebody has answered success")
+    tab.wait_for("byId('notice').textContent", "failure does not count: the answer is already success")
     panel.show("reset the scene: ready?", ("ready",))
     tab.wait_for("byId('notice').textContent", "")
     tab.value("question -= 1; press('ready')")

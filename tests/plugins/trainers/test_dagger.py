@@ -144,11 +144,11 @@ def test_an_expert_that_takes_over_counts_as_a_person(tmp_path):
     assert chosen.tolist() == [0, 1]
 
 
-def test_nobody_took_over(tmp_path):
+def test_a_rollout_without_takeovers(tmp_path):
     """A warning once, and nothing is trained; with demonstrations those are cloned."""
     trainer = trainer_in(tmp_path / "alone", HGDagger)
     results = [trainer.update(data_of(transitions_of(2, step), step)) for step in (1, 2)]
-    assert "nobody took over in a whole chunk" in results[0].warnings[0] and not results[1].warnings
+    assert "no takeover covered a whole chunk" in results[0].warnings[0] and not results[1].warnings
     assert [result.sums["hg_dagger/updates"] for result in results] == [0, 0]
     policies_own = np.full((2, CHUNK), POLICY, np.int8)
     with_recording = trainer_in(tmp_path / "other", HGDagger)
@@ -182,19 +182,19 @@ def test_demonstrations_of_another_action_space_are_refused(tmp_path):
         trainer_in(tmp_path).update(data_of(transitions_of(2), demonstrations=recording_of(3, actions_of(3, 0)[:, :2])))
 
 
-def test_demonstrations_with_other_pictures_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"pictures of 16 x 16 pixels for camera .* and the simulator 8 x 8"):
+def test_demonstrations_with_other_images_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"images of 16 x 16 pixels for camera .* and the simulator 8 x 8"):
         trainer_in(tmp_path).update(data_of(transitions_of(2), demonstrations=recording_of(3, pixels=16)))
 
 
 def test_labels_have_to_be_there(tmp_path):
     unlabelled = attrs.evolve(transitions_of(2), expert_actions=None)
-    with pytest.raises(UserError, match="labels of the simulator's expert, and nobody asked it"):
+    with pytest.raises(UserError, match="labels of the simulator's expert, which was not asked"):
         trainer_in(tmp_path).update(data_of(unlabelled))
 
 
 def test_a_simulator_without_takeovers_is_refused(tmp_path):
-    with pytest.raises(UserError, match="in this simulator nobody can"):
+    with pytest.raises(UserError, match="this simulator has none"):
         trainer_in(tmp_path, HGDagger, info=attrs.evolve(INFO, takeovers=False))
 
 

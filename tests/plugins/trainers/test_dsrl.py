@@ -103,7 +103,7 @@ def test_features_and_noise_are_kept_and_images_are_not(tmp_path):
     np.testing.assert_array_equal(kept.actions, np.tanh(transitions.extras[STEERING]))
 
 
-def test_chunks_of_somebody_else_are_left_out(tmp_path):
+def test_chunks_of_a_takeover_are_left_out(tmp_path):
     trainer = trainer_in(tmp_path)
     transitions = transitions_of(trainer._trained.model, 6)
     taken_over = np.array([False, True, True, False, False, True])

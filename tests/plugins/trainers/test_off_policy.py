@@ -394,7 +394,7 @@ def test_a_takeover_ends_the_policys_episode_without_further_reward():
     assert again.terminated.tolist() == [True, False, False, False, False, True], "what the person began, it gave back"
 
 
-def test_what_was_not_executed_is_no_takeover():
+def test_what_was_not_executed_is_not_a_takeover():
     ones = transitions_of(2, rewards=lambda actions: np.ones((2, CHUNK), np.float32))
     cut = attrs.evolve(ones, valid=np.array([[True, True], [True, False]]))
     source = with_source(cut, [[POLICY] * 2, [POLICY, PERSON]])
@@ -473,9 +473,9 @@ def test_cloning_of_demonstrations_pulls_the_policy_towards_them(tmp_path):
     assert 0 < sums["off_policy/demonstration_cloning"] < before
 
 
-def test_keys_about_takeovers_are_refused_where_nobody_can_take_over(tmp_path):
+def test_keys_about_takeovers_are_refused_without_takeovers(tmp_path):
     for keys in ({"takeovers": "end"}, {"demonstrations": 0.5, "corrections": True}):
-        with pytest.raises(UserError, match="simulators in which somebody can take over"):
+        with pytest.raises(UserError, match="simulators with takeovers"):
             trainer_in(tmp_path, **keys)
 
 

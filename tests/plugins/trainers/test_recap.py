@@ -96,10 +96,10 @@ def test_interventions_are_positive_and_move_no_threshold():
 
 def test_equal_advantages_have_equal_labels():
     advantages = np.array([1, 0, 1, 0], np.float32)
-    nobody = np.zeros(4, bool)
-    assert positive_labels(advantages, ["task"] * 4, 0.25, nobody).tolist() == [True, False, True, False]
-    assert positive_labels(advantages, ["task"] * 4, 0.9, nobody).tolist() == [True, False, True, False]
-    assert not positive_labels(np.zeros(4, np.float32), ["task"] * 4, 0.25, nobody).any()
+    no_takeovers = np.zeros(4, bool)
+    assert positive_labels(advantages, ["task"] * 4, 0.25, no_takeovers).tolist() == [True, False, True, False]
+    assert positive_labels(advantages, ["task"] * 4, 0.9, no_takeovers).tolist() == [True, False, True, False]
+    assert not positive_labels(np.zeros(4, np.float32), ["task"] * 4, 0.25, no_takeovers).any()
 
 
 def test_the_value_is_the_mean_of_a_categorical_distribution():
@@ -111,7 +111,7 @@ def test_the_value_is_the_mean_of_a_categorical_distribution():
     assert float(expected_values(logits, atoms)) == pytest.approx(0.1 * -1 + 0.2 * -0.5 + 0.4 * 0.5, abs=1e-6)
 
 
-def test_samples_are_told_their_labels():
+def test_samples_get_their_labels():
     obs = synthetic.observation(INFO, 3)
     texts = obs.instructions
     told = conditioned(obs, np.array([True, False, True]), np.array([False, False, True])).instructions

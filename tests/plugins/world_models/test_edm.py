@@ -98,7 +98,7 @@ def test_the_preset_tiny_has_about_two_million_parameters():
 def test_folding_and_unfolding_lose_nothing():
     model, windows = make(), pushed(3)
     windows.images["top"][:] = np.random.default_rng(0).integers(0, 256, windows.images["top"].shape, np.uint8)
-    frames = model._folded(model._batch(windows).pictures)
+    frames = model._folded(model._batch(windows).images)
     assert frames.shape == (3, 4, 2 * 3 * 16, 4, 4)
     back = model._images(frames[:, 1], windows)
     assert all(np.array_equal(back[name], windows.images[name][:, 1]) for name in INFO.cameras)
@@ -139,7 +139,7 @@ def test_a_prediction_depends_on_its_row_only_and_on_all_of_it():
     assert not np.array_equal(model.outcome(other, actions, whole), chances)
 
 
-def test_a_resumed_fit_goes_on_exactly():
+def test_a_resumed_fit_continues_exactly():
     windows = pushed(8)
     whole = make()
     trained(whole, windows, 0, 2)
@@ -222,7 +222,7 @@ def test_it_looks_where_the_robot_makes_pixels_change():
     assert found == pytest.approx(np.array([[-0.4375, -0.0625], [0.3125, -0.0625]]), abs=0.15)
 
 
-def test_pictures_shift_as_far_as_their_camera_goes():
+def test_images_shift_as_far_as_their_camera_goes():
     """A camera that moves over a landscape by 4 pixels an action, one that stands still, and one that sees nothing."""
     draws = np.random.default_rng(0)
     land = torch.from_numpy(draws.uniform(-1, 1, (3, 12, 16))).float()
@@ -250,7 +250,7 @@ def test_pictures_shift_as_far_as_their_camera_goes():
 
 
 def test_a_layer_has_the_robot_where_it_will_be():
-    """A square that goes 2 pixels an action over a table that stands still, in a picture of noise that stays."""
+    """A square that goes 2 pixels an action over a table that stands still, in an image of noise that stays."""
     draws = np.random.default_rng(0)
     table = torch.from_numpy(draws.uniform(-1, 0, (3, 32, 48))).float()
     steps = torch.from_numpy(draws.integers(-1, 2, (64, CHUNK, 2))).float()
@@ -272,7 +272,7 @@ def test_a_layer_has_the_robot_where_it_will_be():
 
 
 def test_an_end_may_depend_on_the_action_before():
-    """Whoever raises the second number twice in a row succeeds: no single action says so, nor does a picture."""
+    """Whoever raises the second number twice in a row succeeds: no single action says so, nor does an image."""
     model, windows = make(), pushed(64, frames=3)
     actions = np.random.default_rng(1).integers(0, 2, (64, 2, CHUNK, 2)).astype(np.float32) * 4
     actions[..., 0] = 0

@@ -126,7 +126,7 @@ def test_ctrl_c_while_a_person_is_waited_for(tmp_path):
 
 
 def test_a_run_without_a_person_ends_with_a_name(tmp_path):
-    with pytest.raises(NobodyAnswered, match=r"nobody answered 'reset the scene: ready\?' .* within 0.2 s"):
+    with pytest.raises(NobodyAnswered, match=r"no one answered 'reset the scene: ready\?' .* within 0.2 s"):
         start(tmp_path / "run", tmp_path / "address", deadline_s=0.2)
 
 

@@ -129,8 +129,8 @@ def test_takeovers_are_cloned(tmp_path):
 def test_a_run_in_which_no_one_takes_over_says_so(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         run(parse_spec(helped_spec(env={"first": helped_env.LENGTH}, train={"steps": 2})), tmp_path)
-    texts = [record.getMessage() for record in caplog.records if "nobody took over" in record.getMessage()]
-    assert len(texts) == 1 and texts[0].startswith("warning: step 1: nobody took over in a whole chunk")
+    texts = [record.getMessage() for record in caplog.records if "no takeover covered" in record.getMessage()]
+    assert len(texts) == 1 and texts[0].startswith("warning: step 1: no takeover covered a whole chunk")
 
 
 # -------------------------------------------------------------------------------------------------------- bad input
@@ -153,7 +153,7 @@ def test_tasks_without_an_expert_end_the_run(tmp_path):
 
 
 def test_a_simulator_without_takeovers_is_refused(tmp_path):
-    with pytest.raises(UserError, match="in this simulator nobody can"):
+    with pytest.raises(UserError, match="this simulator has none"):
         run(parse_spec(dagger_spec(HG_DAGGER)), tmp_path)
 
 

@@ -44,7 +44,8 @@ def doubled(thing):
 
 
 def made(algorithm, *, lag=None, proximal=True, shift=0.4):
-    """(scores with a leaf, batch), in float64: current log-probs are `shift` times noise beside the recorded ones."""
+    """(scores with a leaf, batch), in float64: current log-probs are `shift` times noise away from the recorded
+    ones."""
     values = algorithm.value_granularity if algorithm.needs.values else "none"
     rollout = doubled(synthetic.rollout(values=values, proximal=True, chunk_steps=5))
     if not proximal:
@@ -266,7 +267,7 @@ def v_trace_by_hand(data, n, gamma, lam, rho_bar, c_bar):
     out = {}
 
     def bootstrap(i):
-        """(V of what follows step i, whether the episode goes on there)."""
+        """(V of what follows step i, whether the episode continues there)."""
         t = steps[i]
         if column["terminated"][t]:
             return 0.0, False

@@ -142,7 +142,7 @@ def test_extreme_log_ratios_stay_finite():
     assert torch.isfinite(loss).all()
 
 
-def test_trust_fades_with_the_log_ratio_and_has_no_gradient_of_its_own():
+def test_trust_fades_with_the_log_ratio_and_has_no_gradient():
     # sigma 0.5: w(r = e^0.5) = exp(-1/2), w(1) = 1; the gradient of -w r A is -w r A
     new = t([0.5, 0.0, -0.5]).requires_grad_()
     loss = F.trust_surrogate(new, torch.zeros(3), t([1.0, 2.0, -1.0]), sigma=0.5)
@@ -168,7 +168,7 @@ def test_leave_one_out_compares_with_the_others():
 
 
 def test_entries_that_are_not_valid_are_stepped_over():
-    # the middle step of an ongoing episode is not valid: the first bootstraps from the last, whatever lies between
+    # the middle step of an ongoing episode is not valid: the first bootstraps from the last, whatever is in between
     keys = {"gamma": 0.5, "lam": 1.0}
     never = torch.zeros(3, 1, dtype=torch.bool)
     rewards, values = t([[1.0], [float("nan")], [2.0]]), t([[0.5], [float("inf")], [1.0]])
@@ -180,7 +180,7 @@ def test_entries_that_are_not_valid_are_stepped_over():
 
 
 def test_discounted_returns_by_hand():
-    # an end in the middle by time goes on in its final observation (8), one by success does not
+    # an end in the middle by time continues in its final observation (8), one by success does not
     rewards, none = t([[1.0, 1.0], [0.0, 0.0], [2.0, 2.0]]), torch.zeros(3, 2, dtype=torch.bool)
     terminated, truncated = none.clone(), none.clone()
     terminated[1, 0], truncated[1, 1] = True, True
@@ -405,7 +405,7 @@ CUBE_MASK = CUBE > 0
         lambda: F.loss_weights(CUBE_MASK, CUBE_MASK, "step-mean"),
     ],
 )
-def test_chunks_of_actions_are_no_time_axis(call):
+def test_chunks_of_actions_are_not_a_time_axis(call):
     with pytest.raises(ShapeError, match=r"expected \[S, N\].*\[2, 3, 4\]; toolkit.algorithms.losses.by_action turns"):
         call()
 

@@ -55,7 +55,7 @@ def test_quantiles_are_those_of_the_entries_in_the_mask():
     assert RatioQuantiles.of(log_ratios, torch.zeros(2000, dtype=torch.bool)).read("r") == {}
 
 
-def test_how_far_ratios_lie_from_one_on_both_sides():
+def test_how_far_ratios_are_from_one_on_both_sides():
     """95 % of |log r|: of ratios that fell as of those that rose."""
     draws = torch.Generator().manual_seed(0)
     log_ratios = 0.1 * torch.randn(4000, generator=draws) - 0.05

@@ -1,4 +1,4 @@
-"""Random changes of pictures: formulas, ranges, and numbers that depend on the sample alone."""
+"""Random changes of images: formulas, ranges, and numbers that depend on the sample alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from vla_rl.core.augmentation import AugmentSpec, CropSpec
 from vla_rl.core.errors import UserError
 from vla_rl.core.types import Observation
-from vla_rl.toolkit.data.augmentation import augment, change_pictures, hsv_of, rgb_of
+from vla_rl.toolkit.data.augmentation import augment, change_images, hsv_of, rgb_of
 
 
-def pictures(count: int = 4, height: int = 12, width: int = 16) -> np.ndarray:
+def random_images(count: int = 4, height: int = 12, width: int = 16) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, height, width, 3)).astype(np.uint8)
 
 
@@ -23,7 +23,9 @@ def generators(count: int = 4) -> list[np.random.Generator]:
 
 
 def test_colours_are_converted_as_by_colorsys() -> None:
-    colours = np.concatenate([pictures(1), np.zeros((1, 12, 16, 3), np.uint8), np.full((1, 12, 16, 3), 77, np.uint8)])
+    colours = np.concatenate(
+        [random_images(1), np.zeros((1, 12, 16, 3), np.uint8), np.full((1, 12, 16, 3), 77, np.uint8)]
+    )
     rgb = torch.from_numpy(colours).float().movedim(-1, 1) / 255
     hsv = torch.stack(hsv_of(rgb), dim=-1).reshape(-1, 3)
     flat = rgb.movedim(1, -1).reshape(-1, 3)
@@ -34,24 +36,24 @@ def test_colours_are_converted_as_by_colorsys() -> None:
 
 def test_brightness_is_added() -> None:
     grey = np.full((200, 2, 2, 3), 128, np.uint8)
-    changes = change_pictures(grey, AugmentSpec(random_brightness=0.2), generators(200)).astype(int) - 128
+    changes = change_images(grey, AugmentSpec(random_brightness=0.2), generators(200)).astype(int) - 128
     assert (changes == changes[:, :1, :1, :1]).all()
     assert changes.min() >= -51 and changes.max() <= 51 and np.ptp(changes) > 90
 
 
 def test_contrast_moves_colours_from_their_mean() -> None:
-    original = pictures(1, 8, 8) // 4 + 96
-    changed = change_pictures(original, AugmentSpec(random_contrast=(0.5, 0.5)), generators(1))
+    original = random_images(1, 8, 8) // 4 + 96
+    changed = change_images(original, AugmentSpec(random_contrast=(0.5, 0.5)), generators(1))
     mean = original.mean((1, 2), keepdims=True)
     assert changed == pytest.approx(mean + 0.5 * (original - mean), abs=0.51)
 
 
 def test_saturation_and_hue() -> None:
-    original = pictures(1)
-    grey = change_pictures(original, AugmentSpec(random_saturation=(0.0, 0.0)), generators(1))
+    original = random_images(1)
+    grey = change_images(original, AugmentSpec(random_saturation=(0.0, 0.0)), generators(1))
     assert (grey == original.max(-1, keepdims=True)).all()
     spec, rng = AugmentSpec(random_hue=0.4), generators(1)
-    turned = change_pictures(original, spec, rng)
+    turned = change_images(original, spec, rng)
     turn = float(np.float32(np.random.default_rng(0).uniform(-0.4, 0.4)))
     for colour, result in zip(original.reshape(-1, 3)[:50], turned.reshape(-1, 3)[:50], strict=True):
         hue, saturation, value = colorsys.rgb_to_hsv(*(colour / 255))
@@ -59,21 +61,21 @@ def test_saturation_and_hue() -> None:
         assert result == pytest.approx(expected, abs=0.6)
 
 
-def test_a_crop_is_a_part_of_the_picture_stretched_to_the_whole() -> None:
+def test_a_crop_is_a_part_of_the_image_stretched_to_the_whole() -> None:
     """A part of 0.81 of the area shows 0.9 of the range of a ramp, from somewhere on."""
     ramp = np.broadcast_to(np.linspace(0, 250, 51)[None, None, :, None], (30, 51, 51, 3)).astype(np.uint8)
     spec = AugmentSpec(random_resized_crop=CropSpec(scale=(0.81, 0.81)))
-    cropped = change_pictures(np.ascontiguousarray(ramp), spec, generators(30)).astype(float)
+    cropped = change_images(np.ascontiguousarray(ramp), spec, generators(30)).astype(float)
     assert cropped[:, :, -1, 0] - cropped[:, :, 0, 0] == pytest.approx(225, abs=1.1)
     left = cropped[:, 0, 0, 0]
     assert left.min() >= 0 and left.max() <= 25 and np.ptp(left) > 15
     whole = AugmentSpec(random_resized_crop=CropSpec(scale=(1.0, 1.0)))
-    assert np.array_equal(change_pictures(pictures(), whole, generators()), pictures())
+    assert np.array_equal(change_images(random_images(), whole, generators()), random_images())
 
 
 def test_numbers_depend_on_the_seed_the_step_and_the_sample_alone() -> None:
     spec = AugmentSpec(random_brightness=0.3, random_hue=0.1, random_resized_crop=CropSpec(scale=(0.5, 1.0)))
-    obs = Observation(images={"a": pictures(), "b": pictures()}, instructions=("x",) * 4)
+    obs = Observation(images={"a": random_images(), "b": random_images()}, instructions=("x",) * 4)
     whole = augment(obs, spec, seed=3, step=7, first=0)
     half = augment(obs.take(np.array([2, 3])), spec, seed=3, step=7, first=2)
     for camera in ("a", "b"):
@@ -84,9 +86,11 @@ def test_numbers_depend_on_the_seed_the_step_and_the_sample_alone() -> None:
 
 
 def test_chosen_cameras_are_changed() -> None:
-    obs = Observation(images={"a": pictures(), "b": pictures()}, instructions=("x",) * 4)
+    obs = Observation(images={"a": random_images(), "b": random_images()}, instructions=("x",) * 4)
     result = augment(obs, AugmentSpec(random_brightness=0.3, cameras=("b",)), 0, 1, 0)
-    assert np.array_equal(result.images["a"], pictures()) and not np.array_equal(result.images["b"], pictures())
+    assert np.array_equal(result.images["a"], random_images()) and not np.array_equal(
+        result.images["b"], random_images()
+    )
     with pytest.raises(UserError, match=r"augment.cameras: there is no camera 'wirst'\n  there are: a, b"):
         augment(obs, AugmentSpec(random_brightness=0.3, cameras=("wirst",)), 0, 1, 0)
 

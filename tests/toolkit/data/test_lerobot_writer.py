@@ -93,7 +93,7 @@ def test_what_is_written_is_read(tmp_path: Path, chunks: bool) -> None:
 
 
 def test_the_end_of_an_episode_is_seen_where_that_is_asked_for(tmp_path: Path) -> None:
-    """Every step begins a chunk then, filled with the last action of its own episode."""
+    """Every step begins a chunk then, filled with the last action of the same episode."""
     episodes = [episode(0, 2), episode(1, 4)]
     write(tmp_path, episodes)
     config = LeRobotConfig(folder=tmp_path, ends="repeat")
@@ -128,7 +128,7 @@ def test_statistics_are_those_of_all_rows(tmp_path: Path) -> None:
 
 
 def test_images_weigh_by_rows(tmp_path: Path) -> None:
-    """16 black and 480 white rows, of which 16 images each are read, are 480 / 496 white; also after going on."""
+    """16 black and 480 white rows, of which 16 images each are read, are 480 / 496 white; also after it continues."""
     colours = {0: 16, 255: 480}
     episodes = [
         episode(i, length, images={"front": [png(np.full((8, 6, 3), colour, np.uint8))] * length})
@@ -141,7 +141,7 @@ def test_images_weigh_by_rows(tmp_path: Path) -> None:
         assert np.ravel(shown["mean"]) == pytest.approx([480 / 496] * 3) and shown["count"] == [496]
 
 
-def test_numbering_goes_on_and_nothing_is_there_twice(tmp_path: Path) -> None:
+def test_numbering_continues_and_nothing_is_there_twice(tmp_path: Path) -> None:
     assert write(tmp_path, [episode(0), episode(1)]) == [True, True]
     assert write(tmp_path, [episode(1), episode(2), episode(2)]) == [False, True, False]
     rows = [pq.read_table(tmp_path / f"data/chunk-000/file-00{i}.parquet").to_pydict() for i in range(3)]
@@ -193,7 +193,7 @@ def origins(folder: Path) -> list[tuple[int, str, str, bool | None]]:
     return [(line["episode_index"], line["identity"], line["task"], line["success"]) for line in lines]
 
 
-def test_what_an_episode_is_of_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_origin_of_an_episode_has_a_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """lerobot cannot append to lists of episodes with other columns than its own."""
     replace, names = os.replace, {"a\u2028b": "a", "c\nd": "b"}
 
@@ -255,7 +255,7 @@ def test_other_episodes_are_refused(tmp_path: Path) -> None:
 
 def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"is no LeRobot data set and not empty \(it has notes\.txt\)"):
+    with pytest.raises(UserError, match=r"is neither a LeRobot data set nor empty \(it has notes\.txt\)"):
         write(tmp_path, [])
     with pytest.raises(UserError, match="is a file"):
         write(tmp_path / "notes.txt", [])

@@ -8,7 +8,7 @@ from vla_rl.toolkit.envs.real_time import RealTime
 
 
 class Clock:
-    """Time that passes only where it is told to, or slept."""
+    """Time that passes only when it is advanced, or slept."""
 
     def __init__(self):
         self.time = 100.0

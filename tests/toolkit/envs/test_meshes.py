@@ -55,5 +55,5 @@ def test_two_sides_of_a_sheet_both_stay() -> None:
 
 
 @pytest.mark.parametrize(("side", "cells"), [(16, 16), (64, 16), (100, 25), (128, 32), (480, 32)])
-def test_larger_pictures_show_finer_meshes(side: int, cells: int) -> None:
+def test_larger_images_show_finer_meshes(side: int, cells: int) -> None:
     assert cells_for(side) == cells

@@ -1,4 +1,4 @@
-"""Where hooks write: plain names in the run folder, which nobody else writes."""
+"""Where hooks write: plain names in the run folder, which nothing else writes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_two_hooks_do_not_write_one_file(hooks, file):
     check({"type": "jsonl"}, {"type": "jsonl", "file": "again.jsonl"}, {"type": "video"}, {"type": "tensorboard"})
 
 
-def test_a_hook_of_somebody_else_does_not_write_what_the_run_does(tmp_path):
+def test_a_third_party_hook_does_not_write_what_the_run_does(tmp_path):
     (tmp_path / "greedy.py").write_text(
         "import attrs\n"
         "from vla_rl.core.declarations import HookPlugin\n"

@@ -53,7 +53,7 @@ def a_checkpoint(folder: Path, step: int) -> Path:
     return made
 
 
-def test_a_run_is_told_in_order_and_once(tmp_path):
+def test_a_run_is_sent_in_order_and_once(tmp_path):
     store = Journal()
     hook = tracker(store, artifacts="last")
     hook.on_run_start(a_run(tmp_path))
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_uploaded_though_the_run_removed_it(tmp_path):
         made = a_checkpoint(tmp_path, step)
         hook.on_checkpoint(step, made)
         (made / "model" / "weights").unlink()
-    assert store.told == []  # nobody waited
+    assert store.told == []  # no one waited
     store.go.set()
     hook.on_run_end()
     assert [entry for entry in store.told if entry[0] == "checkpoint"] == [
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_uploaded_though_the_run_removed_it(tmp_path):
     ]
 
 
-def test_a_resumed_run_goes_on_with_the_same_one_there(tmp_path):
+def test_a_resumed_run_continues_the_same_one_there(tmp_path):
     for first_step, known in ((0, None), (3, "id-1"), (0, None)):
         store = Journal()
         hook = tracker(store)
@@ -118,7 +118,7 @@ def test_an_attempt_that_died_is_closed_when_the_next_begins(tmp_path):
 @pytest.mark.parametrize(
     ("broken", "said"),
     [
-        (("open",), "journal takes nothing of this run, which goes on without it: no route to host, in open"),
+        (("open",), "journal takes nothing of this run, which continues without it: no route to host, in open"),
         (("scalars", "video", "close"), "journal did not take metrics: no route to host, in scalars"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, what their files hold, and what is said when they cannot be used."""
+"""Where checkpoints are, what their files hold, and what is said when they cannot be used."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a complete checkpoint: it has no config.json$"):
         read_json(file)
     (tmp_path / "config.json.part").touch()
-    with pytest.raises(CheckpointError, match=r"no config.json; unfinished downloads lie there: config.json.part"):
+    with pytest.raises(CheckpointError, match=r"no config.json; unfinished downloads are there: config.json.part"):
         read_json(file)
     for text, message in (
         ("{", f"cannot read {file}: it is not JSON: .*it ends too early"),
@@ -153,7 +153,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"not a complete checkpoint: it has no model.safetensors$"):
         find_weights(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(CheckpointError, match=r"\(pytorch_model.bin is not read; save it anew as safetensors\)"):
+    with pytest.raises(CheckpointError, match=r"\(pytorch_model.bin is not read; save it again as safetensors\)"):
         find_weights(tmp_path)
     save_file({"a": np.zeros(1000, np.float32)}, file)
     file.write_bytes(file.read_bytes()[:1000])
@@ -209,7 +209,7 @@ def test_a_pickle_with_code_in_it_is_refused_without_advice_to_run_it(tmp_path: 
     file = tmp_path / "part.pt"
     torch.save({"a": torch.ones(2), "n": [1, "x", None]}, file)
     assert read_pickled(file, ["a"])["n"] == [1, "x", None]
-    with pytest.raises(CheckpointError, match=r"part\.pt is no file of its kind: it has no optimizer, version"):
+    with pytest.raises(CheckpointError, match=r"part\.pt is not a file of its kind: it has no optimizer, version"):
         read_pickled(file, ["a", "optimizer", "version"])
     for save in (
         lambda: torch.save({"a": Program()}, file),
@@ -239,9 +239,9 @@ def test_names_and_shapes_that_do_not_fit_are_listed() -> None:
     given = {"a": (4,), "b": (1,), "same": (1, 2)}
     check_names(own, dict(own), Path("here"))
     with pytest.raises(CheckpointError) as caught:
-        check_names(own, given, Path("here"), "; start anew")
+        check_names(own, given, Path("here"), "; start again")
     assert str(caught.value).splitlines() == [
-        "here does not fit the model that is asked for; start anew:",
+        "here does not fit the model that is asked for; start again:",
         "  missing (10): x0, x1, x2, x3, x4, x5, x6, x7 and 2 more",
         "  unexpected (1): b",
         "  of another shape (1): a: (4,) instead of (3,)",

@@ -1,4 +1,4 @@
-"""Compiled blocks: once for each kind, counted, eager where the compiler fails, and copies of their own."""
+"""Compiled blocks: once for each kind, counted, eager where the compiler fails, and separate copies."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_region_contains_the_blocks_and_regions_that_it_calls() -> None:
     assert (compiled.failure, compiled.graphs) == (None, 1)
     with torch.no_grad():
         torch.testing.assert_close(tower(x), expected[0] - 1)
-    assert compiled.graphs == 3, "outside of the region its begin and its blocks are graphs of their own"
+    assert compiled.graphs == 3, "outside of the region its begin and its blocks are separate graphs"
 
 
 def test_gradients_flow_through_regions_and_blocks() -> None:

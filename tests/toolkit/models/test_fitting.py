@@ -1,4 +1,4 @@
-"""Statistics of actions beside the simulator's bounds."""
+"""Statistics of actions against the simulator's bounds."""
 
 from __future__ import annotations
 

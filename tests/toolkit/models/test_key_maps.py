@@ -42,8 +42,8 @@ def test_presets_have_names(name):
     [
         ("- images", "a key map has the keys action_space, channels_first, images"),
         ("imagse: {}", "a key map has the keys"),
-        ("state: [a]", "is no key map: .*'images'"),
-        ("images: [a]\naction_space: joints", "is no key map: .*joint_position"),
+        ("state: [a]", "is not a key map: .*'images'"),
+        ("images: [a]\naction_space: joints", "is not a key map: .*joint_position"),
         ("images: [", "not valid YAML"),
     ],
 )

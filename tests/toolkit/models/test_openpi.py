@@ -41,29 +41,29 @@ def test_arrays_come_back(dtype, text_keys):
 
 
 @pytest.mark.parametrize("value", [np.array([None]), np.zeros(2, complex), np.zeros(1, "f4,f4"), object(), {1, 2}])
-def test_what_is_no_number_is_not_sent(value):
+def test_what_is_not_a_number_is_not_sent(value):
     with pytest.raises(FrameError, match="cannot be sent"):
         pack({"a": value})
 
 
 @pytest.mark.parametrize("name", ["png", "jpeg"])
 def test_compressed_images_are_read(name):
-    picture = np.full((6, 5, 3), 77, np.uint8)
+    image = np.full((6, 5, 3), 77, np.uint8)
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, name)
+    Image.fromarray(image).save(file, name)
     found = unpack(msgpack.packb({"__image__": True, "format": name, "data": file.getvalue(), "shape": [6, 5, 3]}))
-    assert found.dtype == np.uint8 and np.abs(found.astype(int) - picture).max() <= 2
+    assert found.dtype == np.uint8 and np.abs(found.astype(int) - image).max() <= 2
 
 
 def test_images_of_a_frame_are_measured_together_before_one_is_decoded(monkeypatch):
     file = io.BytesIO()
     Image.new("RGB", (3000, 2000)).save(file, "png")
-    picture = {"__image__": True, "format": "png", "data": file.getvalue()}
-    kept = unpack(msgpack.packb([picture] * 3), decode=False)
+    image = {"__image__": True, "format": "png", "data": file.getvalue()}
+    kept = unpack(msgpack.packb([image] * 3), decode=False)
     assert [image.size for image in kept] == [(2000, 3000)] * 3 and kept[0].decode().shape == (2000, 3000, 3)
     monkeypatch.setattr(openpi.EncodedImage, "decode", lambda self: pytest.fail("decoded"))
     with pytest.raises(FrameError, match="too large: with one of 3000 x 2000 pixels they have more than 16777216"):
-        unpack(msgpack.packb({"a": {"b": [picture] * 3}}))
+        unpack(msgpack.packb({"a": {"b": [image] * 3}}))
 
 
 PLAIN = {b"__ndarray__": True, b"data": bytes(8), b"dtype": "<f4", b"shape": [2]}
@@ -92,7 +92,7 @@ HOSTILE = {
     "many dimensions": ({**PLAIN, b"shape": [1] * 40}, "needs bytes as its data"),
     "no shape": ({**PLAIN, b"shape": None}, "needs bytes as its data"),
     "text for data": ({**PLAIN, b"data": "12345678"}, "needs bytes as its data"),
-    "a number of text": ({b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}, "no number"),
+    "a number of text": ({b"__npgeneric__": True, b"data": "1", b"dtype": "<f4"}, "not a number"),
     "a number of objects": ({b"__npgeneric__": True, b"data": 1, b"dtype": "|O"}, "bool, integers or floats"),
     "an image in another format": ({"__image__": True, "format": "tiff", "data": b""}, "raw, png or jpeg"),
     "an image of nonsense": ({"__image__": True, "format": "png", "data": b"\x89PNG"}, "cannot be read as png"),
@@ -111,7 +111,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_no_frame_is_refused(data, message):
+def test_what_is_not_a_frame_is_refused(data, message):
     frame = data if isinstance(data, bytes) else msgpack.packb(data)
     with pytest.raises(FrameError, match=message):
         unpack(frame)

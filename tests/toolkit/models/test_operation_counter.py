@@ -38,7 +38,7 @@ def test_views_start_nothing_and_expanded_tensors_count_once():
     assert (operation.kind, operation.traffic, count) == ("other", 4 * (8 + 8000), 1)
 
 
-def test_attention_is_a_kind_of_its_own_and_the_host_does_not_count():
+def test_attention_is_a_separate_kind_and_the_host_does_not_count():
     q = torch.empty(1, 2, 8, 16, device="meta", dtype=torch.bfloat16)
     with OperationCounter() as counter:
         torch.ones(3) + 1

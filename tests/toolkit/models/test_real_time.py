@@ -1,4 +1,4 @@
-"""Real-time chunking beside the paper's Algorithm 1 written plainly, and on a flow whose velocity is known."""
+"""Real-time chunking against the paper's Algorithm 1 written plainly, and on a flow whose velocity is known."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_guidance_is_that_of_algorithm_1(tau):
         torch.testing.assert_close(found[row].flatten(), wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_a_chunk_goes_on_with_the_last_one():
+def test_a_chunk_continues_the_last_one():
     """Smooth trajectories, whose velocity is known: the new chunk repeats what is executed meanwhile, and has no jump
     behind it; a chunk that is not guided is another trajectory."""
     horizon, steps, left, delay = 16, 10, 10, 4
@@ -87,4 +87,4 @@ def test_a_chunk_goes_on_with_the_last_one():
     jump = (chunks["guided"][:, delay] - chunks["guided"][:, delay - 1]).abs().mean()
     assert jump < 1.5 * (last[:, delay] - last[:, delay - 1]).abs().mean()
     end = (chunks["guided"] - last)[:, -1].abs().mean()
-    assert end > 0.3, "what lies behind the last chunk is free"
+    assert end > 0.3, "what follows the last chunk is free"

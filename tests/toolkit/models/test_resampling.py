@@ -16,7 +16,7 @@ SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65
 
 
 def frames(height: int, width: int, count: int = 2) -> Any:
-    """Noise, which exercises every rounding and overshoot, and a smooth picture."""
+    """Noise, which exercises every rounding and overshoot, and a smooth image."""
     rng = np.random.default_rng(height * 1000 + width)
     noise = rng.integers(0, 256, (count - 1, height, width, 3), dtype=np.uint8)
     y, x = np.mgrid[:height, :width]

@@ -39,7 +39,7 @@ def classifier(recordings, tmp_path_factory):
     return folder
 
 
-def test_held_out_episodes_are_told_right(classifier):
+def test_held_out_episodes_are_classified_correctly(classifier):
     """Nine of ten held-out episodes; by chance it would be as many as fail, about two thirds."""
     fitted = read_shape(classifier).fitted
     assert fitted["held_out_episodes"] == 16
@@ -71,12 +71,12 @@ class Matches(InMemoryDataset):
         draws = np.random.default_rng(0)
         colours = draws.integers(2, size=count)
         named = draws.integers(2, size=count)
-        pictures = np.full((count, 16, 16, 3), 120, np.uint8)
-        for picture, colour in zip(pictures, colours, strict=True):
+        images = np.full((count, 16, 16, 3), 120, np.uint8)
+        for image, colour in zip(images, colours, strict=True):
             down, right = draws.integers(10, size=2)
-            picture[down : down + 6, right : right + 6] = ((230, 30, 30), (30, 60, 240))[colour]
+            image[down : down + 6, right : right + 6] = ((230, 30, 30), (30, 60, 240))[colour]
         texts = tuple(self.TEXTS[i] for i in named)
-        super().__init__([(Observation(images={"top": pictures}, instructions=texts), np.zeros((count, 1, 1)))])
+        super().__init__([(Observation(images={"top": images}, instructions=texts), np.zeros((count, 1, 1)))])
         self.solved = colours == named
 
     def read_rewards(self, indices, discount):
@@ -98,20 +98,20 @@ def test_one_camera_is_enough(recordings, tmp_path):
 
 def test_unknown_instructions_and_cameras_are_refused(classifier):
     model = load_classifier(classifier, "cpu")
-    picture = np.zeros((1, 32, 32, 3), np.uint8)
-    images = {"overhead": picture, "wrist": picture}
+    image = np.zeros((1, 32, 32, 3), np.uint8)
+    images = {"overhead": image, "wrist": image}
     with pytest.raises(UserError, match="does not know the instruction 'dance'.*'pick up the blue block'"):
         model.probabilities(Observation(images=images, instructions=("dance",)))
     with pytest.raises(UserError, match="looks at camera 'overhead', and the simulator has: wrist"):
-        model.probabilities(Observation(images={"wrist": picture}, instructions=("pick up the red block",)))
+        model.probabilities(Observation(images={"wrist": image}, instructions=("pick up the red block",)))
 
 
 def test_samples_of_a_batch_are_independent():
     shape = ClassifierShape(cameras=("top",), instructions=("go",), image_size=16)
     torch.manual_seed(0)
     model = SuccessClassifier(shape).eval()
-    pictures = np.random.default_rng(0).integers(0, 255, (3, 20, 24, 3), np.uint8)
-    obs = Observation(images={"top": pictures}, instructions=("go",) * 3)
+    images = np.random.default_rng(0).integers(0, 255, (3, 20, 24, 3), np.uint8)
+    obs = Observation(images={"top": images}, instructions=("go",) * 3)
     alone = torch.cat([model.probabilities(obs.take(np.array([i]))) for i in range(3)])
     assert torch.allclose(model.probabilities(obs), alone, atol=1e-6)
 

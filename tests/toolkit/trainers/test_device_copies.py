@@ -33,7 +33,7 @@ def test_on_a_cpu_model_inputs_stay_where_they_are() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_they_are_copied_in_a_stream_of_their_own() -> None:
+def test_on_a_gpu_they_are_copied_in_a_separate_stream() -> None:
     copies = DeviceCopies("cuda")
     samples = copies.copy(INPUTS, FIELDS)
     copies.wait_for(samples)

@@ -15,7 +15,7 @@ from vla_rl.toolkit.trainers.labelled_chunks import AggregatedDemonstrations, La
 CHUNK = 3
 INFO = synthetic.env_info(cameras=2, pixels=8)
 RECORD_BYTES = 700
-"""Above the size of a record: two pictures of 8 x 8 x 3, a state, a chunk."""
+"""Above the size of a record: two images of 8 x 8 x 3, a state, a chunk."""
 
 
 def samples_of(count, seed):
@@ -29,9 +29,9 @@ def store_in(folder, capacity=100, file_bytes=4 * RECORD_BYTES):
 
 def same(one, other):
     (obs, actions), (other_obs, other_actions) = one, other
-    pictures = all(np.array_equal(obs.images[name], other_obs.images[name]) for name in INFO.cameras)
+    same_images = all(np.array_equal(obs.images[name], other_obs.images[name]) for name in INFO.cameras)
     return (
-        pictures
+        same_images
         and obs.instructions == other_obs.instructions
         and np.array_equal(obs.state, other_obs.state)
         and np.array_equal(actions, other_actions)
@@ -59,7 +59,7 @@ def test_files_are_bounded(tmp_path):
     assert size <= 25 * RECORD_BYTES, "ten in the store, three more for the last two states, and parts of files"
 
 
-def test_a_killed_process_goes_on_from_its_checkpoint(tmp_path):
+def test_a_killed_process_continues_from_its_checkpoint(tmp_path):
     store = store_in(tmp_path / "run")
     store.add(*samples_of(6, 1))
     state = store.state()

@@ -62,7 +62,7 @@ def test_what_is_not_finite_leaves_weights_and_moments_from_there_on(gradient: f
     with pytest.raises(UserError, match="'tiny' is not finite in step 7"):
         guard.check()
     gradients(parameter, 1.0)
-    step(optimizer, parameter, guard)  # the next call begins anew
+    step(optimizer, parameter, guard)  # the next call begins from scratch
     guard.check()
     assert not torch.equal(parameter, weights)
 

@@ -48,7 +48,7 @@ def test_files_of_old_records_are_deleted_whole(tmp_path):
         log.read(np.array([2]))
 
 
-def test_a_log_goes_on_from_a_count(tmp_path):
+def test_a_log_continues_from_a_count(tmp_path):
     before = log_of(tmp_path)
     before.append(records(0, 13))  # 9 of them before the checkpoint
     again = log_of(tmp_path)

@@ -15,7 +15,7 @@ from vla_rl.toolkit.trainers.result_checks import guard
 
 
 class Talkative(Trainer):
-    """A trainer that returns what it is told to."""
+    """A trainer that returns what it is given."""
 
     def __init__(self, result=None, state=None):
         self.result = result

@@ -85,7 +85,7 @@ def test_a_frame_is_kept_once(tmp_path):
     assert 11 * frame < stored < 11 * (frame + 64)
 
 
-def test_steps_of_episodes_are_kept_where_there_are_any(tmp_path):
+def test_steps_of_episodes_are_kept(tmp_path):
     buffer = buffer_in(tmp_path)
     episode = transitions_of(3)
     buffer.add(attrs.evolve(episode, frames=attrs.evolve(episode.frames, steps=np.array([0, 3, 6, 8]))))

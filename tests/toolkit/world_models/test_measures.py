@@ -79,7 +79,7 @@ def test_a_constant_outcome_is_found_out(windows):
 
 
 class Guessing(Knowing):
-    """Every picture may turn out four levels brighter; the brighter, the likelier is success."""
+    """Every image may turn out four levels brighter; the brighter, the likelier is success."""
 
     def imagine(self, windows, actions, noise):
         after = super().imagine(windows, actions, noise)
@@ -94,7 +94,7 @@ class Guessing(Knowing):
 
 
 def test_two_draws_of_a_model_that_guesses_disagree(windows):
-    """By four levels in half of the pictures, and in those that follow as far as the guesses before differ."""
+    """By four levels in half of the images, and in those that follow as far as the guesses before differ."""
     found = measure(Guessing(), windows)
     assert found["disagreement/1"] == pytest.approx(2, abs=0.8) and found["disagreement/3"] > found["disagreement/1"]
     mean = np.mean([found[f"disagreement/{k}"] for k in (1, 2, 3)])
@@ -110,7 +110,7 @@ def test_chunks_that_were_not_played_do_not_count(windows):
     executed[:, 1:] = False
     found = measure(Knowing(), attrs.evolve(windows, executed=executed))
     assert "psnr/1" in found and "psnr/2" not in found
-    assert math.isnan(found["replay_auc"]), "nobody succeeded in what was played"
+    assert math.isnan(found["replay_auc"]), "no recorded episode succeeded"
     assert not thresholds_met(found)["replay"]
 
 

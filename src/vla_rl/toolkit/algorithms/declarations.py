@@ -59,7 +59,7 @@ def _of_needs(needs: Any) -> Iterator[WrongDeclaration]:
     elif needs.recomputed_values and not needs.values:
         yield WrongDeclaration(
             attribute="needs",
-            expected="values beside recomputed_values",
+            expected="values with recomputed_values",
             got="no values",
             remedy=_line(needs | Requirements(values=True)),
         )

@@ -1,4 +1,4 @@
-"""Parts that algorithms share beside `functional.py`: rollouts along one time axis, weights of loss terms,
+"""Parts that algorithms share in addition to `functional.py`: rollouts along one time axis, weights of loss terms,
 micro-batches at the granularity of the ratio, entropy and KL terms, diagnostics, and the critic's part. Each
 algorithm's own file contains its advantages and loss."""
 

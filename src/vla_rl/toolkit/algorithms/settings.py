@@ -132,7 +132,7 @@ class VTraceSettings(CorrectionSettings):
     rho_bar: float = field(default=1.0, validator=[v.gt(0), v.le(LARGEST)])
     """v-trace: the largest weight pi_old / mu of an advantage; it determines what the critic converges to."""
     c_bar: float = field(default=1.0, validator=v.gt(0))
-    """v-trace: the largest weight with which later value targets enter an earlier one; at most rho_bar."""
+    """v-trace: the largest weight of later value targets in an earlier one; at most rho_bar."""
 
     @rho_bar.validator
     @c_bar.validator
@@ -148,7 +148,7 @@ class VTraceSettings(CorrectionSettings):
 
 @frozen(kw_only=True)
 class SuccessFilter:
-    """Keep a group only if its mean success lies in [lower, upper] (RLinf-VLA 4.3.3)."""
+    """Keep a group only if its mean success is in [lower, upper] (RLinf-VLA 4.3.3)."""
 
     lower: float = field(default=0.1, validator=[v.ge(0), v.le(1)])
     """Lowest mean success of a group that is kept, in [0, 1]."""
@@ -189,7 +189,7 @@ class GroupSettings(PolicySettings):
     @std_of.validator
     def _of_a_std(self, _: object, std_of: str) -> None:
         if std_of != "group" and not self.normalize_by_std:
-            raise ValueError(f"std_of: {std_of} says by which std advantages are divided; normalize_by_std is false")
+            raise ValueError(f"std_of: {std_of} chooses the divisor of advantages; normalize_by_std is false")
 
     @property
     def scope_reason(self) -> str:

@@ -61,12 +61,12 @@ class RatioQuantiles(Statistic):
         return cls(counts.scatter_add_(0, bins, mask.flatten().double()))
 
     def quantile(self, share: float) -> float:
-        """Return the ratio (middle of its bin) below which this share of the entries lies."""
+        """Return the ratio (middle of its bin) below which this share of the entries falls."""
         at = int(torch.searchsorted(self.sums.cumsum(0), share * self.sums.sum()))
         return math.exp(FINEST * math.sinh(((at + 0.5) / BINS * 2 - 1) * _REACH))
 
     def far_quantile(self, share: float) -> float:
-        """Return the |log r| (middle of its bin) below which this share of the entries lies."""
+        """Return the |log r| (middle of its bin) below which this share of the entries falls."""
         symmetric = type(self)(self.sums + self.sums.flip(0))  # bins are symmetric around r = 1
         return math.log(symmetric.quantile((1 + share) / 2))
 

@@ -1,5 +1,5 @@
-"""Random changes of pictures for training, by the formulas that OpenVLA trains with (`augment_image` of `dlimp`,
-TensorFlow's image functions). Each picture draws its own numbers from a keyed generator."""
+"""Random changes of images for training, by the formulas that OpenVLA trains with (`augment_image` of `dlimp`,
+TensorFlow's image functions). Each image draws its own numbers from a keyed generator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Generators = Sequence[np.random.Generator]
 
 
 def augment(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: int) -> Observation:
-    """Return the observation with changed pictures, uint8 [B, H, W, 3] as before. Raise UserError for a camera that it
+    """Return the observation with changed images, uint8 [B, H, W, 3] as before. Raise UserError for a camera that it
     does not have.
 
     Args:
@@ -33,15 +33,15 @@ def augment(obs: Observation, spec: AugmentSpec, seed: int, step: int, first: in
                 f"augment.cameras: there is no camera {camera!r}{did_you_mean(camera, images)}\n"
                 f"  there are: {', '.join(images)}"
             )
-        pictures = to_numpy(images[camera])
-        generators = [generator(seed, "augment", number, step, first + row) for row in range(len(pictures))]
-        images[camera] = change_pictures(pictures, spec, generators)
+        frames = to_numpy(images[camera])
+        generators = [generator(seed, "augment", number, step, first + row) for row in range(len(frames))]
+        images[camera] = change_images(frames, spec, generators)
     return attrs.evolve(obs, images=images)
 
 
-def change_pictures(pictures: Array, spec: AugmentSpec, generators: Generators) -> Array:
-    """Return pictures uint8 [B, H, W, 3], each changed by numbers of its generator."""
-    changed = torch.from_numpy(np.ascontiguousarray(pictures)).float().movedim(-1, 1) / 255
+def change_images(images: Array, spec: AugmentSpec, generators: Generators) -> Array:
+    """Return images uint8 [B, H, W, 3], each changed by numbers of its generator."""
+    changed = torch.from_numpy(np.ascontiguousarray(images)).float().movedim(-1, 1) / 255
     if spec.random_resized_crop is not None:
         changed = _resized_crop(changed, spec.random_resized_crop, generators)
     if spec.random_brightness:
@@ -63,22 +63,22 @@ def change_pictures(pictures: Array, spec: AugmentSpec, generators: Generators) 
 
 
 def _draw(generators: Generators, low: float, high: float) -> torch.Tensor:
-    """Return a uniform number for each picture, [B, 1, 1, 1]."""
+    """Return a uniform number for each image, [B, 1, 1, 1]."""
     return torch.tensor([rng.uniform(low, high) for rng in generators]).float()[:, None, None, None]
 
 
-def _resized_crop(pictures: torch.Tensor, crop: CropSpec, generators: Generators) -> torch.Tensor:
-    """Return a random part of each picture [B, 3, H, W], bilinearly stretched to the whole."""
+def _resized_crop(images: torch.Tensor, crop: CropSpec, generators: Generators) -> torch.Tensor:
+    """Return a random part of each image [B, 3, H, W], bilinearly stretched to the whole."""
     area = _draw(generators, *crop.scale).flatten()
     ratio = _draw(generators, *np.log(crop.ratio)).flatten().exp()
     height, width = (area / ratio).sqrt().clamp(0, 1), (area * ratio).sqrt().clamp(0, 1)
     top = _draw(generators, 0, 1).flatten() * (1 - height)
     left = _draw(generators, 0, 1).flatten() * (1 - width)
-    rows = top[:, None] + height[:, None] * torch.linspace(0, 1, pictures.shape[2])
-    columns = left[:, None] + width[:, None] * torch.linspace(0, 1, pictures.shape[3])
-    shape = (len(pictures), pictures.shape[2], pictures.shape[3])
+    rows = top[:, None] + height[:, None] * torch.linspace(0, 1, images.shape[2])
+    columns = left[:, None] + width[:, None] * torch.linspace(0, 1, images.shape[3])
+    shape = (len(images), images.shape[2], images.shape[3])
     grid = torch.stack([columns[:, None, :].expand(shape), rows[:, :, None].expand(shape)], dim=-1)
-    return functional.grid_sample(pictures, 2 * grid - 1, mode="bilinear", padding_mode="border", align_corners=True)
+    return functional.grid_sample(images, 2 * grid - 1, mode="bilinear", padding_mode="border", align_corners=True)
 
 
 def hsv_of(rgb: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -37,7 +37,7 @@ SHOWN = 16
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 ORIGINS = "meta/vla_rl.jsonl"
-"""Identity, task and success of each episode, a line each. They are no columns of `meta/episodes`, since lerobot 0.6.1
+"""Identity, task and success of each episode, a line each. They are not columns of `meta/episodes`, since lerobot 0.6.1
 cannot open a data set to which it has appended episodes without those columns."""
 LOCK = ".lock"
 OWN = {"meta", "data", LOCK, "README.md"}
@@ -288,7 +288,7 @@ class LeRobotWriter:
         that is not listed is removed. Raises OSError, KeyError, ValueError."""
         file = self.folder / ORIGINS
         written = file.read_bytes().split(b"\n")
-        kept = written[: min(episodes, len(written) - 1)]  # what follows the last newline is no line, or a broken one
+        kept = written[: min(episodes, len(written) - 1)]  # the rest after the last newline is empty or a broken line
         self._origins_size = sum(len(line) + 1 for line in kept)
         os.truncate(file, self._origins_size)
         return [json.loads(line)["identity"] for line in kept]
@@ -302,7 +302,8 @@ def check_folder(folder: Path) -> None:
         others = sorted({entry.name for entry in folder.iterdir()} - OWN)
         if others:
             raise UserError(
-                f"{folder} is no LeRobot data set and not empty (it has {', '.join(others[:3])}); choose another folder"
+                f"{folder} is neither a LeRobot data set nor empty (it has {', '.join(others[:3])}); "
+                "choose another folder"
             )
     paths.check_folder("the data set's folder", folder)
 
@@ -359,7 +360,7 @@ def _lists(folder: Path) -> list[Path]:
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> Any:
-    """Return the table of tasks, with the texts as pandas' index, by which lerobot looks them up."""
+    """Return the table of tasks, with the texts as pandas' index, which lerobot looks them up in."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": stored, "metadata": None}

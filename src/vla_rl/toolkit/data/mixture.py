@@ -1,4 +1,4 @@
-"""Several data sets as one: samples are numbered through, and pictures have one size."""
+"""Several data sets as one: samples are numbered through, and images have one size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class MixedDemonstrations(Demonstrations):
-    """Data sets one after the other. Their statistics, and the size of their pictures, are those of the first."""
+    """Data sets one after the other. Their statistics, and the size of their images, are those of the first."""
 
     def __init__(self, parts: Sequence[Demonstrations], names: Sequence[str]) -> None:
         """Read one sample of each data set. `names`: the data sets in words, for messages. Raise UserError for
@@ -39,7 +39,7 @@ class MixedDemonstrations(Demonstrations):
                 height, width = self._height_width[camera]
                 if tuple(image.shape[1:3]) != (height, width):
                     logger.warning(
-                        "%s: pictures of %s are %d x %d and are resized to %d x %d, as those of %s",
+                        "%s: images of %s are %d x %d and are resized to %d x %d, as those of %s",
                         *(name, camera, *image.shape[1:3], height, width, names[0]),
                     )
 
@@ -108,9 +108,9 @@ def _check_alike(parts: Sequence[Demonstrations], names: Sequence[str]) -> DataP
     return known
 
 
-def resize(pictures: Array, height: int, width: int) -> Array:
-    """Return pictures uint8 [B, H, W, 3] in another size, by Lanczos' filter, as OpenVLA's data loader does."""
-    if pictures.shape[1:3] == (height, width):
-        return pictures
-    filtered = (Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in pictures)
-    return np.stack([np.asarray(picture) for picture in filtered])
+def resize(images: Array, height: int, width: int) -> Array:
+    """Return images uint8 [B, H, W, 3] in another size, by Lanczos' filter, as OpenVLA's data loader does."""
+    if images.shape[1:3] == (height, width):
+        return images
+    filtered = (Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS) for image in images)
+    return np.stack([np.asarray(image) for image in filtered])

@@ -40,7 +40,7 @@ class RecordSettings:
     @final_frame.validator
     def _final_frame(self, attribute: Any, value: bool) -> None:
         if value and self.rows != "steps":
-            raise ValueError("needs rows: steps, since a chunk has no row of its own after it")
+            raise ValueError("needs rows: steps, since no separate row follows a chunk")
 
     def records(self, what: Literal["evaluation", "rollout"], step: int) -> bool:
         """Return whether the rollout or the evaluation at `step` is recorded."""
@@ -72,7 +72,7 @@ class Recording:
     instruction: str
     task: str = ""
     identity: str = ""
-    """Identity of the episode, by which a writer recognises it; empty: never equal to another."""
+    """Identity that a writer recognises the episode by; empty: never equal to another."""
     success: bool | None = None
     """Whether the episode succeeded; None: unknown."""
     rewards: Array | None = None
@@ -81,7 +81,7 @@ class Recording:
     """Actions of each chunk that were executed before the episode ended, int64 [n]; None: rows are single actions."""
     interventions: Array | None = None
     """Whether a person or an expert chose the action instead of the policy, bool [n], or [n, C] for whole chunks; None:
-    nobody can take over."""
+    takeovers are not possible."""
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -15,7 +15,7 @@ from vla_rl.toolkit.data.episodes import exclude_remedy
 from vla_rl.toolkit.feature_names import check_order
 
 RATE = 0.1
-"""Least difference between the rates of data and simulator that is told, as a share."""
+"""Least difference between the rates of data and simulator that is reported, as a share."""
 logger = logging.getLogger(__name__)
 
 

@@ -102,7 +102,7 @@ def _bounds_flaws(env: EnvInfo, indices: Array, actions: Array, outside: float) 
     yield Flaw(
         f"sample {indices[sample]}, actions",
         f"number {number} within {low[number]:g} and {high[number]:g}, the simulator's bounds",
-        f"{actions[sample, step, number]:g} ({many} of {len(indices)} samples lie outside)",
+        f"{actions[sample, step, number]:g} ({many} of {len(indices)} samples are outside)",
         "give actions in the simulator's units, scale them or choose its data set",
     )
 
@@ -154,14 +154,14 @@ def _order_flaws(where: str, rows: Mapping[str, Array]) -> Iterator[Flaw]:
         if len(columns):
             number = int(columns[0])
             got = f"{rows[low][number]:g} and {rows[high][number]:g} (number {number})"
-            yield Flaw(where, f"{low} <= {high}", got, "work them out anew over all steps")
+            yield Flaw(where, f"{low} <= {high}", got, "compute them again over all steps")
             return
     std = rows["std"]
     columns = np.flatnonzero((std < 0) | ((std == 0) & (maximum > minimum + slack)) | (std > maximum - minimum + slack))
     if len(columns):
         number = int(columns[0])
         got = f"std {std[number]:g} with min {minimum[number]:g} and max {maximum[number]:g} (number {number})"
-        yield Flaw(where, "a deviation above 0 and no larger than the range", got, "work them out anew over all steps")
+        yield Flaw(where, "a deviation above 0 and no larger than the range", got, "compute them again over all steps")
 
 
 def unknown_instruction(env: EnvInfo, text: str) -> str:
@@ -197,8 +197,8 @@ class CheckedDemonstrations(Demonstrations):
             index, text = next(iter(strange.items()))
             instructions = ", ".join(repr(task.instruction) for task in env.tasks[:3]) + ", ..." * (len(env.tasks) > 3)
             raise UserError(
-                f"{source} does not go with {simulator}: sample {index} is told {unknown_instruction(env, text)}; nor "
-                f"what the other {len(instruction_of) - 1} that were looked at are told\n"
+                f"{source} does not go with {simulator}: sample {index} has the instruction "
+                f"{unknown_instruction(env, text)}; the same holds for the other {len(instruction_of) - 1} samples\n"
                 f"  {simulator} says: {instructions}\n"
                 "  choose its data set, or let the data plugin give the simulator's instruction for each task"
             )
@@ -249,4 +249,5 @@ class CheckedDemonstrations(Demonstrations):
             if text in self._warned or len(self._warned) >= WARNINGS or not unknown_instruction(self._env, text):
                 continue
             self._warned.add(text)
-            logger.warning("%s: sample %d is told %s", self._source, index, unknown_instruction(self._env, text))
+            unknown = unknown_instruction(self._env, text)
+            logger.warning("%s: sample %d has the instruction %s", self._source, index, unknown)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 TOLERANCE = 0.1
-"""Share of a period by which an action may begin later than it is due without being late."""
+"""Longest delay of an action that does not count as late, as a share of a period."""
 
 
 class RealTime:

@@ -19,7 +19,7 @@ class Processes:
     """Settings of the processes that envs live in. A plugin offers them as its setting `processes`."""
 
     apart: bool | None = None
-    """Envs live in separate processes (true) or in the worker's (false); null: separate if there are several."""
+    """Envs live in separate processes (true) or in the worker's (false); null: separate for more than one env."""
     envs_per_process: int | None = field(default=1, validator=AT_LEAST_ONE)
     """Envs that take turns in a process; null: enough for one process per core of the worker."""
     deadline_s: float = field(default=180.0, validator=v.gt(0))
@@ -34,7 +34,7 @@ class Processes:
     @recycle_mib.validator
     def _alone(self, attribute: Any, value: int | None) -> None:
         if value is not None and self.envs_per_process != 1:
-            raise ValueError("envs that share a process cannot get a fresh one; give envs_per_process: 1 beside it")
+            raise ValueError("envs that share a process cannot get a fresh one; also give envs_per_process: 1")
 
     def shares(self, num_envs: int) -> list[range]:
         """Return the range of envs that live in each process, as even as possible."""
@@ -60,8 +60,8 @@ def independent_envs(config: Any) -> bool:
 
 
 def in_processes(config: Any) -> Any:
-    """Return these settings for one env out of several of its worker: with a separate process, as if there were more
-    envs."""
+    """Return these settings for one env out of several of its worker: with a separate process, as for more than one
+    env."""
     processes = getattr(config, "processes", None)
     if not isinstance(processes, Processes):
         return config

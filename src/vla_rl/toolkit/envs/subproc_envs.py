@@ -67,7 +67,7 @@ class SubprocEnvs(SimEnv):
         if info.control_hz is not None and context.num_envs > 1 and not (apart and processes.envs_per_process == 1):
             raise UserError(
                 "control_hz is real time, which envs that take turns in a process cannot keep; give every env a "
-                "process of its own (processes.envs_per_process: 1, and no processes.apart: false), or num_envs: 1"
+                "separate process (processes.envs_per_process: 1, and no processes.apart: false), or num_envs: 1"
             )
         process_type: type[SeparateProcess | Inline] = SeparateProcess if apart else Inline
         shares = processes.shares(self.num_envs) if apart else [range(i, i + 1) for i in range(self.num_envs)]

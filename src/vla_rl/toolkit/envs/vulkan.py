@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 CHOICES = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES")
-"""Environment variables with which a user chooses drivers."""
+"""Environment variables that choose drivers."""
 NVIDIA = tuple(Path(folder, "vulkan/icd.d/nvidia_icd.json") for folder in ("/etc", "/usr/share"))
 
 

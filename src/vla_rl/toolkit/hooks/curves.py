@@ -47,7 +47,7 @@ def draw(curves: Mapping[str, Series], evaluations: Sequence[Interval], title: s
     return figure
 
 
-def picture(figure: Any) -> bytes:
+def encode_png(figure: Any) -> bytes:
     """Return a figure as PNG bytes."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)

@@ -28,7 +28,7 @@ from vla_rl.core.events import Evaluation, Run, robot_metrics
 logger = logging.getLogger(__name__)
 
 FILE = "trackers.json"
-"""File in the run folder with the id by which each tracker knows the run."""
+"""File in the run folder with the id that each tracker knows the run by."""
 HELD = ".uploading"
 """Folder in the run folder with checkpoints that wait for their upload, in a folder of each tracker's name. Plugins
 declare that one in `HookPlugin.files`."""
@@ -193,7 +193,7 @@ class Tracker:
             self._begin(self._run)
         except BaseException as exc:  # a tracker may raise anything, SystemExit too
             self._failing = True
-            logger.warning("%s takes nothing of this run, which goes on without it: %s", self._name, _words(exc))
+            logger.warning("%s takes nothing of this run, which continues without it: %s", self._name, _words(exc))
             return
         atexit.register(self.close)  # registered after the tracker's own handler, so that it runs before that
         while (item := self._todo.get()) is not None:
@@ -223,7 +223,7 @@ class Tracker:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s did not take %s: %s\n  the run goes on; further failures are not shown",
+                "%s did not take %s: %s\n  the run continues; further failures are not shown",
                 self._name,
                 what,
                 _words(exc),

@@ -89,9 +89,9 @@ def insert_adapters(network: nn.Module, config: LoRAConfig, seed: int) -> None:
 
 @contextmanager
 def before_training(module: nn.Module, **parts: nn.Module | None) -> Iterator[None]:
-    """Turn all adapters in the module off inside the block, and put `parts` in place of its own. This gives the policy
-    before training without a second copy of the weights. Afterwards adapters are on or off, and trained or frozen, as
-    they were."""
+    """Turn all adapters in the module off inside the block, and put `parts` in place of the module's. This gives the
+    policy before training without a second copy of the weights. Afterwards adapters are on or off, and trained or
+    frozen, as they were."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
@@ -152,7 +152,7 @@ class MergedAdapters:
     """
 
     def __init__(self, network: nn.Module, mode: str) -> None:
-        """Find the adapted layers, and copy their weights. Raise UserError where there are none."""
+        """Find the adapted layers, and copy their weights. Raise UserError without adapted layers."""
         self._layers = adapted_layers(network)
         if not self._layers:
             raise UserError("lora.merge_for_acting: no layer of the network has an adapter; leave it out")
@@ -181,8 +181,8 @@ class MergedAdapters:
                 layer.merged_adapters.append("default")
 
     def unmerge(self) -> None:
-        """Restore the bits of the layers' own weights, beside which the adapters are computed. Do nothing where that is
-        so."""
+        """Restore the bits of the layers' own weights, so that adapters are computed separately. Do nothing if they
+        are."""
         if not self.merged:
             return
         for index, layer in enumerate(self._layers):

@@ -1,4 +1,4 @@
-"""Model checkpoints: find them (a folder, beside a plugin, in the Hugging Face hub's cache), list their weight files,
+"""Model checkpoints: find them (a folder, a plugin's folder, the Hugging Face hub's cache), list their weight files,
 and explain what is wrong with them. Cheap to import."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def resolve(name: str, wanted: Sequence[str], builtin: Path | None = None, download: bool = True) -> Path:
     """Return the folder of a checkpoint given as `builtin:NAME`, a folder, or `OWNER/NAME[@REVISION]` of the hub. A hub
     name is taken from the local cache, or downloaded into it (unless `download` is False). Raise CheckpointError if
-    there is none.
+    it cannot be found.
 
     Args:
         wanted: patterns of the files of a hub repository that are read; nothing else is downloaded.
@@ -108,7 +108,7 @@ def _from_hub(name: str, wanted: Sequence[str], download: bool) -> Path:
         raise CheckpointError(
             f"checkpoint {name!r} is neither a folder ({Path(name).absolute()}) nor in the hub's cache "
             f"({constants.HF_HUB_CACHE}), and could not be fetched: {reason}\n"
-            f"  where there is network: hf download {which} --local-dir FOLDER, then set model.checkpoint: FOLDER;\n"
+            f"  with network access: hf download {which} --local-dir FOLDER, then set model.checkpoint: FOLDER;\n"
             f"  or copy the folder models--{repository.replace('/', '--')} of another machine's cache into this one"
         ) from error
 
@@ -178,7 +178,7 @@ def check_size(source: Path | str, key: str, value: int, least: int = 1) -> None
 
 
 def check_multiples(sizes: Any, **parts: str) -> None:
-    """Raise ValueError where a size of this attrs object is no multiple of its part (size=name of its part)."""
+    """Raise ValueError where a size of this attrs object is not a multiple of its part (size=name of its part)."""
     for size_name, unit_name in parts.items():
         size, unit = getattr(sizes, size_name), getattr(sizes, unit_name)
         if unit < 1 or size % unit:
@@ -207,7 +207,7 @@ def read_pickled(path: Path, keys: Sequence[str] = (), mmap: bool = False) -> di
         raise CheckpointError(f"{path} holds a {type(content).__name__}, a dict is expected")
     absent = [key for key in keys if key not in content]
     if absent:
-        raise CheckpointError(f"{path} is no file of its kind: it has no {', '.join(absent)}")
+        raise CheckpointError(f"{path} is not a file of its kind: it has no {', '.join(absent)}")
     return content
 
 
@@ -272,7 +272,7 @@ def unfinished(folder: Path) -> str:
     """Return a clause that names the files of an unfinished download, or an empty text."""
     partial_files = [p for p in folder.rglob("*") if p.suffix in UNFINISHED]
     names = ", ".join(str(p.relative_to(folder)) for p in sorted(partial_files)[:4])
-    return f"; unfinished downloads lie there: {names}" if partial_files else ""
+    return f"; unfinished downloads are there: {names}" if partial_files else ""
 
 
 def _inside(path: Path) -> str:
@@ -369,7 +369,7 @@ def _weight_paths(folder: Path) -> list[Path]:
 
 
 def _adapter_alone(folder: Path) -> str:
-    """What to do with a peft adapter that lies there without its base."""
+    """What to do with a peft adapter without its base."""
     base = read_keys(folder / ADAPTER_CONFIG).text("base_model_name_or_path", "")
     fact = f"{folder} holds a peft adapter of {base!r} and not the weights, which are read; merge it into them"
     if (folder / "config.json").is_file() and "type" not in read_json(folder / "config.json"):
@@ -398,7 +398,7 @@ def _distributed_alone(folder: Path, sharded: Path) -> str:
 
 def _other_format(folder: Path) -> str:
     others_found = sorted(p.name for pattern in ("pytorch_model*.bin", "*.pth") for p in folder.glob(pattern))
-    return f" ({others_found[0]} is not read; save it anew as safetensors)" if others_found else ""
+    return f" ({others_found[0]} is not read; save it again as safetensors)" if others_found else ""
 
 
 # -------------------------------------------------------------------------------------------------- names and shapes

@@ -5,7 +5,7 @@ between two matrix products becomes one kernel. Parameters, their names and `sta
 code sits under `Module.__call__`, so hooks stay as they are. Adapters and gradient checkpointing of the block are
 compiled with it.
 
-What lies between the blocks (embeddings, masks, heads, sampling) is compiled in regions: methods that a model names.
+What is between the blocks (embeddings, masks, heads, sampling) is compiled in regions: methods that a model names.
 A region that calls blocks contains their code.
 
 A compiler that fails never stops a run: the blocks then run in eager mode, and `CompiledBlocks.notes` says why.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RECOMPILATIONS = 8
 """Recompilations of one kind of blocks after which a warning names the input that changed. Two or three are normal: a
-second batch size and a second prompt length make these dimensions dynamic, and a batch of one is a case of its own."""
+second batch size and a second prompt length make these dimensions dynamic, and a batch of one is a separate case."""
 GRAPH_LIMIT = 64
 """Graphs of one kind of blocks; PyTorch's own limit of 8 is too low for blocks that act and learn."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -233,7 +233,7 @@ class _CompiledMethod:
 
 
 def _with_own_code(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that calls the method, with code of its own. The compiler stores graphs with a function's code:
+    """Return a function that calls the method, with separate code. The compiler stores graphs with a function's code:
     sharing it, the guards of all kinds would be tried in turn, and the graphs of one count towards the limit of
     another."""
 

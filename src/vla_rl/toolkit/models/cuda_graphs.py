@@ -100,7 +100,7 @@ class _HostReads(TorchDispatchMode):
 
 @contextmanager
 def no_host_reads() -> Iterator[None]:
-    """Context that raises RuntimeError for an operator by which the host reads a tensor's values."""
+    """Context that raises RuntimeError for an operator that lets the host read a tensor's values."""
     with _HostReads():
         yield
 
@@ -201,6 +201,6 @@ class CapturedFunction:
 
 
 def padded_size(rows: int, sizes: Sequence[int] = SIZES) -> int:
-    """Return the smallest of the ascending sizes that holds so many rows; beyond them, a multiple of the largest."""
+    """Return the smallest of the ascending sizes that holds this many rows; beyond them, a multiple of the largest."""
     largest = sizes[-1]
     return next((size for size in sizes if size >= rows), -(-rows // largest) * largest)

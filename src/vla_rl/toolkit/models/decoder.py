@@ -2,7 +2,7 @@
 
 transformers' own loop hands one cache to all layers, which tells them apart by their number: compiled code would be
 compiled once for each layer. It also looks at the values of masks and positions on the host, which stalls a GPU. Here a
-layer gets a cache of its own, and the caller prepares the mask.
+layer gets its own cache, and the caller prepares the mask.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LayerCache(Protocol):
 
 
 def cache_argument(layer: type) -> str:
-    """Return the argument by which a decoder layer of transformers takes its cache: `cache` since 5.24,
+    """Return the argument of a decoder layer of transformers for its cache: `cache` since 5.24,
     `past_key_values` before. A layer accepts any keyword, so that a wrong one would be ignored, and the tokens would
     attend to each other alone. TypeError if the layer has neither."""
     arguments = inspect.signature(layer.forward).parameters  # type: ignore[attr-defined]  # every module has it

@@ -38,7 +38,7 @@ def choose_cameras(
     model: str, env: EnvInfo, spec_cameras: Sequence[str] | None, trained: Collection[str], usual: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the cameras that the spec asks for, else those of the checkpoint's training if the simulator has them all,
-    else the usual ones. Raise MismatchError for an unknown camera, and if there is none."""
+    else the usual ones. Raise MismatchError for an unknown camera, and if none is chosen."""
     available = tuple(env.cameras)
     chosen = tuple(spec_cameras or (trained if trained and set(trained) <= set(available) else usual))
     for name in chosen:
@@ -85,7 +85,7 @@ def check_action_range(
 ) -> None:
     """Compare the range of the model's un-normalised actions with the simulator's bounds, dimension by dimension. Raise
     MismatchError if the two do not overlap. Warn if most of the range would be clipped, and if it is exactly one half
-    of the simulator's range, as for a gripper of 0 and 1 beside one of -1 and 1.
+    of the simulator's range, as for a gripper of 0 and 1 against one of -1 and 1.
 
     Args:
         source: such as "statistics 'KEY' of FOLDER".

@@ -118,7 +118,7 @@ def make_heads(
     expert_width: int,
     prefix_width: int,
 ) -> tuple[HorizonValueHead | PrefixValueHead | None, NoiseHead | None]:
-    """Return the critic and Flow-Noise's network that algorithm and spec need, as saved beside the checkpoint or
+    """Return the critic and Flow-Noise's network that algorithm and spec need, as saved with the checkpoint or
     new."""
     value_head: HorizonValueHead | PrefixValueHead | None = None
     noise_head = None
@@ -152,7 +152,7 @@ def steer(
 def _make_steering_head(
     name: str, config: FlowConfig, context: Context, checkpoint: FlowCheckpoint, expert_width: int
 ) -> SteeringHead | None:
-    """Return the head that was saved beside the checkpoint, or a new one that the spec asks for, else None.
+    """Return the head that was saved with the checkpoint, or a new one that the spec asks for, else None.
 
     Raises CheckpointError for a damaged file, and MismatchError where the spec asks for another head than the saved.
     """
@@ -165,7 +165,7 @@ def _make_steering_head(
         try:
             recorded = saved_settings(saved, shape[1])
         except (KeyError, ValueError) as exc:
-            raise CheckpointError(f"{path} is no steering head ({exc}); remove it to use the policy without") from exc
+            raise CheckpointError(f"{path} is not a steering head ({exc}); remove it to go without") from exc
         if settings is not None and settings != recorded:
             raise MismatchError(
                 f"{path} has {asdict(recorded)}, and model.steering asks for {asdict(settings)}; leave model.steering "

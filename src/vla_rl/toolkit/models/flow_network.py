@@ -1,4 +1,4 @@
-"""Parts of networks that denoise an action chunk beside a prefix (images, instruction, state), which is computed once
+"""Parts of networks that denoise an action chunk given a prefix (images, instruction, state), which is computed once
 and reused in every denoising step."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def freeze_unused(language: Any) -> None:
 
 
 def initialise(network: nn.Module, seed: int, rms: float) -> None:
-    """Set random weights by `networks.initialise`: sine-cosine patch positions of visible size beside the patches, and
-    a velocity that starts near 0. `rms` is the initial weight of RMS norms."""
+    """Set random weights by `networks.initialise`: sine-cosine patch positions of a visible size compared with the
+    patches, and a velocity that starts near 0. `rms` is the initial weight of RMS norms."""
 
     def other(name: str, module: nn.Module, normal: Normal) -> None:
         weight: Any = getattr(module, "weight", None)

@@ -239,7 +239,7 @@ class FlowPolicy(VLAModel):
         """Score recorded chunks under the reference policy: adapters off, and the noise head in its initial state.
         Return float32 [B, C, 1]. Needs no second copy of the weights. Raise NotOffered without `lora`."""
         if not self._adapted:
-            raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
+            raise NotOffered(f"a reference for {self.name} needs `lora`; without adapters it is a second copy")
         with before_training(self.module, noise_head=self._first_noise_head, value_head=None):
             return self.chunk_log_probs(obs, chunk).log_probs
 
@@ -344,7 +344,7 @@ class FlowPolicy(VLAModel):
         )
 
     def _unscored_start(self, prefix: Any, state: Tensor, noise: Noise, greedy: bool) -> Tensor:
-        """Return the initial noise [B, H, A] of chunks whose log-prob nobody needs."""
+        """Return the initial noise [B, H, A] of chunks whose log-prob is not needed."""
         head = self.module.steering
         if head is not None:
             normals = None if greedy else as_tensor(noise.normals(*head.shape), self._device)

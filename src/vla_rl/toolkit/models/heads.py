@@ -1,5 +1,5 @@
-"""Heads beside a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, in
-separate files beside the checkpoint."""
+"""Heads in addition to a public network: critics and the noise network of Flow-Noise. Their weights stay in float32, in
+separate files next to the checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def small_mlp(widths: list[int], seed: int, gain: float = math.sqrt(2.0), last_b
 
 
 def load_head(head: nn.Module | None, folder: Path | None, name: str) -> None:
-    """Load the head's weights that were saved beside the checkpoint, if there are any. Raise CheckpointError if they do
+    """Load the head's weights that were saved with the checkpoint, if any. Raise CheckpointError if they do
     not fit."""
     if head is not None and folder is not None and (folder / name).is_file():
         path = folder / name

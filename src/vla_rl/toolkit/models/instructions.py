@@ -17,7 +17,7 @@ from vla_rl.toolkit.json_files import read_record
 from vla_rl.toolkit.models.checkpoints import resolve
 
 INSTRUCTION = "instruction.json"
-"""File beside a model's own files; a model without a suffix has none."""
+"""File in addition to a model's own files; a model without a suffix has none."""
 
 
 def with_suffix(obs: Observation, suffix: str) -> Observation:
@@ -30,7 +30,7 @@ def with_suffix(obs: Observation, suffix: str) -> Observation:
 @contextmanager
 def without_suffix(model: VLAModel) -> Iterator[None]:
     """Context in which the model gets instructions as they are, for a trainer that chooses the text of each sample.
-    Nobody acts with the model meanwhile.
+    The model must not act meanwhile.
     """
     suffix = model.instruction_suffix
     model.instruction_suffix = ""
@@ -48,7 +48,7 @@ def save_suffix(model: VLAModel, folder: Path) -> None:
 
 
 def saved_suffix(checkpoint: Any) -> str:
-    """Return the suffix that was saved with a model's checkpoint; "" if there is none.
+    """Return the suffix that was saved with a model's checkpoint; "" without one.
 
     Args:
         checkpoint: a model's key of that name: a folder, a name on the hub that is in its cache, or something else,

@@ -15,8 +15,8 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.core.paths import read_text
 from vla_rl.core.spec.yaml import parse
 from vla_rl.core.types import Array, EnvInfo, Observation
+from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.models.openpi import EncodedImage, check_pixels
-from vla_rl.toolkit.pictures import resized
 
 LONGEST_TEXT = 8192
 """Most bytes of an instruction that are read: more than any policy takes."""
@@ -102,7 +102,7 @@ def read_key_map(name: str) -> KeyMap:
             data["state"] = [data["state"]]
         return KeyMap(**data)
     except (OSError, UnicodeDecodeError, TypeError, ValueError) as exc:
-        raise UserError(f"{file} is no key map: {exc}") from exc
+        raise UserError(f"{file} is not a key map: {exc}") from exc
 
 
 def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tuple[dict[str, Array], Any, str | None]:
@@ -118,11 +118,11 @@ def read_request(keys: KeyMap, info: EnvInfo, request: Mapping[Any, Any]) -> tup
             f"{', '.join(map(repr, wanted.values()))}, state {', '.join(map(repr, keys.state)) or 'none'} "
             f"({info.state_dim} numbers), instruction {keys.instruction!r}"
         )
-    pictures = {camera: _find(request, key) for camera, key in wanted.items()}
+    raw_images = {camera: _find(request, key) for camera, key in wanted.items()}
     if keys.resize:  # without resizing, their sizes are known
-        check_pixels(picture for picture in pictures.values() if isinstance(picture, EncodedImage))
+        check_pixels(image for image in raw_images.values() if isinstance(image, EncodedImage))
     images = {
-        camera: _upright(picture, wanted[camera], keys, info.cameras[camera]) for camera, picture in pictures.items()
+        camera: _upright(image, wanted[camera], keys, info.cameras[camera]) for camera, image in raw_images.items()
     }
     text = _find(request, keys.instruction)
     if isinstance(text, bytes):

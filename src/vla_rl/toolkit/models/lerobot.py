@@ -79,7 +79,7 @@ class Statistics:
 
 
 def read_statistics(folder: Path, raw: Mapping[str, Any]) -> Statistics:
-    """Read the statistics of the normaliser in policy_preprocessor.json. Raise CheckpointError if there are none: a
+    """Read the statistics of the normaliser in policy_preprocessor.json. Raise CheckpointError if it has none: a
     checkpoint is never used with actions that are not scaled.
 
     Args:
@@ -148,7 +148,7 @@ def check_scale(source: str, mode: str, values: Mapping[str, Sequence[float]]) -
             raise CheckpointError(f"{source}: {f'{second}[{i}]'!r} is {end}, a number from 0 on is expected")
         if mode != "MEAN_STD" and end < start:
             raise CheckpointError(
-                f"{source}: {f'{second}[{i}]'!r} is {end}, below the {start} of {f'{first}[{i}]'!r}: that is no range"
+                f"{source}: {f'{second}[{i}]'!r} is {end}, below the {start} of {f'{first}[{i}]'!r}: not a range"
             )
 
 

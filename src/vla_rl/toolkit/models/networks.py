@@ -156,7 +156,7 @@ def allocate(
     source: Path | str,
     stays_float32: Callable[[str], bool] = never,
 ) -> None:
-    """Allocate the memory of a network as in `fill`, all zeros. Raise CheckpointError if there is too little."""
+    """Allocate the memory of a network as in `fill`, all zeros. Raise CheckpointError if the memory is too small."""
     check_memory(sum(p.numel() for p in network.parameters()), dtype, device, source)
     for name, p in list(network.named_parameters()):
         precision = torch.float32 if stays_float32(name) else dtype

@@ -187,7 +187,7 @@ def _array(data: Mapping[str, Any]) -> Array:
 def _number(data: Mapping[str, Any]) -> Any:
     value = data.get("data")
     if not isinstance(value, bool | int | float):
-        raise FrameError("a NumPy number is no number")
+        raise FrameError("a NumPy scalar is not a number")
     return _dtype(data.get("dtype")).type(value)
 
 

@@ -21,8 +21,8 @@ def choose(log_probs: Tensor, uniforms: Tensor | None) -> Tensor:
 
 
 def median(log_probs: Tensor) -> Tensor:
-    """Return the median of ordered bins [..., bins], int64 [...]: the first bin up to which lies more than half of the
-    probability.
+    """Return the median of ordered bins [..., bins], int64 [...]: the first bin that, with the bins before it, has more
+    than half of the probability.
 
     The median is the policy's typical action. The mode is not, if probability is spread over neighbouring bins of which
     reinforcement learning has raised one, far from the middle.

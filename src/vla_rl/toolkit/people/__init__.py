@@ -1,1 +1,1 @@
-"""Questions to a person beside a robot, at a web page or in a terminal."""
+"""Questions to a person next to a robot, at a web page or in a terminal."""

@@ -1,4 +1,4 @@
-"""A web page with the camera picture and four buttons, which only this machine can open, and only with its token."""
+"""A web page with the camera image and four buttons, which only this machine can open, and only with its token."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class PagePanel(Panel):
         self._taken = False
         """Whether `take` has returned the answer."""
         self._stopped = False
-        self._picture: Array | None = None
-        self._pictures = 0
-        """Number of pictures that were shown, by which the page knows a new one."""
+        self._image: Array | None = None
+        self._num_images = 0
+        """Number of images that were shown; the page recognises a new one by it."""
         panel = self
 
         class Handler(_PageHandler):
@@ -106,10 +106,10 @@ class PagePanel(Panel):
             self._answer = None
             self._taken = False
 
-    def show_picture(self, picture: Array) -> None:
+    def show_image(self, image: Array) -> None:
         with self._changed:
-            self._picture = picture.copy()
-            self._pictures += 1
+            self._image = image.copy()
+            self._num_images += 1
 
     def take(self, wait_s: float) -> Answer | None:
         with self._changed:
@@ -150,14 +150,14 @@ class PagePanel(Panel):
                 "answers": self._answers,
                 "answered": self._answer,
                 "stopped": self._stopped,
-                "picture": self._pictures,
+                "images": self._num_images,
             }
 
-    def picture(self) -> bytes | None:
-        """Return the picture as PNG; None: there is none."""
+    def image_png(self) -> bytes | None:
+        """Return the image as PNG; None: there is none."""
         with self._changed:
-            picture = self._picture
-        return None if picture is None else png(picture)
+            image = self._image
+        return None if image is None else png(image)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -214,8 +214,8 @@ class _PageHandler(BaseHTTPRequestHandler):
             return
         elif parts.path == "/state":
             self._send(200, json.dumps(self.page.state()).encode(), "application/json")
-        elif parts.path == "/picture.png" and (picture := self.page.picture()) is not None:
-            self._send(200, picture, "image/png")
+        elif parts.path == "/image.png" and (image := self.page.image_png()) is not None:
+            self._send(200, image, "image/png")
         else:
             self._send(404, b"nothing here", "text/plain")
 

@@ -12,7 +12,7 @@ Answer = Literal["success", "failure", "ready", "stop"]
 
 
 class Panel(ABC):
-    """Shows a picture and a text to a person, and takes answers."""
+    """Shows an image and a text to a person, and takes answers."""
 
     place: str
     """Where the person answers, for messages."""
@@ -22,8 +22,8 @@ class Panel(ABC):
         """Show a text, and offer these answers, of which the first one counts; earlier answers other than "stop" are
         forgotten."""
 
-    def show_picture(self, picture: Array) -> None:  # noqa: B027 - a terminal shows none
-        """Show a camera picture, uint8 [H, W, 3]."""
+    def show_image(self, image: Array) -> None:  # noqa: B027 - a terminal shows none
+        """Show a camera image, uint8 [H, W, 3]."""
 
     @abstractmethod
     def take(self, wait_s: float) -> Answer | None:

@@ -54,7 +54,7 @@ def ask(
     check_stop(panel, answer)
     if answer is None:
         raise NobodyAnswered(
-            f"nobody answered {question!r} at {panel.place} within {deadline_s:g} s ({path}.deadline_s), so the run "
+            f"no one answered {question!r} at {panel.place} within {deadline_s:g} s ({path}.deadline_s), so the run "
             "ends"
         )
     panel.show(THANKS, ())

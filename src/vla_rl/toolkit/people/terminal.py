@@ -13,14 +13,14 @@ from vla_rl.toolkit.people.panel import Answer, Panel
 
 LETTERS: dict[str, Answer] = {"s": "success", "f": "failure", "r": "ready", "x": "stop"}
 LONGEST_LINE = 1000
-"""Bytes that are read of a line; a longer one is no answer."""
+"""Bytes that are read of a line; a longer one does not count as an answer."""
 
 
 class TerminalPanel(Panel):
     """A terminal that a person types into."""
 
     def __init__(self, device: Path, path: str) -> None:
-        """Open the terminal. Raises UserError where there is none.
+        """Open the terminal. Raises UserError if it cannot be opened.
 
         Args:
             path: path of the settings in a spec, for messages.
@@ -62,7 +62,7 @@ class TerminalPanel(Panel):
         return "stop"
 
     def _read(self, wait_s: float) -> bool:
-        """Read what is typed within so many seconds. Return whether something was."""
+        """Read what is typed within this many seconds. Return whether something was."""
         if self._file is None or not select.select([self._file], [], [], wait_s)[0]:
             return False
         try:
@@ -70,7 +70,7 @@ class TerminalPanel(Panel):
         except OSError:  # what Linux says of a terminal whose other end is closed
             data = b""
         if not data:
-            raise SafetyStop(f"{self.place} is closed, and nobody could stop the robot there, so the run ends")
+            raise SafetyStop(f"{self.place} is closed, and no one could stop the robot there, so the run ends")
         self._line = (self._line + data)[-LONGEST_LINE:]
         return True
 

@@ -37,7 +37,7 @@ def checked(plan: Plan, cluster: Cluster, job: Job) -> Plan:
     if "policy" in plan.offload and not acting_only:
         raise DoesNotFit(
             "offload.policy has nothing to free: every policy shares its weights with the learner in its worker; leave "
-            "it out, or give policy and learner devices of their own (disaggregated)"
+            "it out, or give policy and learner separate devices (disaggregated)"
         )
     _check_shares(plan, cluster)
     check_slots(plan, cluster)
@@ -105,7 +105,7 @@ def check_acts(plan: Plan) -> None:
     near = set(sims) & set(policies)
     if plan.concurrent_lanes and near:
         raise DoesNotFit(
-            f"lanes that step at the same time need simulators in workers of their own, and {len(near)} of "
+            f"lanes that step at the same time need simulators in separate workers, and {len(near)} of "
             f"{len(sims)} also act; choose disaggregated or hybrid, or let their envs step together"
         )
     idle = idle_policies(plan)

@@ -174,7 +174,7 @@ def arrange(
         sim_workers: number of simulator workers, separate from other roles; None: one per device of `sim`.
         stages, lanes, batching: as `lanes.layout` takes them.
         offload: roles to offload.
-        apart: roles that name the same device have workers of their own there, with equal parts of it.
+        apart: roles that name the same device have separate workers there, with equal parts of it.
     """
     workers: list[tuple[Device, list[str]]] = []
     homes = of["sim"]

@@ -20,7 +20,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.hookspecs import Demonstrations
 from vla_rl.core.randomness import derived_seed, generator
 from vla_rl.core.types import Array
-from vla_rl.toolkit.reward_models.folder import SMALLEST_PICTURE, ClassifierShape
+from vla_rl.toolkit.reward_models.folder import SMALLEST_IMAGE, ClassifierShape
 from vla_rl.toolkit.reward_models.success_classifier import SuccessClassifier
 
 READ = 256
@@ -28,7 +28,7 @@ READ = 256
 FEWEST = 2
 """Fewest episodes of either outcome: one to learn from, one to measure with."""
 SHIFT = 2
-"""Most pixels by which pictures are shifted in training (random shift, Yarats et al. 2021)."""
+"""Most pixels of a shift of images in training (random shift, Yarats et al. 2021)."""
 
 
 @frozen(kw_only=True)
@@ -45,8 +45,8 @@ class ClassifierSettings:
     """Share of the episodes that measures the classifier and is never trained on."""
     threshold: float = field(default=0.5, validator=v.and_(v.gt(0), v.le(1)))
     """Probability from which a frame counts as success in the measures."""
-    image_size: int = field(default=64, validator=v.and_(v.ge(SMALLEST_PICTURE), v.le(1024)))
-    """Side to which pictures are scaled, in pixels."""
+    image_size: int = field(default=64, validator=v.and_(v.ge(SMALLEST_IMAGE), v.le(1024)))
+    """Side to which images are scaled, in pixels."""
     seed: int = 0
     """Seed of the weights, the held-out episodes and the batches."""
 
@@ -55,7 +55,7 @@ class ClassifierSettings:
 class _Frames:
     """All frames of a recording at the classifier's size."""
 
-    pictures: torch.Tensor
+    images: torch.Tensor
     """uint8 [n, cameras, 3, size, size], in host memory."""
     instruction_ids: torch.Tensor
     """int64 [n], in host memory."""
@@ -99,8 +99,8 @@ def fit_classifier(
         half = settings.batch // 2
         rows = np.concatenate([draws.choice(positive, half), draws.choice(negative, settings.batch - half)])
         labels = torch.as_tensor(frames.labels[rows], dtype=torch.float32).to(device)
-        pictures = _shifted(frames.pictures[rows].to(device), draws.integers(-SHIFT, SHIFT + 1, (len(rows), 2)))
-        logits = model(pictures, frames.instruction_ids[rows].to(device))
+        images = _shifted(frames.images[rows].to(device), draws.integers(-SHIFT, SHIFT + 1, (len(rows), 2)))
+        logits = model(images, frames.instruction_ids[rows].to(device))
         loss = F.binary_cross_entropy_with_logits(logits, labels)
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * (1 - step / settings.steps)
@@ -122,13 +122,13 @@ def vars_of(settings: ClassifierSettings) -> dict[str, Any]:
 
 @torch.no_grad()
 def measure(model: SuccessClassifier, frames: _Frames, held_out: Array, threshold: float) -> Mapping[str, float]:
-    """Return shares on held-out episodes: frames and episodes that are told right, frames of success that are missed,
-    and other frames that are taken for success. An episode is told right if some frame counts as success exactly where
-    the episode succeeded."""
+    """Return shares on held-out episodes: frames and episodes that are classified correctly, frames of success that are
+    missed, and other frames that are taken for success. An episode is classified correctly if some frame counts as
+    success exactly when the episode succeeded."""
     rows = np.flatnonzero(held_out[frames.episodes])
     device = model.instruction.weight.device
     parts = [
-        torch.sigmoid(model(frames.pictures[part].to(device), frames.instruction_ids[part].to(device))).cpu()
+        torch.sigmoid(model(frames.images[part].to(device), frames.instruction_ids[part].to(device))).cpu()
         for part in np.split(rows, range(READ, len(rows), READ))
     ]
     called = torch.cat(parts).numpy() >= threshold
@@ -164,26 +164,26 @@ def _read(data: Demonstrations, settings: ClassifierSettings) -> tuple[_Frames, 
     parts = np.split(indices, range(READ, count, READ))
     shape = ClassifierShape(cameras=tuple(first.images), instructions=(), image_size=settings.image_size)
     scale = SuccessClassifier(evolve(shape, instructions=first.instructions))
-    pictures = []
+    images = []
     instructions: list[str] = []
     for part in parts:
         obs, _ = data.read_samples(part)
-        pictures.append(scale.pictures(obs))
+        images.append(scale.scale_images(obs))
         instructions += obs.instructions
     known = tuple(sorted(set(instructions)))
     ids = torch.tensor([known.index(text) for text in instructions])
-    frames = _Frames(torch.cat(pictures), ids, labels, episodes)
+    frames = _Frames(torch.cat(images), ids, labels, episodes)
     return frames, evolve(shape, instructions=known)
 
 
 def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
-    """Return which episodes are held out, bool [episodes]. Episodes that begin with the same pictures, such as those of
+    """Return which episodes are held out, bool [episodes]. Episodes that begin with the same images, such as those of
     a group, are held out together: else the classifier is measured on scenes that it knows. Raises UserError where
     either side lacks an outcome.
     """
     outcomes = frames.outcomes
     first = np.flatnonzero(np.diff(frames.episodes, prepend=-1))
-    starts = [hashlib.sha256(frames.pictures[row].numpy().tobytes()).digest() for row in first.tolist()]
+    starts = [hashlib.sha256(frames.images[row].numpy().tobytes()).digest() for row in first.tolist()]
     scenes = np.unique(np.array([start.hex() for start in starts]), return_inverse=True)[1]
     order = generator(settings.seed, "success-classifier/held-out").permutation(int(scenes.max()) + 1)
     held_out = np.zeros(len(outcomes), bool)
@@ -194,20 +194,20 @@ def _held_out(frames: _Frames, settings: ClassifierSettings) -> Array:
     for part, what in ((held_out, "held out"), (~held_out, "left to learn from")):
         if len(set(outcomes[part].tolist())) < 2:
             raise UserError(
-                f"the recordings have {len(order)} different first pictures, and the episodes that are {what} "
+                f"the recordings have {len(order)} different first images, and the episodes that are {what} "
                 f"({int(part.sum())}) have only one outcome; record from more initial states, or change --held-out or "
                 "--seed"
             )
     return held_out
 
 
-def _shifted(pictures: torch.Tensor, shifts: Array) -> torch.Tensor:
-    """Return pictures uint8 [B, cameras, 3, size, size] shifted by (down, right) pixels, int64 [B, 2]; edges repeat."""
-    size = pictures.shape[-1]
+def _shifted(images: torch.Tensor, shifts: Array) -> torch.Tensor:
+    """Return images uint8 [B, cameras, 3, size, size] shifted by (down, right) pixels, int64 [B, 2]; edges repeat."""
+    size = images.shape[-1]
     cells = np.arange(size)
-    rows = torch.as_tensor(np.clip(cells + shifts[:, :1], 0, size - 1), device=pictures.device)
-    columns = torch.as_tensor(np.clip(cells + shifts[:, 1:], 0, size - 1), device=pictures.device)
-    sample = torch.arange(len(pictures), device=pictures.device)[:, None, None]
+    rows = torch.as_tensor(np.clip(cells + shifts[:, :1], 0, size - 1), device=images.device)
+    columns = torch.as_tensor(np.clip(cells + shifts[:, 1:], 0, size - 1), device=images.device)
+    sample = torch.arange(len(images), device=images.device)[:, None, None]
     # Advanced indices around slices come first in the result: [B, size, size, cameras, 3].
-    shifted = pictures[sample, :, :, rows[:, :, None], columns[:, None, :]]
+    shifted = images[sample, :, :, rows[:, :, None], columns[:, None, :]]
     return shifted.permute(0, 3, 4, 1, 2)

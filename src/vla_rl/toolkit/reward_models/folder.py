@@ -18,7 +18,7 @@ WHAT = "the classifier's folder"
 VERSION = 1
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-SMALLEST_PICTURE = 16
+SMALLEST_IMAGE = 16
 
 
 @frozen(kw_only=True)
@@ -29,7 +29,7 @@ class ClassifierShape:
     instructions: tuple[str, ...]
     """Instructions of the recordings; the classifier judges no others."""
     image_size: int = 64
-    """Side to which pictures are scaled, in pixels."""
+    """Side to which images are scaled, in pixels."""
     fitted: Mapping[str, Any] = field(factory=dict, eq=False)
     """How it was fitted, and what it reached on held-out episodes; for readers of `config.json`."""
 
@@ -55,6 +55,6 @@ def read_shape(folder: Path) -> ClassifierShape:
     return ClassifierShape(
         cameras=record.texts("cameras"),
         instructions=record.texts("instructions"),
-        image_size=record.integer("image_size", SMALLEST_PICTURE, 1024),
+        image_size=record.integer("image_size", SMALLEST_IMAGE, 1024),
         fitted=record.record("fitted", {}).data,
     )

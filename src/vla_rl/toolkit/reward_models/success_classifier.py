@@ -1,4 +1,4 @@
-"""A small network that tells from camera pictures and the instruction whether a task is solved."""
+"""A small network that tells from camera images and the instruction whether a task is solved."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ WIDTH = 128
 
 
 class SuccessClassifier(nn.Module):
-    """Convolutions over each camera's picture, scaled by features of the instruction, and two layers over all cameras.
+    """Convolutions over each camera's image, scaled by features of the instruction, and two layers over all cameras.
     Samples of a batch do not influence each other."""
 
     def __init__(self, shape: ClassifierShape) -> None:
         super().__init__()
         self.shape = shape
         self._position = {text: i for i, text in enumerate(shape.instructions)}
-        self.encoders = nn.ModuleList(picture_encoder() for _ in shape.cameras)
+        self.encoders = nn.ModuleList(image_encoder() for _ in shape.cameras)
         features = len(shape.cameras) * CHANNELS[-1] * GRID**2
         self.joined = nn.Sequential(nn.Linear(features, WIDTH), nn.LayerNorm(WIDTH))
         self.instruction = nn.Embedding(len(shape.instructions), 2 * WIDTH)
         self.head = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 1))
 
-    def pictures(self, obs: Observation) -> torch.Tensor:
-        """Return the pictures of all cameras at the network's size, uint8 [B, cameras, 3, size, size], on its device.
+    def scale_images(self, obs: Observation) -> torch.Tensor:
+        """Return the images of all cameras at the network's size, uint8 [B, cameras, 3, size, size], on its device.
         Raises UserError for a camera that the observation lacks.
         """
         device = self.instruction.weight.device
@@ -57,10 +57,10 @@ class SuccessClassifier(nn.Module):
                     f"the success classifier looks at camera {camera!r}, and the simulator has: "
                     f"{', '.join(obs.images) or 'none'}"
                 )
-            picture = torch.as_tensor(obs.images[camera]).to(device).permute(0, 3, 1, 2)
-            if picture.shape[2:] != size:
-                picture = F.interpolate(picture.float(), size, mode="area").round().to(torch.uint8)
-            scaled.append(picture)
+            image = torch.as_tensor(obs.images[camera]).to(device).permute(0, 3, 1, 2)
+            if image.shape[2:] != size:
+                image = F.interpolate(image.float(), size, mode="area").round().to(torch.uint8)
+            scaled.append(image)
         return torch.stack(scaled, 1)
 
     def instruction_ids(self, instructions: Sequence[str]) -> torch.Tensor:
@@ -74,9 +74,9 @@ class SuccessClassifier(nn.Module):
         ids = [self._position[text] for text in instructions]
         return torch.tensor(ids, device=self.instruction.weight.device)
 
-    def forward(self, pictures: torch.Tensor, instruction_ids: torch.Tensor) -> torch.Tensor:
-        """Return logits of success, float32 [B], for what `pictures` and `instruction_ids` return."""
-        x = pictures.float() / 127.5 - 1.0
+    def forward(self, images: torch.Tensor, instruction_ids: torch.Tensor) -> torch.Tensor:
+        """Return logits of success, float32 [B], for what `scale_images` and `instruction_ids` return."""
+        x = images.float() / 127.5 - 1.0
         features = torch.cat([encoder(x[:, i]) for i, encoder in enumerate(self.encoders)], 1)
         scale, shift = self.instruction(instruction_ids).chunk(2, 1)
         logits: torch.Tensor = self.head(self.joined(features) * (1 + scale) + shift)[:, 0]
@@ -85,11 +85,11 @@ class SuccessClassifier(nn.Module):
     @torch.no_grad()
     def probabilities(self, obs: Observation) -> torch.Tensor:
         """Return the probability of success for each observation, float32 [B]."""
-        return torch.sigmoid(self(self.pictures(obs), self.instruction_ids(obs.instructions)))
+        return torch.sigmoid(self(self.scale_images(obs), self.instruction_ids(obs.instructions)))
 
 
-def picture_encoder() -> nn.Sequential:
-    """Return convolutions from pictures [B, 3, S, S] to features [B, CHANNELS[-1] * GRID**2]."""
+def image_encoder() -> nn.Sequential:
+    """Return convolutions from images [B, 3, S, S] to features [B, CHANNELS[-1] * GRID**2]."""
     layers: list[nn.Module] = []
     before = 3
     for channels in CHANNELS:

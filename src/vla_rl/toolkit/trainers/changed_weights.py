@@ -63,7 +63,7 @@ class ChangedWeights:
 
 
 def coprime_stride(count: int) -> int:
-    """Return the stride by which at most `SAMPLED` of this many weights are sampled. It has no factor in common with
+    """Return the stride that samples at most `SAMPLED` of this many weights. It has no factor in common with
     the usual widths of layers, so that the sample is of all columns of a matrix.
     """
     stride = max(1, -(-count // SAMPLED))

@@ -1,4 +1,4 @@
-"""Critics beside a policy: networks on its features, their losses, and target networks."""
+"""Critics of a policy: networks on its features, their losses, and target networks."""
 
 from __future__ import annotations
 

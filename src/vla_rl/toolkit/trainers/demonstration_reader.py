@@ -31,7 +31,7 @@ def read_ahead(
 def read_samples(
     demonstrations: Demonstrations, step: ImitationStep, start: int, micro_batch: int
 ) -> tuple[Observation, Any]:
-    """Return the samples of a micro-batch, with the pictures augmented as the step says."""
+    """Return the samples of a micro-batch, with the images augmented as the step says."""
     obs, actions = demonstrations.read_samples(step.indices[start : start + micro_batch])
     if step.augment is not None:
         obs = augment(obs, step.augment, step.seed, step.number, step.first + start)

@@ -25,7 +25,7 @@ class DeviceSamples:
 
 
 class DeviceCopies:
-    """Copies to one device. On a GPU they go through pinned memory, in a stream of their own: the host does not wait,
+    """Copies to one device. On a GPU they go through pinned memory, in a separate stream: the host does not wait,
     and the device computes meanwhile. States and step counts stay on the host, where some models read them. On a CPU
     all model inputs stay where they are.
     """

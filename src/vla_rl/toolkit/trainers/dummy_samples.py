@@ -1,4 +1,4 @@
-"""Dummy samples: inputs without content, by which a model is probed, and a rank keeps step with others."""
+"""Dummy samples: inputs without content that probe a model, and let a rank keep step with others."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class GradientAccumulator:
     """Trainable parameters. Their `grad` holds the policy's sum, and the gradient after `normalise`."""
     loss: Callable[[Scores, Batch], Loss]
     keep_samples: bool
-    """True where there are further epochs, which need the samples of all parts again."""
+    """True if further epochs follow, which need the samples of all parts again."""
     seconds: float = field(default=0.0, init=False)
     """Seconds that the parts took."""
     _sums: MetricAccumulator = field(factory=MetricAccumulator, init=False)
@@ -126,7 +126,7 @@ class GradientAccumulator:
         """Run the backward passes of a micro-batch, whose weights are not divided yet.
 
         Args:
-            counts: False for a dummy batch with weight 0, by which a rank keeps step with the others.
+            counts: False for a dummy batch with weight 0, which lets a rank keep step with the others.
         """
         loss = self.loss(scores, batch)
         value_loss = None

@@ -16,13 +16,13 @@ from vla_rl.toolkit.trainers.record_log import FILE_BYTES
 
 
 class LabelledChunks:
-    """The newest observations of a run that somebody labelled with a chunk of actions, up to a capacity.
+    """The newest observations of a run that were labelled with a chunk of actions, up to a capacity.
 
     Files hold these, those that the last two checkpoints need, and the rest of the files that they are in.
     """
 
     def __init__(self, folder: Path, info: EnvInfo, chunk: int, capacity: int, file_bytes: int = FILE_BYTES) -> None:
-        """Create a store without samples; `load` goes on from those of an earlier process.
+        """Create a store without samples; `load` continues from those of an earlier process.
 
         Args:
             folder: folder for its files alone.
@@ -64,12 +64,12 @@ class LabelledChunks:
         return self._frames.read(records["frame"]), np.ascontiguousarray(records["actions"])
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `load` needs beside the files, which are on the disk then."""
+        """Return what `load` needs in addition to the files, which are on the disk then."""
         self._log.protect()
         return {"count": self.count, "instructions": self._frames.instructions}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the files as they were at `state`. Raises UserError where they are not there."""
+        """Continue from the files as they were at `state`. Raises UserError if they are missing."""
         self._log.go_on(state["count"])
         self._frames.instructions = state["instructions"]
 
@@ -79,7 +79,7 @@ class LabelledChunks:
 
 
 class AggregatedDemonstrations(Demonstrations):
-    """Recorded demonstrations, if there are any, followed by the labelled chunks of a run."""
+    """Recorded demonstrations, if any, followed by the labelled chunks of a run."""
 
     def __init__(self, recorded: Demonstrations | None, labelled: LabelledChunks) -> None:
         self._recorded = recorded

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ParallelStrategy(ABC):
-    """Strategy by which the ranks hold a model, run it and reduce its gradients. The methods here are those of full
+    """How the ranks hold a model, run it and reduce its gradients. The methods here are those of full
     replicas; a strategy that shards the model has its own.
     """
 

@@ -1,4 +1,4 @@
-"""Buffer of the newest records, up to a capacity, that checkpoints can go on from."""
+"""Buffer of the newest records, up to a capacity, that checkpoints can continue from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RecordBuffer(RecordLog):
             self._protected.append(self.first)
 
     def go_on(self, count: int) -> None:
-        """Go on from the checkpoint that was made at this `count`. Raises UserError where records are not there."""
+        """Continue from the checkpoint that was made at this `count`. Raises UserError if records are missing."""
         self.truncate(self._first_of(count), count)
         self._protected.clear()
         self._protected.append(self.first)

@@ -29,11 +29,11 @@ class RecordLog:
     Written records never change, and each has a checksum (CRC-32) of its content and its number. A process that is
     killed may leave records behind the `count` that a checkpoint knows, which `truncate` drops. Reads do not map files
     into memory, so a damaged disk is an error and no signal. A file that has other names (a copy of the run by
-    `cp -al`, or a link) is never shortened: `truncate` replaces it by a file of its own.
+    `cp -al`, or a link) is never shortened: `truncate` replaces it by a separate file.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[np.void], file_bytes: int = FILE_BYTES) -> None:
-        """Open a log without records; `truncate` goes on from those of an earlier process.
+        """Open a log without records; `truncate` continues from those of an earlier process.
 
         Args:
             folder: folder for the files of this log alone; it is created with the first record.
@@ -84,7 +84,7 @@ class RecordLog:
                 self._delete(number)
 
     def truncate(self, first: int, count: int) -> None:
-        """Go on from `count` records, of which those from `first` on are needed; drop later ones. Reads all needed
+        """Continue from `count` records, of which those from `first` on are needed; drop later ones. Reads all needed
         records. Raises CheckpointError where one is not there, or does not have its checksum; then no file is changed.
         """
         for folder in (self.folder, self.folder.parent):

@@ -49,7 +49,7 @@ class RecordedReturns:
 
 
 def read_returns(recording: Demonstrations, discount: float, trainer: str) -> RecordedReturns:
-    """Read the rewards of a recording. Raises UserError where there are none, or all returns are equal.
+    """Read the rewards of a recording. Raises UserError if it has none, or all returns are equal.
 
     Args:
         discount: discount per environment step.

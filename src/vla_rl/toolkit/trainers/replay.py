@@ -79,7 +79,7 @@ class TransitionBuffer:
         features: int | None = None,
         action_shape: tuple[int, int] | None = None,
     ) -> None:
-        """Create a buffer without transitions; `load` goes on from those of an earlier process.
+        """Create a buffer without transitions; `load` continues from those of an earlier process.
 
         Args:
             folder: folder for its files alone.
@@ -157,7 +157,7 @@ class TransitionBuffer:
         )
 
     def state(self) -> Mapping[str, Any]:
-        """Return what `load` needs beside the files, which are on the disk then."""
+        """Return what `load` needs in addition to the files, which are on the disk then."""
         self._frames.sync()
         self._transitions.protect()
         return {
@@ -167,7 +167,7 @@ class TransitionBuffer:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the files as they were at `state`. Raises UserError where they are not there."""
+        """Continue from the files as they were at `state`. Raises UserError if they are missing."""
         self._transitions.go_on(state["transitions"])
         begin = self._oldest_frame(self.first) if len(self) else 0
         self._frames.truncate(begin, state["frames"])

@@ -26,15 +26,15 @@ def guard(plugin: str, own_table: bool = False) -> tuple[str, TrainerGuard]:
 
     Args:
         plugin: kind and name of the plugin, for errors.
-        own_table: the metrics get a prefix of their own, so that all names are free.
+        own_table: the metrics get a separate prefix, so that all names are free.
     """
     return f"{plugin}: results", TrainerGuard(plugin, own_table)
 
 
 @frozen
 class TrainerGuard:
-    """A wrapper around a trainer. Raises PluginError for metrics that are no numbers or have a name of the runtime, and
-    for a state that no checkpoint could be read with; warns once of each metric that is not finite."""
+    """A wrapper around a trainer. Raises PluginError for metrics that are not numbers or have a name of the runtime,
+    and for a state that no checkpoint could be read with; warns once of each metric that is not finite."""
 
     plugin: str
     own_table: bool

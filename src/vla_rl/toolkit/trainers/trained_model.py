@@ -37,7 +37,7 @@ class TrainedModel:
         Args:
             info: description of the env that the model was built for.
             acting: a policy acts with this model between calls.
-            world: number of ranks; if there are several, each has to `join`.
+            world: number of ranks; each of several has to `join`.
         """
         self.model = model
         self.train = train
@@ -72,8 +72,8 @@ class TrainedModel:
         self.master_weights.follow(self.optimizer)
 
     def join(self, strategy: ParallelStrategy) -> None:
-        """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts anew
-        where the strategy replaces parameters.
+        """Train together with other ranks, which have equal weights; all ranks together. The optimiser starts from
+        scratch where the strategy replaces parameters.
         """
         self.strategy = strategy
         self._dummy = strategy.prepare(self.model, self.info)
@@ -116,7 +116,7 @@ class TrainedModel:
 
     @property
     def dummy(self) -> ModelInputs:
-        """One sample for dummy batches, by which a rank keeps step with others; only where ranks run in lockstep."""
+        """One sample for dummy batches, which let a rank keep step with others; only where ranks run in lockstep."""
         assert self._dummy is not None
         return self._dummy
 
@@ -180,8 +180,8 @@ class TrainedModel:
         return optimizer.clip_and_step(self.optimizer, stepped, self.strategy, limit, loss, self._guard, where)
 
     def weights_changed(self) -> dict[str, Statistic]:
-        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if there was
-        none.
+        """Return the metric `update/weights_changed` of the optimiser steps since the last call; {} if no step was
+        made.
         """
         return self._changed.end(self.parameters, self.strategy)
 

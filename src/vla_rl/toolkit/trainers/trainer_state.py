@@ -1,4 +1,4 @@
-"""State of what a trainer owns beside the policy and its optimiser, for checkpoints."""
+"""State of what a trainer owns in addition to the policy and its optimiser, for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY = "policy"
 
 def owned_state(trainer: Trainer) -> dict[str, Any]:
     """Return the state of a trainer's modules, targets and optimisers other than the policy's, and its further state;
-    {} where there is nothing.
+    {} if all are empty.
     """
     parts = {name: part.state_dict() for name, part in owned_parts(trainer).items()}
     further = dict(trainer.state())
@@ -65,7 +65,7 @@ def _first_unreadable(parts: list[tuple[str, Any]]) -> tuple[str, str] | None:
 
 
 def owned_parts(trainer: Trainer) -> dict[str, Any]:
-    """Return name -> module or optimiser that the trainer owns beside the policy's."""
+    """Return name -> module or optimiser that the trainer owns in addition to the policy's."""
     kinds = {"modules": trainer.modules(), "targets": trainer.targets(), "optimizers": trainer.optimizers()}
     return {
         f"{kind}/{name}": part

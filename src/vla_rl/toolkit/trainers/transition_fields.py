@@ -1,4 +1,4 @@
-"""Fields by which samples become transitions, from the rollout to the learner."""
+"""Fields that turn samples into transitions, from the rollout to the learner."""
 
 from __future__ import annotations
 

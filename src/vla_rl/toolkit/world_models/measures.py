@@ -67,7 +67,7 @@ def measure(
         else take_rows(windows, np.arange(min(action_episodes, len(windows.instructions))))
     )
     measures = (
-        _pictures(replay, windows)
+        _image_measures(replay, windows)
         | _actions(model, first_windows, seed)
         | _disagreement(replay, imagine_episodes(model, first_windows, seed, "again"))
     )
@@ -156,7 +156,7 @@ def _stacked(observation: Observation, rows: Array) -> Array:
     return np.concatenate([to_numpy(i)[rows].reshape(len(rows), -1, 3) for i in observation.images.values()], axis=1)
 
 
-def _pictures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
+def _image_measures(replay: ImaginedEpisodes, windows: Windows) -> dict[str, float]:
     measures: dict[str, float] = {}
     spread = windows.state.std((0, 1)) + 1e-6
     for k, executed_steps in enumerate(replay.executed, start=1):

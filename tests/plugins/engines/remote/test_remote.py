@@ -276,8 +276,8 @@ def test_its_plans_have_no_learners():
         ({"url": "ws://[zz]:8000"}, "'zz' does not appear to be an IPv4 or IPv6 address"),
         ({"url": "ws://h h:1"}, "it has a space"),
         ({"url": "ws://h:1\n"}, "a sign that cannot be seen"),
-        ({"url": "ws://a..b:1"}, "'a..b' is no host name"),
-        ({"url": f"ws://{'a' * 64}:1"}, "is no host name"),
+        ({"url": "ws://a..b:1"}, "'a..b' is not a host name"),
+        ({"url": f"ws://{'a' * 64}:1"}, "is not a host name"),
         ({"url": "ws://me@h:1"}, "a user without a password"),
         ({"url": "ws://h:1#x"}, "it has a part after #"),
         ({"url": "ws://h:1", "keys": "libro"}, "'libro' is neither a file nor one .* did you mean 'libero'"),
@@ -312,7 +312,7 @@ def test_the_key_is_given(policy, tmp_path):
         assert choose(model, observation(policy.info)).shape == (5, 4, 3)
 
 
-def test_nobody_is_there(policy):
+def test_no_server_answers(policy):
     with pytest.raises(UserError, match=r"ws://127.0.0.1:9 did not answer within 0.5 s: .*is it served there"):
         remote("ws://127.0.0.1:9", policy.info, timeout_s=0.5)
 
@@ -352,9 +352,9 @@ def test_the_own_machine_is_reached_without_a_proxy(policy, proxies):
     [
         ("http_proxy", "http://127.0.0.1:9", r"proxy http://127.0.0.1:9 \(http_proxy\): .*refused; .*no_proxy"),
         ("WS_PROXY", "http://me:secret@127.0.0.1:9", r"proxy http://127.0.0.1:9 \(WS_PROXY\): .*refused"),
-        ("https_proxy", "gopher://me:secret@h", r"gopher://h \(https_proxy\): that is no address of a proxy: scheme"),
-        ("http_proxy", "http://me:secret@h:99999", r"http://h:99999 \(http_proxy\): that is no address"),
-        ("http_proxy", "127.0.0.1:9", r"127.0.0.1:9 \(http_proxy\): that is no address of a proxy"),
+        ("https_proxy", "gopher://me:secret@h", r"gopher://h \(https_proxy\): that is not the address of .*: scheme"),
+        ("http_proxy", "http://me:secret@h:99999", r"http://h:99999 \(http_proxy\): that is not an address"),
+        ("http_proxy", "127.0.0.1:9", r"127.0.0.1:9 \(http_proxy\): that is not the address of a proxy"),
         ("http_proxy", 407, r"\(http_proxy\): proxy rejected connection: HTTP 407"),
         ("http_proxy", 503, r"did not answer within 0.7 s: .* \(http_proxy\): proxy rejected connection: HTTP 503"),
     ],
@@ -422,7 +422,7 @@ def test_what_waiting_does_not_mend_is_said_at_once(policy, proxies, monkeypatch
     ],
 )
 def test_servers_of_others(policy, greeting, reply, message):
-    """Strange ones are told from good ones, and numbers outside of the bounds are clipped."""
+    """Incompatible servers are recognised, and numbers outside of the bounds are clipped."""
     info = policy.info
     keys = {"images": {c: c for c in info.cameras}, "state": ["state"]}
 

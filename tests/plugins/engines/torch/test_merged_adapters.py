@@ -158,7 +158,7 @@ def test_it_is_merged_while_any_rollout_runs():
     acting = engine(model, "in_place", "both")
     assert are_equal(bits(model), before)
     acting.wake_up()
-    acting.wake_up()  # a rollout in the world model beside the real one
+    acting.wake_up()  # a rollout in the world model in addition to the real one
     acting.sleep()
     assert not are_equal(bits(model), before)
     acting.sleep()
@@ -191,7 +191,7 @@ def test_the_engine_keeps_to_its_contract_when_merged():
 
 
 def test_captured_decisions_belong_to_merged_or_to_separate_adapters():
-    """A decision before the first rollout is captured beside separate adapters, and must not be repeated while they are
+    """A decision before the first rollout is captured with separate adapters, and must not be repeated while they are
     merged, when it would add them twice."""
     model, obs = adapted(), observation(ROWS)
     plain = engine(model, "off", "both").act(obs, noise(), False)
@@ -348,7 +348,7 @@ def test_a_run_resumes_to_the_same_figures(in_place, tmp_path):
 
 
 def test_older_weights_act_merged_too(tmp_path):
-    """The log-probs of older weights are no recomputed ones, so only the first step, whose weights are new, counts."""
+    """The log-probs of older weights are not recomputed ones, so only the first step, whose weights are new, counts."""
     changed = {**spec("in_place")["rollout"], "lag": 1}
     lines = trained("in_place", tmp_path / "run", rollout=changed)
     assert [line.get("policy/recompute_kl") for line in lines] == [0, None, None]

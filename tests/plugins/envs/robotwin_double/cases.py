@@ -58,7 +58,7 @@ def goal(seed: int) -> Any:
 def shows(obs: Any, seed: int, env_id: int = 0, robot: Any = HOME) -> bool:
     """Whether the head camera shows this seed's scene."""
     numbers = np.concatenate([scene.goal(seed), robot])
-    return np.array_equal(obs.images["head"][env_id], scene.picture((240, 320), 10, numbers))
+    return np.array_equal(obs.images["head"][env_id], scene.draw_image((240, 320), 10, numbers))
 
 
 def write(folder: Path, name: str, seeds: Any) -> Path:

@@ -58,7 +58,7 @@ def _of_envs(robotwin: Installation, name: str) -> dict[str, Any]:
     answers["a chunk of two counts"] = sub.task.take_action_cnt
     moved = np.array(result["obs"]["state"])
     answers["the arm that moves reaches its target"] = _close(moved[:6], left[:6])
-    answers["an arm that is told to stay moves by less than 1 mrad"] = _close(moved[7:13], start[7:13])
+    answers["an arm commanded to stay moves by less than 1 mrad"] = _close(moved[7:13], start[7:13])
     answers["and does move"] = bool((moved[7:13] != start[7:13]).any())
     target = np.array(moved)
     target[[6, 13]] = 1.7, -0.5
@@ -104,11 +104,11 @@ def _of_an_object(robotwin: Installation, name: str) -> dict[str, Any]:
     answers["a pose of an arm"] = [len(task.get_arm_pose("left")), bool(abs(np.linalg.norm(where[3:7]) - 1) < 1e-3)]
     posture = _targets(task)
     up = where + np.eye(16)[2] * 0.05
-    answers["arms that are told to be where they are"] = _error(lambda: task.take_action(where, action_type="ee"))
+    answers["arms commanded to be where they are"] = _error(lambda: task.take_action(where, action_type="ee"))
     answers["leaves them there"] = _close(_targets(task), posture)
-    answers["one of them, beside an arm that moves"] = _error(lambda: task.take_action(up, action_type="ee"))
+    answers["one of them, while the other arm moves"] = _error(lambda: task.take_action(up, action_type="ee"))
     answers["the same through the plugin"] = _error(lambda: move_to_poses(task, up))
-    answers["the hand that is told to rise is there to 5 mm"] = bool(abs(task.get_arm_pose("left")[2] - up[2]) < 5e-3)
+    answers["a hand commanded to rise is there to 5 mm"] = bool(abs(task.get_arm_pose("left")[2] - up[2]) < 5e-3)
     answers["the other arm stays"] = _close(_targets(task)[7:13], posture[7:13])
     away = where + np.eye(16)[2] * 5
     answers["a pose out of reach"] = _error(lambda: move_to_poses(task, away))

@@ -1,4 +1,4 @@
-"""The small policy's folder: what is written, what loads, and what is refused with which remedy."""
+"""The small policy's folder: what is written, what loads, and what is refused, and the remedy."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_weights_that_do_not_fit_their_config_are_listed(folder: Path) -> None:
         policy(checkpoint=str(folder))
 
 
-def test_builtin_names_are_looked_up_beside_the_plugin() -> None:
+def test_builtin_names_are_looked_up_in_the_plugins_folder() -> None:
     with pytest.raises(Problems, match="no built-in checkpoint 'builtin:nowhere'"):
         check("builtin:nowhere")
 

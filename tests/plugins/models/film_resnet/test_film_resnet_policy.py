@@ -154,7 +154,7 @@ def test_only_a_gaussian_head_has_reparameterised_actions() -> None:
     assert not offers(policy(network=GAUSSIAN), "encode_actions")
 
 
-# ---------------------------------------------------------------------------------------------------- words, pictures
+# ---------------------------------------------------------------------------------------------------- words, images
 
 
 def test_words_tell_order_and_take_any_text() -> None:
@@ -176,7 +176,7 @@ def test_words_tell_order_and_take_any_text() -> None:
     assert torch.equal(BagOfWords(1024, CPU, texts)(texts), bags)
 
 
-def test_shifted_pictures_by_hand() -> None:
+def test_shifted_images_by_hand() -> None:
     image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
     moved = shifted(image.repeat(3, 0), np.array([[0, 0], [1, 0], [-1, 2]]), CPU)[..., 0]
     assert moved[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -209,7 +209,7 @@ def test_bins_reach_both_ends_and_the_middle() -> None:
     assert codec.bin_positions(torch.tensor([[-1.5, 3.75]])).tolist() == [[0.5, 1.5]]
 
 
-def test_targets_lie_around_the_place() -> None:
+def test_targets_are_around_the_place() -> None:
     aim = targets(torch.tensor([4.0, 2.3, 0.0]), 9, 0.7)
     torch.testing.assert_close(aim.sum(-1), torch.ones(3))
     assert aim[0].argmax() == 4
@@ -244,7 +244,7 @@ def test_smoothing_is_the_cross_entropy_of_its_targets() -> None:
     torch.testing.assert_close(sharp.imitation_loss(obs, actions), -(one_hot * logits).sum(-1).mean())
 
 
-def test_pictures_are_moved_in_imitation_only_and_by_the_batch() -> None:
+def test_images_are_moved_in_imitation_only_and_by_the_batch() -> None:
     still, model, obs, actions = policy(shift=0), policy(shift=4), observation(4), demonstrated(4)
     assert torch.equal(model._act(model.module, obs)[0], still._act(still.module, obs)[0])
     loss = model.imitation_loss(obs, actions)

@@ -269,7 +269,7 @@ RELATIVE = {
         ({"shortest_image_edge": None, "image_target_size": None}, "does not say how images are scaled"),
         ({"config": {"use_alternate_vl_dit": False}}, "use_alternate_vl_dit False is not supported, True is"),
         ({"config": {"state_history_length": 2}}, "state_history_length 2 is not supported"),
-        ({"config": {"model_type": "Gr00tN1d6"}}, "type 'Gr00tN1d6': N1.6, whose vision-language model is another"),
+        ({"config": {"model_type": "Gr00tN1d6"}}, "type 'Gr00tN1d6': N1.6, which has another vision-language model"),
     ],
 )
 def test_a_folder_that_does_not_fit(official: Callable[..., str], settings: dict[str, Any], match: str) -> None:

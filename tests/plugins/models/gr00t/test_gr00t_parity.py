@@ -82,7 +82,7 @@ def test_backbone(modules: list[EagleModule], data: dict[str, Tensor], rows: Row
 
 @torch.no_grad()
 def test_what_the_transformer_is_shown(modules: list[EagleModule], data: dict[str, Tensor], rows: Rows) -> None:
-    """And the critic's input: the mean over images and prompt beside the state's features."""
+    """And the critic's input: the mean over images and prompt next to the state's features."""
     mixed = modules[0].network.action_head.mixed(
         data["backbone_features"], data["attention_mask"].bool()[:, None, None]
     )

@@ -93,7 +93,7 @@ def test_all_inputs_matter() -> None:
 
 @torch.no_grad()
 def test_a_row_gets_what_it_gets_alone() -> None:
-    """Whatever the length of its instruction and of the others': padding is seen by nobody, the critic included."""
+    """Whatever the length of its instruction and of the others': nothing sees padding, not even the critic."""
     model, obs = policy(context={"values": "chunk"}), observation(4)
     module, state = model.module, model._inputs(obs)["state"]
     (ids, mask), pixels = model.prompts.rows(obs.instructions), model._inputs(obs)["pixels"]
@@ -110,7 +110,7 @@ def test_a_row_gets_what_it_gets_alone() -> None:
         torch.testing.assert_close(found[row], module.denoise(alone, state[row], x[row], time[row]), rtol=0, atol=1e-5)
 
 
-def test_the_head_is_trained_beside_a_frozen_language_model() -> None:
+def test_the_head_is_trained_with_a_frozen_language_model() -> None:
     model, obs = policy(context={"values": "chunk"}), observation(3)
     scores = model.chunk_log_probs(obs, model.sample_chunk(obs, noise(3), False))
     (scores.log_probs.sum() + scores.values.sum()).backward()
@@ -192,7 +192,7 @@ def test_liberos_gripper(official: Path) -> None:
     assert set(acted[..., 2].unique().tolist()) <= {-1.0, 1.0}
 
 
-def test_a_robot_has_layers_of_its_own(official: Path, tmp_path: Path) -> None:
+def test_a_robot_has_its_own_layers(official: Path, tmp_path: Path) -> None:
     both = {"new_embodiment": entry(), "libero_panda": entry(action={"all": {"min": [-1] * 3, "max": [1] * 3}})}
     folder = copy(official, tmp_path / "two", metadata=both)
     one, two = (policy(checkpoint=str(folder), embodiment=tag) for tag in both)
@@ -235,7 +235,7 @@ def refused(match: str, **config: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"model_type": "Gr00tN1d6"}, "type 'Gr00tN1d6': N1.6, whose vision-language model is another"),
+        ({"model_type": "Gr00tN1d6"}, "type 'Gr00tN1d6': N1.6, which has another vision-language model"),
         ({"model_type": "Gr00tN1d7"}, "has no processor_config.json"),
         ({"model_type": "groot"}, "lerobot's, which names tensors otherwise"),
         ({"model_type": "llama"}, "type 'llama'; gr00t reads N1.5 .* and N1.7 .* in NVIDIA's layout"),

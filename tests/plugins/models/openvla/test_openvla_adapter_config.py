@@ -67,7 +67,7 @@ def test_an_adapter_that_changed_its_base_is_refused(tmp_path: Path, start: str)
     """peft subtracts the first update from the base, and does not store that base: the merge would be 0.2 off, of
     weights up to 0.18."""
     written(tmp_path, init_lora_weights=start)
-    with pytest.raises(CheckpointError, match=f"init_lora_weights is '{start}', with which peft changes the base's"):
+    with pytest.raises(CheckpointError, match=f"init_lora_weights is '{start}', so peft changes the base's"):
         read_adapter(tmp_path)
 
 

@@ -23,7 +23,7 @@ def test_tokens_by_hand() -> None:
     tokens = torch.tensor([[31999], [31872], [31745], [31744]])
     assert UNIT.decode(tokens).flatten().tolist() == pytest.approx([-254 / 255, 0.0, 254 / 255, 254 / 255], abs=1e-6)
     actions = torch.tensor([[-1.0], [-3.0], [0.0], [0.999], [1.0], [3.0]])
-    # 1.0 stays below the last edge because of the 1e-8; what lies beyond the range is cut onto it
+    # 1.0 stays below the last edge because of the 1e-8; values beyond the range are clipped to it
     assert UNIT.encode(actions).flatten().tolist() == [31999, 31999, 31872, 31745, 31745, 31744]
 
 

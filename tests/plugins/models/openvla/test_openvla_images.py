@@ -17,7 +17,7 @@ SHAPES = [(256, 256), (96, 128), (480, 640), (37, 200), (64, 64), (64, 100), (65
 
 
 def frames(height: int, width: int, count: int = 2) -> Any:
-    """Noise, which exercises every rounding and overshoot, and a smooth picture."""
+    """Noise, which exercises every rounding and overshoot, and a smooth image."""
     rng = np.random.default_rng(height * 1000 + width)
     noise = rng.integers(0, 256, (count - 1, height, width, 3), dtype=np.uint8)
     y, x = np.mgrid[:height, :width]
@@ -40,20 +40,20 @@ def test_strategies_are_pillows(strategy: str, height: int, width: int) -> None:
     images = frames(height, width)
     got = OpenVLAImageProcessor(sizes, CPU, torch.float32, center_crop=False)([images])
     for image, ours in zip(images, got, strict=True):
-        picture = Image.fromarray(image)
+        scaled = Image.fromarray(image)
         if strategy == "resize-naive":
-            picture = across_then_down(picture, 64, 64)
+            scaled = across_then_down(scaled, 64, 64)
         else:
             if strategy == "letterbox":
                 side = max(height, width)
                 left, top = (side - width) // 2, (side - height) // 2
                 border = (left, top, side - width - left, side - height - top)
-                picture = ImageOps.expand(picture, border, (127, 127, 127))
-            wide, high = (int(64 * side / min(picture.size)) for side in picture.size)
-            picture = across_then_down(picture, high, wide)
-            left, top = (round((side - 64) / 2) for side in picture.size)
-            picture = picture.crop((left, top, left + 64, top + 64))
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+                scaled = ImageOps.expand(scaled, border, (127, 127, 127))
+            wide, high = (int(64 * side / min(scaled.size)) for side in scaled.size)
+            scaled = across_then_down(scaled, high, wide)
+            left, top = (round((side - 64) / 2) for side in scaled.size)
+            scaled = scaled.crop((left, top, left + 64, top + 64))
+        pixels = torch.from_numpy(np.array(scaled)).permute(2, 0, 1).float() / 255
         mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
         std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
         assert torch.equal(ours, torch.cat([(pixels - mean) / std, (pixels - 0.5) / 0.5]))

@@ -146,7 +146,7 @@ def test_half_downloaded_folders_are_named(saved: Path, tmp_path: Path) -> None:
     last.unlink()
     (tmp_path / "model-00003-of-00003.safetensors.incomplete").write_bytes(content[:1000])
     wanted = r"half-downloaded: 1 of 3 weight files are missing \(model-00003-of-00003.safetensors\)"
-    with pytest.raises(CheckpointError, match=wanted + "; unfinished downloads lie there: .*incomplete"):
+    with pytest.raises(CheckpointError, match=wanted + "; unfinished downloads are there: .*incomplete"):
         policy(checkpoint=str(tmp_path))
     last.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="cannot read .*00003.*cut off: fetch it again"):
@@ -208,7 +208,7 @@ def test_tokenizer_of_sentencepiece_alone(saved: Path, tmp_path: Path) -> None:
     copy(saved, tmp_path)
     (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
     remedy = (
-        r"(?s)has its tokenizer as tokenizer.model alone.*write tokenizer.json beside it.*pip install sentencepiece"
+        r"(?s)has its tokenizer as tokenizer.model alone.*write tokenizer.json next to it.*pip install sentencepiece"
     )
     with pytest.raises(CheckpointError, match=remedy):
         policy(checkpoint=str(tmp_path))

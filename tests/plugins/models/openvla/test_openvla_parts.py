@@ -1,4 +1,4 @@
-"""A public folder beside what is built of it: parts that are not read, statistics of other units, adapters alone."""
+"""A public folder against what is built from it: parts that are not read, statistics of other units, adapters alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_gripper_of_other_units_is_warned_of(saved: Path, tmp_path: Path, capl
     assert "set model.gripper: rlds if it is a gripper" in caplog.text
 
 
-# ------------------------------------------------------------------------------------------- parts beside the network
+# ------------------------------------------------------------------------------------------ parts besides the network
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_parts_that_are_not_read(saved: Path, tmp_path: Path, part: str, config:
         plugin.check(given, Context(chunk=chunk))
 
 
-def test_a_diffusion_head_is_no_l1_head(tmp_path: Path) -> None:
+def test_a_diffusion_head_is_not_an_l1_head(tmp_path: Path) -> None:
     policy(head="l1").save(tmp_path)
     torch.save({"module.noise_predictor.x": torch.zeros(1)}, tmp_path / "action_head--latest_checkpoint.pt")
     with pytest.raises(CheckpointError, match=r"action_head--latest_checkpoint.pt is OpenVLA-OFT's diffusion head"):

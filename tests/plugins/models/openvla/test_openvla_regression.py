@@ -95,7 +95,7 @@ def test_statistics_restore_what_the_head_says(tmp_path: Path) -> None:
 
 def test_reinforcement_learning_is_refused() -> None:
     model, obs = policy(head="l1"), observation(2)
-    with pytest.raises(NotOffered, match=r"cannot be sampled.*needs `deviation: {}` beside it"):
+    with pytest.raises(NotOffered, match=r"cannot be sampled.*needs `deviation: {}` with it"):
         model.sample_chunk(obs, noise(2), False)
     with pytest.raises(NotOffered, match="no log-probabilities"):
         model.chunk_log_probs(obs, model.sample_chunk(obs, noise(2), True))

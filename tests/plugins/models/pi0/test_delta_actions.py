@@ -50,7 +50,7 @@ def test_demonstrations_are_made_relative(folder, monkeypatch):
     torch.testing.assert_close(relative.imitation_loss(obs, absolute), plain.imitation_loss(obs, actions))
 
 
-def test_a_chunk_goes_on_in_the_simulators_units(folder):
+def test_a_chunk_continues_in_the_simulators_units(folder):
     plain, relative = (policy(WIDE, checkpoint=str(folder), delta_actions=count) for count in (0, RELATIVE))
     obs = observation(2, WIDE)
     state = torch.as_tensor(obs.state)[:, :RELATIVE]
@@ -75,7 +75,7 @@ def test_a_saved_folder_says_so(folder, tmp_path):
 
 
 def test_relative_statistics_are_not_compared_with_the_simulators_range(tmp_path):
-    """LIBERO's lie outside it: the hand hangs upside down, and so turns by 3.1 relative to its own angle."""
+    """LIBERO's are outside it: the hand hangs upside down, and so turns by 3.1 relative to its own angle."""
     stats = {
         "actions": {"mean": [-3.1, -3.1, 0.3], "std": [0.1, 0.1, 0.2]},
         "state": {"mean": [0.0] * 4, "std": [1.0] * 4},

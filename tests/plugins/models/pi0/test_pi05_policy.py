@@ -142,7 +142,7 @@ def test_openpi_is_written_as_lerobot(openpi: Path, tmp_path: Path, kind: str) -
     assert begin == ["rename_observations_processor", "to_batch_processor"]
     if kind == "none":
         assert names[2:] == ["pi0_new_line_processor", *text, *end]
-    else:  # the state is normalised before it is told
+    else:  # the state is normalised before it is put into words
         assert names[2:] == [*end, "pi05_prepare_state_tokenizer_processor_step", *text]
     assert json.loads((out / "policy_postprocessor.json").read_text())["steps"][0]["registry_name"] == (
         "unnormalizer_processor"

@@ -130,7 +130,7 @@ def test_lerobot_files_are_kept_as_they_are(saved: Path, tmp_path: Path) -> None
     source = copy(saved, tmp_path / "source")
     edit(source / "config.json", device="cuda", push_to_hub=True)
     steps = json.loads((source / "policy_preprocessor.json").read_text())["steps"]
-    steps.insert(0, {"registry_name": "somebody's_step", "config": {}})
+    steps.insert(0, {"registry_name": "unknown_step", "config": {}})
     edit(source / "policy_preprocessor.json", steps=steps)
     policy(checkpoint=str(source)).save(tmp_path / "out")
     for path in source.iterdir():
@@ -140,7 +140,7 @@ def test_lerobot_files_are_kept_as_they_are(saved: Path, tmp_path: Path) -> None
             assert same or other == path.read_text("latin1"), path.name
 
 
-def test_heads_are_saved_beside_the_weights(saved: Path, tmp_path: Path) -> None:
+def test_heads_are_saved_next_to_the_weights(saved: Path, tmp_path: Path) -> None:
     method = NoiseConfig(method="flow_noise")
     model = policy(context={"values": "chunk"}, noise=method)
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_prompts() -> None:
     ids = model.prompts.encode("push the red block")
     assert ids[0] == tokenizer.token_to_id("<bos>") == 2
     assert tokenizer.decode(ids) == "push the red block\n"
-    assert tokenizer.decode(model.prompts.encode("Öl über 3")) == "Öl über 3\n", "bytes where there is no piece"
+    assert tokenizer.decode(model.prompts.encode("Öl über 3")) == "Öl über 3\n", "bytes for a missing piece"
     ids, mask = model.prompts.rows(["push the red block", "pick up the blue bowl on the left"])
     assert mask.sum(1).tolist() == [
         len(model.prompts.encode(text)) for text in ("push the red block", "pick up the blue bowl on the left")
@@ -235,7 +235,7 @@ def refused(match: str, **config: Any) -> None:
         policy(**config)
 
 
-def test_a_folder_that_is_no_checkpoint(tmp_path: Path, saved: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint(tmp_path: Path, saved: Path) -> None:
     refused("'nowhere' is not a folder", checkpoint="nowhere")
     refused("not a complete checkpoint: it has no config.json", checkpoint=str(tmp_path))
     other = copy(saved, tmp_path / "other")

@@ -121,7 +121,7 @@ def test_half_downloaded_folders_are_named(saved: Path, tmp_path: Path) -> None:
     content = last.read_bytes()
     last.rename(tmp_path / f"{last.name}.incomplete")
     refused(
-        tmp_path, f"half-downloaded: 1 of 2 .*missing .{last.name}.*unfinished downloads lie there: {last.name}.inc"
+        tmp_path, f"half-downloaded: 1 of 2 .*missing .{last.name}.*unfinished downloads are there: {last.name}.inc"
     )
     last.write_bytes(content[: len(content) // 2])
     refused(tmp_path, f"cannot read .*{last.name}.*cut off: fetch it again")

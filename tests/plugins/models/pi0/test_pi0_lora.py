@@ -56,7 +56,7 @@ def test_contract(values: Any, config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("expert_only", [True, False])
 def test_adapters_are_on_the_linear_layers_that_would_be_trained(expert_only: bool, dtype: str) -> None:
-    """Beside them only the heads are trained; all of it is float32, published, and gets a gradient."""
+    """Only the heads are trained with them; all of it is float32, published, and gets a gradient."""
     common: dict[str, Any] = {"train_expert_only": expert_only, "noise": FLOW_NOISE, "dtype": dtype}
     context = {"values": "chunk"}
     plain, model = policy(context=context, **common).module, policy(context=context, lora=LORA, **common)
@@ -124,7 +124,7 @@ def test_the_update_is_scaled_by_alpha_over_rank() -> None:
 
 @pytest.mark.parametrize("expert_only", [True, False])
 def test_saved_merged_in_lerobots_layout(expert_only: bool, tmp_path: Path) -> None:
-    """Key by key: base plus scaled product where there is an adapter, else the base to the bit; nothing else is in the
+    """Key by key: base plus scaled product for layers with an adapter, else the base to the bit; nothing else is in the
     folder that is not without adapters."""
     plain = policy(train_expert_only=expert_only)
     plain.save(tmp_path / "plain")
@@ -193,7 +193,7 @@ def test_reference_is_the_policy_before_training(method: NoiseConfig) -> None:
 
 def test_reference_needs_adapters() -> None:
     model, obs = policy(), observation(1)
-    with pytest.raises(NotOffered, match="a reference beside pi0 needs `lora`"):
+    with pytest.raises(NotOffered, match="a reference for pi0 needs `lora`"):
         model.reference_log_probs(obs, model.sample_chunk(obs, noise(1), False))
 
 

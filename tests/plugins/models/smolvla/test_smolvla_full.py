@@ -45,7 +45,7 @@ print(json.dumps({
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted in other units elsewhere")
 def test_the_public_size_acts_and_learns_within_six_gigabytes() -> None:
-    """In a process of its own, whose peak is that of this model alone."""
+    """In a separate process, whose peak is that of this model alone."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

@@ -77,7 +77,7 @@ def test_embeddings(module: SmolVLAModule, data: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def test_prefix(module: SmolVLAModule, data: dict[str, Tensor], rows: Rows) -> None:
-    """Compare the prefix's output where it is no padding, and the mean that a critic reads."""
+    """Compare the prefix's output where it is not padding, and the mean that a critic reads."""
     valid, wanted = data["prefix_pad"], data["prefix_out"]
     pixels = torch.stack([data["image_0"], data["image_1"]], dim=1)
     if data["image_mask_0"].all() and data["image_mask_1"].all():

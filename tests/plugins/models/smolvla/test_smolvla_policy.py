@@ -64,7 +64,7 @@ def test_bfloat16() -> None:
     assert kinds["vlm_with_expert.lm_expert.norm.weight"] == kinds["state_proj.weight"] == torch.float32
 
 
-def test_the_state_is_trained_beside_a_frozen_language_model() -> None:
+def test_the_state_is_trained_with_a_frozen_language_model() -> None:
     """It is in the prefix; images and instruction, which do not see it, run once and without gradient."""
     model, obs = policy(), observation(3)
     text = model.module.smolvla.vlm_with_expert.vlm.model.text_model
@@ -108,7 +108,7 @@ def test_cloning_learns() -> None:
     assert np.mean(losses[-20:]) < 0.7 * np.mean(losses[:20])
 
 
-def test_images_lie_in_the_corner() -> None:
+def test_images_are_in_the_corner() -> None:
     """Images are padded as lerobot does it: black on the left and on top."""
     pixels = CornerImages(64, torch.device("cpu"), torch.float32)([np.full((1, 32, 64, 3), 255, np.uint8)])
     assert pixels.shape == (1, 1, 3, 64, 64)
@@ -181,7 +181,7 @@ def test_a_language_model_of_unknown_size(saved: Path, tmp_path: Path) -> None:
     refused("on '.*2.2B-Instruct' is not supported", checkpoint=str(folder))
     folder = copy(saved, tmp_path / "shallow", num_expert_layers=8)
     (folder / "architecture.json").unlink()
-    refused("an expert of 8 layers beside 16 is not supported", checkpoint=str(folder))
+    refused("an expert of 8 layers for a language model of 16 is not supported", checkpoint=str(folder))
 
 
 def test_what_does_not_fit(saved: Path, tmp_path: Path) -> None:

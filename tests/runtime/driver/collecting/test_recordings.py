@@ -162,7 +162,7 @@ def test_what_cannot_be_recorded_is_refused_before_a_run(tmp_path):
     for hooks, rollout, message in (
         ([{"what": "both"}], streams, r"hooks\.0\.what: with rollout\.auto_reset: immediate rollouts end in the midst"),
         ([{"every": 1}, {"every": 2}], ROLLOUT, r"hooks\.1: another hook records episodes"),
-        ([{"folder": str(tmp_path)}], ROLLOUT, r"hooks\.0\.folder: .* is no LeRobot data set and not empty"),
+        ([{"folder": str(tmp_path)}], ROLLOUT, r"hooks\.0\.folder: .* is neither a LeRobot data set nor empty"),
     ):
         spec = recorded_spec(hooks=[{"type": "lerobot", **hook} for hook in hooks], rollout=rollout)
         with pytest.raises(SpecError, match=message):

@@ -219,7 +219,7 @@ def test_two_data_sets_train_together(tmp_path, monkeypatch, caplog):
     whole = list(seen)
     assert results["success"]["rate"] >= 0.95 and metrics[1]["imitation/samples"] == 40
     assert metrics[1]["imitation/epochs"] == pytest.approx(20 * 12 / 32, rel=0.2)
-    assert "imitation.co_training.0 (larger): pictures of main are" in caplog.text
+    assert "imitation.co_training.0 (larger): images of main are" in caplog.text
     seen.clear()
     start(tmp_path / "parts", imitation={**settings, "steps": 40}, plugins=plugins)
     start(tmp_path / "parts", resume=True, imitation={**settings, "steps": 60}, plugins=plugins)

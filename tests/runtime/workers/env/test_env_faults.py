@@ -239,6 +239,6 @@ def test_envs_are_spread_evenly(num_envs, each, expected):
 
 
 def test_envs_that_share_a_process_cannot_get_a_fresh_one():
-    with pytest.raises(ValueError, match="give envs_per_process: 1 beside it"):
+    with pytest.raises(ValueError, match="also give envs_per_process: 1"):
         Processes(envs_per_process=None, recycle_mib=4000)
     assert len(Processes(envs_per_process=None).shares(100)) == len(os.sched_getaffinity(0))

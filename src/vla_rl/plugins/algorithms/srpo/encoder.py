@@ -67,7 +67,7 @@ def check_encoder(config: EncoderSettings) -> None:
 
 def check_checkpoint(name: str) -> None:
     """Raise EncoderError unless `name` is "tiny", a folder with a V-JEPA 2 checkpoint, or a hub name whose
-    configuration is in the cache or can be fetched into it; CheckpointError for a `builtin:NAME` that there is not."""
+    configuration is in the cache or can be fetched into it; CheckpointError for an unknown `builtin:NAME`."""
     if name == TINY:
         return
     from transformers import AutoConfig, VJEPA2Config
@@ -92,7 +92,7 @@ def _folder(name: str) -> Path:
 def _missing(problem: str) -> EncoderError:
     return EncoderError(
         f"algorithm.encoder: {problem}\n"
-        f"  where there is network: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then set "
+        f"  with network access: hf download {EXAMPLE} --local-dir FOLDER (config.json and *.safetensors), then set "
         f"algorithm.encoder: FOLDER; or encoder: {TINY} (small, random) to try the path out, {TABLETOP} on the tabletop"
     )
 

@@ -47,7 +47,7 @@ def progress_rewards(
 
     Args:
         embeddings: float32 [N, D].   success: bool [N].   tasks: N task names.
-        counted: bool [N]: trajectories that take part; the others are no targets and get no reward.
+        counted: bool [N]: trajectories that take part; the others neither serve as targets nor get a reward.
     """
     rewards, distances, normalized = (np.full(len(success), np.nan) for _ in range(3))
     rewards[counted] = success[counted]

@@ -1,4 +1,4 @@
-"""`transitions`: no algorithm of its own; hands what is collected to a trainer of transitions."""
+"""`transitions`: computes nothing itself; hands the collected data to a trainer of transitions."""
 
 from __future__ import annotations
 

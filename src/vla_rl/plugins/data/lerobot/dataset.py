@@ -23,7 +23,7 @@ from vla_rl.plugins.data.lerobot.folder import find_folder
 from vla_rl.plugins.data.lerobot.frames import choose_episodes, read_rows
 from vla_rl.plugins.data.lerobot.meta import Meta, pixels_of
 from vla_rl.plugins.data.lerobot.video import Videos, check_clips
-from vla_rl.toolkit.data.pictures import check_picture, decode_picture, stack_pictures
+from vla_rl.toolkit.data.images import check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 IMAGES = "observation.images."
@@ -36,7 +36,7 @@ class LeRobotData(Demonstrations):
     """Demonstrations of a LeRobot data set."""
 
     def __init__(self, config: LeRobotConfig, context: Context) -> None:
-        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         folder = find_folder(config.folder)
         where = str(folder)
         self._chunk = context.chunk
@@ -51,9 +51,9 @@ class LeRobotData(Demonstrations):
         self._whole = _whole_chunks(meta, where, config.action, context.chunk)
         action_dim = sizes[config.action] // (context.chunk if self._whole else 1)
         env = check_fit(where, context.env, action_dim, sizes[config.state] if uses_state else 0)
-        pictures = [name for name, feature in meta.features.items() if feature.is_picture]
-        usual = {c: IMAGES + c for c in env.cameras if c not in pictures}
-        self._cameras = match_cameras(where, env, pictures, {**usual, **config.cameras})
+        images = [name for name, feature in meta.features.items() if feature.is_image]
+        usual = {c: IMAGES + c for c in env.cameras if c not in images}
+        self._cameras = match_cameras(where, env, images, {**usual, **config.cameras})
         self._pixels = {name: pixels_of(folder, name, meta.features[name]) for name in self._cameras.values()}
         self._filmed = {name for name in self._cameras.values() if meta.features[name].dtype == "video"}
         episodes = choose_episodes(folder, meta, config.episodes, self._filmed)
@@ -109,7 +109,7 @@ class LeRobotData(Demonstrations):
                 frames = [self._videos.frame(clip.path, time) for clip, time in zip(clips, times, strict=True)]
             else:
                 frames = [self._decode(name, (item or {}).get("bytes")) for item in stored[name]]
-            images[camera] = stack_pictures(self._where, name, frames)
+            images[camera] = stack_images(self._where, name, frames)
         observation = Observation(
             images=images,
             instructions=tuple(self._instructions[row] for row in rows),
@@ -140,7 +140,7 @@ class LeRobotData(Demonstrations):
         return recorded if self._flags is None else evolve(recorded, interventions=self._flags[rows])
 
     def _interventions(self, flags: Array, where: str) -> Array:
-        """Return the samples whose first row is flagged (bool [rows]). Raise UserError where there are none."""
+        """Return the samples whose first row is flagged (bool [rows]). Raise UserError if no sample is."""
         samples = np.arange(len(self._windows))
         episodes, steps = self._windows.find(samples)
         chosen: Array = samples[flags[self._first[episodes] + steps]]
@@ -163,7 +163,7 @@ class LeRobotData(Demonstrations):
     def _check_stored(self, episode: int, name: str, item: Any) -> None:
         """Raise UserError for a stored image that cannot be decoded, by its header."""
         try:
-            check_picture((item or {}).get("bytes") or b"", self._pixels[name])
+            check_image((item or {}).get("bytes") or b"", self._pixels[name])
         except ValueError as exc:
             raise UserError(
                 f"{self._where}: in episode {episode} an image of {name} cannot be decoded ({exc}); choose another "
@@ -172,7 +172,7 @@ class LeRobotData(Demonstrations):
 
     def _decode(self, name: str, data: bytes | None) -> Array:
         try:
-            return decode_picture(data or b"", self._pixels[name])
+            return decode_image(data or b"", self._pixels[name])
         except ValueError as exc:
             raise UserError(f"{self._where}: an image of {name} cannot be decoded ({exc}); download it again") from exc
 

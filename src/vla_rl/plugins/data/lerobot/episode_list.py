@@ -38,8 +38,8 @@ def read_meta(folder: Path) -> Meta:
 
 
 def find_unlisted(info: Info, listed: Sequence[EpisodeMeta]) -> list[EpisodeMeta]:
-    """Return the episodes in `data/` that follow the listed ones, and log them. Raise UserError where there is nothing
-    to read at all, and for videos that do not have their frames."""
+    """Return the episodes in `data/` that follow the listed ones, and log them. Raise UserError if no episode can be
+    read at all, and for videos that do not have their frames."""
     files = sorted((info.folder / "data").rglob("*.parquet"))
     cut = [file for file in files if is_cut(file)]
     rows: dict[int, tuple[Path, int]] = {}

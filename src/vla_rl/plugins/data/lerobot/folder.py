@@ -45,7 +45,7 @@ def find_folder(folder: Path) -> Path:
 
 
 def _candidates(owner: str, title: str) -> list[Path]:
-    """Return the folders in which a data set of the hub may lie: lerobot's own, and the hub client's cache as lerobot
+    """Return the folders that may contain a data set of the hub: lerobot's own, and the hub client's cache as lerobot
     and as the client itself place it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~", ".cache"))
     hub_cache = Path(os.environ.get("HF_HOME") or cache / "huggingface")
@@ -75,7 +75,7 @@ def _newest_first(snapshots: Path) -> list[str]:
 
 def _describe(folder: Path) -> str:
     """Return what is wrong with a folder, and which folder was probably meant."""
-    message = f"{folder} is no LeRobot data set: it has no {INFO.as_posix()}"
+    message = f"{folder} is not a LeRobot data set: it has no {INFO.as_posix()}"
     above = next((parent for parent in folder.absolute().parents if (parent / INFO).is_file()), None)
     if above is not None:
         return f"{message}; give {above}, the data set that it is part of"

@@ -15,7 +15,7 @@ from vla_rl.core.errors import UserError, did_you_mean
 from vla_rl.plugins.data.lerobot.folder import INFO
 from vla_rl.toolkit.data.arrow import arrow_name
 from vla_rl.toolkit.data.episodes import exclude_remedy
-from vla_rl.toolkit.data.pictures import MAX_PIXELS
+from vla_rl.toolkit.data.images import MAX_PIXELS
 from vla_rl.toolkit.json_files import Record, path_inside, read_record, read_records
 
 LIST_BYTES = 1 << 30
@@ -30,7 +30,7 @@ WIDTHS, NO_WIDTH = re.compile("(0?1?[0-9])?d?"), re.compile("")
 (none)."""
 MAGIC = b"PAR1"
 """First and last bytes of a Parquet file."""
-PICTURES = ("image", "video")
+IMAGE_TYPES = ("image", "video")
 CHANNELS = ((1,), (3,), (4,))
 VIDEO_INFO = ("info", "video_info")
 DEPTH = ("is_depth_map", "video.is_depth_map")
@@ -72,8 +72,8 @@ class Feature:
     """The images are depth maps, not colours."""
 
     @property
-    def is_picture(self) -> bool:
-        return self.dtype in PICTURES
+    def is_image(self) -> bool:
+        return self.dtype in IMAGE_TYPES
 
 
 @frozen(kw_only=True)
@@ -118,7 +118,7 @@ class Meta:
 
 
 def read_info(folder: Path) -> Info:
-    """Read meta/info.json. Raise UserError for a folder that is no data set of a known version, and for invalid
+    """Read meta/info.json. Raise UserError for a folder without a data set of a known version, and for invalid
     contents. Imports little: specs are checked with it."""
     info = read_record(folder / INFO)
     version = str(info.data.get("codebase_version", "none"))
@@ -203,7 +203,7 @@ def _template(info: Record, key: str, version: str) -> str:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as exc:
-        raise UserError(f"{info.source}: {key!r} is {template!r:.200}, which is no template of a path ({exc})") from exc
+        raise UserError(f"{info.source}: {key!r} is {template!r:.200}, which is not a path template ({exc})") from exc
     for _, name, width, conversion in parts:
         if name is None:
             continue
@@ -270,7 +270,7 @@ def _length(line: Record) -> int | None:
 
 def _vector_names(feature: Record) -> tuple[str, ...]:
     """Return the names of a vector's numbers, in order: from a list, a mapping of name to place, or a mapping of parts
-    to lists. Empty where there is not one text for each number."""
+    to lists. Empty unless each number has a text."""
     names, shape = feature.data.get("names"), feature.sizes("shape")
     if isinstance(names, Mapping) and all(type(place) is int for place in names.values()):
         names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]

@@ -1,4 +1,4 @@
-"""Finds the files of a data set of `libero_hdf5`, and checks that there are some."""
+"""Finds the files of a data set of `libero_hdf5`, and checks that at least one exists."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from vla_rl.core.types import Array, Context, EnvInfo, Observation
 from vla_rl.plugins.data.libero_hdf5.checks import ENDING, find_files
 from vla_rl.plugins.data.libero_hdf5.config import LiberoHDF5Config
 from vla_rl.toolkit.data.episodes import EpisodeFilter
-from vla_rl.toolkit.data.pictures import MAX_PIXELS, stack_pictures
+from vla_rl.toolkit.data.images import MAX_PIXELS, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 ACTION_DIM, STATE_DIM = 7, 8
@@ -94,7 +94,7 @@ def _frames(name: str, frames_at: Sequence[tuple[Recorded, int]]) -> Array:
                 f"{episode.group.file.filename}: an image of {episode.group.name} cannot be read ({exc}); "
                 "download it again"
             ) from exc
-    return stack_pictures(frames_at[0][0].group.file.filename, name, frames)
+    return stack_images(frames_at[0][0].group.file.filename, name, frames)
 
 
 def _files(folder: Path, env: EnvInfo) -> dict[str, Path]:
@@ -140,13 +140,13 @@ def _inside(group: Any, name: str) -> Any:
     """Return the member of a group with this name. Raise ValueError where it links to another file."""
     member = group[name]
     if member.file.filename != group.file.filename:
-        raise ValueError(f"{group.name}/{name} lies in {member.file.filename}, other files are not read")
+        raise ValueError(f"{group.name}/{name} is in {member.file.filename}, other files are not read")
     return member
 
 
 def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
     """Return an HDF5 data set of this shape (None: any size), not yet read. Raise ValueError for another shape, and for
-    one whose numbers lie in other files: HDF5 can point at any file of the machine."""
+    one with numbers in other files: HDF5 can point at any file of the machine."""
     dataset = _inside(group, name)
     if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{group.name}/{name} is a {type(dataset).__name__}, a data set is expected")  # noqa: TRY004
@@ -161,7 +161,7 @@ def _array(group: Any, name: str, shape: tuple[int | None, ...]) -> Any:
     return dataset
 
 
-def _pictures(group: Any, name: str) -> int:
+def _count_images(group: Any, name: str) -> int:
     """Return the number of images in a data set. Raise ValueError unless they are uint8 RGB of a size that can be
     read."""
     dataset = _array(group, name, (None, None, None, 3))
@@ -185,8 +185,8 @@ def _numbers(group: Any, name: str) -> Array:
 def _episode(group: Any, number: int, instruction: str, after: bool, drop_no_ops: bool) -> Recorded:
     actions = _numbers(group, "actions")
     state = np.concatenate([_numbers(group, f"obs/{name}") for name in ("ee_states", "gripper_states")], axis=1)
-    pictures = {name: _pictures(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
-    lengths = {"actions": len(actions), "states": len(state), **pictures}
+    image_counts = {name: _count_images(group, f"obs/{name}") for name in CAMERAS.values() if name in group["obs"]}
+    lengths = {"actions": len(actions), "states": len(state), **image_counts}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{group.name} has lists of different lengths: {lengths}")
     for what, values, size in (("actions", actions, ACTION_DIM), ("states", state, STATE_DIM)):

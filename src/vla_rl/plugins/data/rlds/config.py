@@ -24,7 +24,7 @@ class RLDSConfig:
     """Episodes to read: a count, from the first on (100); or numbers and ranges ([0, 2, "10-19"]); or
     all but some ({exclude: [3, "7-9"]}). They are numbered from 0 on, in the order of the files. null: all."""
     cameras: Mapping[str, str] = field(factory=dict)
-    """Mapping from the simulator's camera to the feature with its pictures, such as {agentview: observation/image}. A
+    """Mapping from the simulator's camera to the feature with its images, such as {agentview: observation/image}. A
     camera left out is read from `observation/CAMERA`. Names of features are those below `steps/`."""
     action: str = "action"
     """ExampleFeature with the actions, in the simulator's units."""

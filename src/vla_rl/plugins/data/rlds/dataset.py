@@ -1,4 +1,4 @@
-"""Samples of an RLDS data set: numbers are kept in memory, pictures are read on demand."""
+"""Samples of an RLDS data set: numbers are kept in memory, images are read on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vla_rl.plugins.data.rlds.checks import find_files
 from vla_rl.plugins.data.rlds.config import RLDSConfig
 from vla_rl.plugins.data.rlds.tfrecord import Example, ExampleFeature, Span, find_records, read_bytes, read_example
 from vla_rl.toolkit.data.episodes import EpisodeFilter, exclude_remedy, format_numbers
-from vla_rl.toolkit.data.pictures import MAX_PIXELS, check_picture, decode_picture, stack_pictures
+from vla_rl.toolkit.data.images import MAX_PIXELS, check_image, decode_image, stack_images
 from vla_rl.toolkit.data.samples import StepWindows, check_finite, check_fit, match_cameras, statistics
 
 STEPS = "steps/"
@@ -36,15 +36,15 @@ class RLDSEpisode:
     state: Array | None
     """float32 [T, S]."""
     instructions: list[str]
-    pictures: dict[str, tuple[Span, ...]]
-    """Places of a camera's pictures in `file`, by feature."""
+    images: dict[str, tuple[Span, ...]]
+    """Places of a camera's images in `file`, by feature."""
 
 
 class RLDSData(Demonstrations):
     """Demonstrations of an RLDS data set."""
 
     def __init__(self, config: RLDSConfig, context: Context) -> None:
-        """Raise UserError for a folder that is no complete data set, and for one that does not fit the simulator."""
+        """Raise UserError for a folder without a complete data set, and for one that does not fit the simulator."""
         files = find_files(config)
         self._where = str(files[0].parent)
         self._config = config
@@ -91,8 +91,8 @@ class RLDSData(Demonstrations):
         ]
         images = {}
         for camera, feature in self._cameras.items():
-            frames = [self._picture(episode, feature, step) for episode, step in positions]
-            images[camera] = stack_pictures(self._where, feature, frames)
+            frames = [self._read_image(episode, feature, step) for episode, step in positions]
+            images[camera] = stack_images(self._where, feature, frames)
         states = [episode.state[step] for episode, step in positions if episode.state is not None]
         observation = Observation(
             images=images,
@@ -118,9 +118,9 @@ class RLDSData(Demonstrations):
         sizes.append(len(self._numbers(features, config.state)) // steps if self._uses_state else 0)
         env = check_fit(self._where, context.env, *sizes)
         names = [name.removeprefix(STEPS) for name, feature in features.items() if feature.spans is not None]
-        pictures = [name for name in names if name.startswith(OBSERVATION)]
-        usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in pictures}
-        self._cameras = match_cameras(self._where, env, pictures, {**usual, **config.cameras})
+        images = [name for name in names if name.startswith(OBSERVATION)]
+        usual = {camera: OBSERVATION + camera for camera in env.cameras if camera not in images}
+        self._cameras = match_cameras(self._where, env, images, {**usual, **config.cameras})
 
     def _episode(self, file: Path, example: Example) -> RLDSEpisode:
         features = example.features
@@ -130,15 +130,15 @@ class RLDSData(Demonstrations):
             actions=self._rows(features, self._config.action, steps),
             state=self._rows(features, self._config.state, steps) if self._uses_state else None,
             instructions=self._instructions(file, example, steps),
-            pictures={name: self._spans(features, name) for name in self._cameras.values()},
+            images={name: self._spans(features, name) for name in self._cameras.values()},
         )
-        for name, spans in episode.pictures.items():
+        for name, spans in episode.images.items():
             if len(spans) != steps:
-                raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} pictures of {name}")
+                raise UserError(f"{file}: an episode of {steps} steps has {len(spans)} images of {name}")
             try:
-                check_picture(example.read(spans[0]), MAX_PIXELS)
+                check_image(example.read(spans[0]), MAX_PIXELS)
             except ValueError as exc:
-                raise UserError(f"{file}: a picture of {name} cannot be decoded ({exc})") from exc
+                raise UserError(f"{file}: an image of {name} cannot be decoded ({exc})") from exc
         return episode
 
     def _instructions(self, file: Path, example: Example, steps: int) -> list[str]:
@@ -147,7 +147,7 @@ class RLDSData(Demonstrations):
         try:
             texts = [example.read(span).decode() for span in spans]
         except UnicodeDecodeError as exc:
-            raise UserError(f"{file}: an instruction is no UTF-8 ({exc.reason}); download it again") from exc
+            raise UserError(f"{file}: an instruction is not UTF-8 ({exc.reason}); download it again") from exc
         if name.startswith(METADATA):
             texts = texts * steps
         if len(texts) != steps:
@@ -164,13 +164,13 @@ class RLDSData(Demonstrations):
     def _numbers(self, features: dict[str, ExampleFeature], name: str) -> Array:
         numbers = self._feature(features, name).numbers
         if numbers is None:
-            raise UserError(f"{self._where}: {name} holds texts or pictures, numbers are expected")
+            raise UserError(f"{self._where}: {name} holds texts or images, numbers are expected")
         return numbers
 
     def _spans(self, features: dict[str, ExampleFeature], name: str) -> tuple[Span, ...]:
         spans = self._feature(features, name).spans
         if spans is None:
-            raise UserError(f"{self._where}: {name} holds numbers, texts or pictures are expected")
+            raise UserError(f"{self._where}: {name} holds numbers, texts or images are expected")
         return spans
 
     def _feature(self, features: dict[str, ExampleFeature], name: str) -> ExampleFeature:
@@ -194,11 +194,11 @@ class RLDSData(Demonstrations):
                 raise UserError(f"{self._where}: its {what} have {' and '.join(map(str, widths))} numbers")
             check_finite(self._where, what, np.concatenate(rows), episodes, steps)
 
-    def _picture(self, episode: RLDSEpisode, feature: str, step: int) -> Array:
+    def _read_image(self, episode: RLDSEpisode, feature: str, step: int) -> Array:
         try:
-            return decode_picture(read_bytes(episode.file, episode.pictures[feature][step]), MAX_PIXELS)
+            return decode_image(read_bytes(episode.file, episode.images[feature][step]), MAX_PIXELS)
         except ValueError as exc:
-            raise UserError(f"{episode.file}: a picture of {feature} cannot be decoded ({exc})") from exc
+            raise UserError(f"{episode.file}: an image of {feature} cannot be decoded ({exc})") from exc
 
 
 def _num_steps(features: dict[str, ExampleFeature]) -> int:

@@ -1,4 +1,4 @@
-"""Reads TFRecord files of `tf.train.Example` messages, without TensorFlow. Byte strings, which are pictures, are
+"""Reads TFRecord files of `tf.train.Example` messages, without TensorFlow. Byte strings, which are images, are
 located in their file and not copied.
 
 Sources: TensorFlow's guide "TFRecord and tf.train.Example", its `example.proto` and `feature.proto`, and the wire
@@ -82,7 +82,7 @@ def read_example(record: ExampleRecord) -> Example:
     try:
         return Example(_features(content, first), content, first)
     except (ValueError, struct.error) as exc:
-        raise UserError(f"{record.file}: its record at byte {record.start} is no tf.train.Example ({exc})") from exc
+        raise UserError(f"{record.file}: its record at byte {record.start} is not a tf.train.Example ({exc})") from exc
 
 
 def read_bytes(file: Path, span: Span) -> bytes:

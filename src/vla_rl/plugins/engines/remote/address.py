@@ -42,7 +42,7 @@ def check_address(url: str) -> None:
     try:
         host.encode("idna")
     except UnicodeError:
-        raise ValueError(f"{wrong}: {host[:80]!r} is no host name") from None
+        raise ValueError(f"{wrong}: {host[:80]!r} is not a host name") from None
 
 
 @frozen

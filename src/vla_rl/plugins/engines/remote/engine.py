@@ -30,9 +30,9 @@ from vla_rl.toolkit.waiting import waiting
 PAUSE_S = 0.2
 """Seconds between two attempts to reach a server."""
 NAME_S = 3.0
-"""Seconds after which a host name that cannot be resolved counts as wrong, if there was no connection before."""
+"""Seconds after which a host name that cannot be resolved counts as wrong, if no connection was made before."""
 LATER = (408, 425, 429)
-"""HTTP statuses from 400 to 499 by which a server says that it will answer later; those from 500 on mean that too."""
+"""HTTP statuses from 400 to 499 that mean that the server will answer later, as all from 500 on do."""
 
 
 class _ProxyTrouble(OSError):
@@ -52,7 +52,7 @@ class RemoteEngine(PolicyEngine):
     whether to act greedily; actions outside of the simulator's bounds are clipped."""
 
     def __init__(self, config: RemoteConfig, context: Context) -> None:
-        """Connect to the server. Raise UserError where nobody answers, MismatchError for a policy of another robot."""
+        """Connect to the server. Raise UserError if no server answers, MismatchError for a policy of another robot."""
         self._config = config
         self._chunk = context.chunk
         self._env = simulator_of(context, "remote")
@@ -241,7 +241,7 @@ class RemoteEngine(PolicyEngine):
 
 
 def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
-    """Return the key map in the metadata of a vla-rl server; None if there is none."""
+    """Return the key map in the metadata of a vla-rl server; None if it has none."""
     try:
         keys = KeyMap(**about["keys"])
         names = [*keys.keys_of(env).values(), *keys.state, keys.instruction]
@@ -253,9 +253,9 @@ def _key_map_in(about: Mapping[str, Any], env: EnvInfo) -> KeyMap | None:
 def _without_password(error: Exception, proxy: Proxy) -> str:
     """Return an error's text without the proxy's password, which the message for a malformed address would repeat."""
     if isinstance(error, InvalidProxy):
-        return f"that is no address of a proxy: {error.msg}"
+        return f"that is not the address of a proxy: {error.msg}"
     if isinstance(error, ValueError):
-        return "that is no address"
+        return "that is not an address"
     return _text_of(error).replace(proxy.url, str(proxy))
 
 

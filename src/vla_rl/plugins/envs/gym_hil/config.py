@@ -45,7 +45,7 @@ class PersonSettings:
     steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     """Scripted: actions after which the script gives the robot back; null: it keeps it to the end of the episode."""
     in_evaluation: bool = True
-    """Whether takeovers are possible in evaluations. Results then have the success without interventions beside."""
+    """Whether takeovers are possible in evaluations. Results then also have the success without interventions."""
     kwargs: dict[str, Any] = field(factory=dict, validator=_with_effect)
     """Keyword arguments of `module:Class`, which also gets the environment as its first argument."""
 
@@ -55,7 +55,7 @@ class GymHilConfig:
     """Spec keys of the simulator `gym_hil`."""
 
     person: PersonSettings | None = None
-    """Who may take over from the policy; null: nobody."""
+    """Who may take over from the policy; null: no one."""
     cameras: tuple[Literal["front", "wrist"], ...] = field(
         default=("front", "wrist"), validator=[validators.min_len(1), _no_duplicates]
     )

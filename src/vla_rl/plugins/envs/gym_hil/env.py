@@ -91,7 +91,7 @@ class MakeHilEnv:
 
 
 class HilEnv(single_env.GymnasiumEnv):
-    """One environment, whose person may be told to leave evaluations alone."""
+    """One environment, whose person may be asked not to intervene in evaluations."""
 
     def __init__(self, config: GymHilConfig) -> None:
         super().__init__(gymnasium_config(config))

@@ -83,7 +83,7 @@ class TakeoverWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         if method != "stop" and (not getattr(self.person, "running", True) or _unplugged(self.person)):
             raise UserError(
                 f"person: the takeover device {self.name!r} is not there any more (or was not there at the start): "
-                "nobody could stop the robot, so the run ends; connect it, and resume the run"
+                "no one could stop the robot, so the run ends; connect it, and resume the run"
             )
         return answer
 
@@ -170,7 +170,7 @@ class ScriptedPerson:
         return self._gripper
 
     def get_episode_end_status(self) -> None:
-        """Return None: the simulator tells success."""
+        """Return None: the simulator judges success."""
 
     def _look(self) -> tuple[Array, Array]:
         """Return the positions of hand and cube in metres, [3] each."""

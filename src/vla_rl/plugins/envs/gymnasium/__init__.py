@@ -7,7 +7,7 @@ from vla_rl.core.declarations import EnvPlugin
 plugin = EnvPlugin(
     config="vla_rl.plugins.envs.gymnasium.config:GymnasiumConfig",
     build="vla_rl.plugins.envs.gymnasium.single_env:make_envs",
-    summary="Any gymnasium environment with continuous actions and a picture, from a spec alone",
+    summary="Any gymnasium environment with continuous actions and an image, from a spec alone",
     preflight="vla_rl.plugins.envs.gymnasium.single_env:try_out",
     check="vla_rl.plugins.envs.gymnasium.checks:check",
     action_dim=lambda config: None if config.action_low is None else len(config.action_low),

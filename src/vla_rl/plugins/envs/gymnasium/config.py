@@ -125,8 +125,8 @@ class GymnasiumConfig:
     """Criterion of success: the path of an entry of the environment's info, in every step or in that of the end alone,
     or `terminated` for an environment that terminates only when solved."""
     interventions: InterventionSettings | None = None
-    """Info entries that tell when somebody takes over from the policy, of environments or wrappers with a takeover
-    device; `{}` for those of gym-hil; null: nobody can take over."""
+    """Info entries that say when a person takes over from the policy, of environments or wrappers with a takeover
+    device; `{}` for those of gym-hil; null: takeovers are not possible."""
     wrappers: tuple[Wrapper, ...] = ()
     """Gymnasium wrappers, innermost first."""
     max_steps: int | None = field(

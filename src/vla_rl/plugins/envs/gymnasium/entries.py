@@ -44,7 +44,7 @@ def leaves(container: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
 
 
 def _descend(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
-    """Return the entry in a tuple, or None where there is none."""
+    """Return the entry in a tuple, or None if it does not exist."""
     if not parts:
         return (value,)
     children = _children(value) or {}
@@ -58,7 +58,7 @@ def _descend(value: Any, parts: Sequence[str]) -> tuple[Any] | None:
 
 
 def _children(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a container by the text of their key; None for what is no container."""
+    """Return the entries of a container by the text of their key; None for anything else."""
     if isinstance(value, spaces.Dict | Mapping):
         return {str(key): child for key, child in value.items()}
     if isinstance(value, spaces.Tuple | list | tuple):

@@ -12,7 +12,7 @@ from vla_rl.core.errors import UserError
 from vla_rl.core.types import Array
 from vla_rl.plugins.envs.gymnasium.config import CameraSettings, GymnasiumConfig
 from vla_rl.plugins.envs.gymnasium.entries import NoEntry, entry
-from vla_rl.toolkit.pictures import resized
+from vla_rl.toolkit.images import resized
 
 WHOLE = "observation"
 RENDER = "render"
@@ -25,8 +25,8 @@ def renders(config: GymnasiumConfig) -> bool:
 
 
 def check_cameras(space: Any, config: GymnasiumConfig) -> None:
-    """Raise UserError for a camera whose source is no image of the observation space. What `render()` returns is known
-    only when it is called."""
+    """Raise UserError for a camera whose source is not an image of the observation space. What `render()` returns is
+    known only when it is called."""
     for name, camera in config.cameras.items():
         if not _of_render(camera):
             setting = f"cameras.{name}.source"
@@ -39,7 +39,7 @@ def check_cameras(space: Any, config: GymnasiumConfig) -> None:
 
 def state_sizes(space: Any, config: GymnasiumConfig) -> dict[str, int]:
     """Return the paths of the state's parts in their order -> how many numbers each has. Raise UserError for a part
-    that is no vector of numbers.
+    that is not a vector of numbers.
     """
     sizes = {}
     for path in state_paths(config):
@@ -93,7 +93,7 @@ def read_state(observation: Any, sizes: Mapping[str, int], env_id: str) -> Array
 
 def rgb(image: Any, source: str, highest: float | None = None) -> Array:
     """Return an image as uint8 [H, W, 3]. `highest`: upper bound of floats by the image's space; None: 1. Raise
-    UserError for what is no RGB image, and for floats out of their range.
+    UserError for anything but an RGB image, and for floats out of their range.
     """
     if not isinstance(image, np.ndarray) or not _is_image(image.dtype, image.shape):
         got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -131,7 +131,7 @@ def _part_of_render(rendered: Any, camera: CameraSettings, name: str, env_id: st
 
 
 def _entry(container: Any, path: str, setting: str, env_id: str) -> Any:
-    """Return an entry of an observation or of its space; `observation` is the whole of one that is no dict."""
+    """Return an entry of an observation or of its space; `observation` is all of one that is not a dict."""
     if isinstance(container, spaces.Dict | Mapping):
         return _named_entry(container, path, setting, env_id)
     if path != WHOLE:

@@ -25,7 +25,7 @@ from vla_rl.toolkit.envs.single_env import MakeEnv, Outcome, SingleEnv, View
 from vla_rl.toolkit.envs.subproc_envs import SubprocEnvs
 
 HALF = 2**30
-"""First seed of the train split; seeds of the eval split lie below."""
+"""First seed of the train split; seeds of the eval split are below it."""
 TRIED = 200
 """Most actions of a trial: with an end among them it shows whether success is reported there."""
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class GymnasiumEnv(SingleEnv):
             with self._generators.in_use():
                 return self._env.render()
         except gymnasium.error.DependencyNotInstalled as exc:
-            raise UserError(f"{self._config.id} needs a package for pictures that is not installed: {exc}") from exc
+            raise UserError(f"{self._config.id} needs a package for images that is not installed: {exc}") from exc
 
     def _takeover(self, info: dict[str, Any]) -> tuple[ActionSource, Array | None]:
         """Return who chose the last action, and the action where it was not the policy."""

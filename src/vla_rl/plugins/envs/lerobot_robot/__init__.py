@@ -8,7 +8,7 @@ from vla_rl.core.declarations import EnvPlugin
 plugin = EnvPlugin(
     config="vla_rl.plugins.envs.lerobot_robot.config:LeRobotRobotConfig",
     build="vla_rl.plugins.envs.lerobot_robot.env:make_env",
-    summary="a real robot through lerobot's Robot and Teleoperator; in an interpreter of its own (env.python)",
+    summary="a real robot through lerobot's Robot and Teleoperator; in a separate interpreter (env.python)",
     preflight="vla_rl.plugins.envs.lerobot_robot.device_process:check_robot",
     lacks="vla_rl.plugins.envs.lerobot_robot.interpreter:lacks",
 )

@@ -26,7 +26,7 @@ def _tasks(instance: Any, attribute: Any, tasks: tuple[str, ...]) -> None:
 
 def _pair(pair: tuple[float, float], where: str = "") -> None:
     if not pair[0] < pair[1]:
-        raise ValueError(f"{where}{list(pair)} is no range; give [lowest, highest]")
+        raise ValueError(f"{where}{list(pair)} is not a range; give [lowest, highest]")
 
 
 def _bounds(instance: Any, attribute: Any, bounds: Any) -> None:
@@ -60,7 +60,7 @@ class LeRobotRobotConfig:
     robot: dict[str, Any] = field(validator=_device)
     """lerobot's settings of the robot, as in `lerobot-record --robot.KEY`: its type, port, id, cameras, ..."""
     teleoperator: dict[str, Any] | None = field(default=None, validator=_device)
-    """lerobot's settings of the device by which a person takes over, as in `--teleop.KEY`; null: nobody takes over."""
+    """lerobot's settings of the device for takeovers, as in `--teleop.KEY`; null: no takeovers."""
     takeover: Literal["events", "always"] = field(default="events", validator=_with_teleoperator)
     """When the person acts. `events`: while the device says so (`get_teleop_events`); `always`: in every step, to
     record demonstrations."""
@@ -82,14 +82,14 @@ class LeRobotRobotConfig:
     episode_seconds: float = field(default=20.0, validator=[v.gt(0), v.le(3600)])
     """Time limit of an episode in seconds, above 0 and at most 3600."""
     reset: PanelSettings | None = field(factory=PanelSettings)
-    """Before each episode, ask a person who resets the scene; null: ask nobody, such as with `rewards: {type: person}`,
+    """Before each episode, ask a person who resets the scene; null: do not ask, such as with `rewards: {type: person}`,
     which asks too."""
     start_pose: dict[str, float] | None = None
     """Targets to which the robot moves before each episode, at `max_step`: action name -> number; null: it stays."""
     cameras: tuple[str, ...] | None = None
     """Cameras of the robot that the policy sees, in this order; null: all of them."""
     image_size: int | tuple[int, int] | None = field(default=None, validator=_size)
-    """Size to which pictures are scaled: the side of a square, or [height, width], 8 to 1024; null: the camera's."""
+    """Size to which images are scaled: the side of a square, or [height, width], 8 to 1024; null: the camera's."""
     state: tuple[str, ...] | None = None
     """Numbers of the robot's observation that make the state, in this order; null: all of them."""
     eval_episodes: int = field(default=10, validator=[v.ge(1), v.le(10_000)])

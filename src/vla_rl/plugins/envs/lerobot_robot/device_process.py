@@ -67,7 +67,7 @@ class DeviceProcess:
         self._call("connect", timeout=START_S)
 
     def observe(self) -> dict[str, Any]:
-        """Return the robot's observation: name -> number or picture. Raises RobotLost."""
+        """Return the robot's observation: name -> number or image. Raises RobotLost."""
         observation: dict[str, Any] = self._call("observe")
         return observation
 
@@ -109,7 +109,7 @@ class DeviceProcess:
         if fault == "teleoperator":
             raise SafetyStop(
                 f"env.teleoperator: the takeover device {self._device!r} is not there any more, or was not there at "
-                f"the start ({answer}): nobody could take over, so the run ends; connect it, and resume the run"
+                f"the start ({answer}): no one could take over, so the run ends; connect it, and resume the run"
             )
         if fault == "setting":
             raise UserError(answer)

@@ -107,7 +107,7 @@ class Devices:
                 )
 
     def observe(self) -> dict[str, Any]:
-        """Return the robot's observation: name -> number or picture."""
+        """Return the robot's observation: name -> number or image."""
         return {name: _plain(value) for name, value in _of("robot", self.robot, "get_observation").items()}
 
     def send(self, targets: dict[str, float]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Devices:
         try:
             self.hold()
         except DeviceError as exc:
-            logger.warning("%s could not be told to hold its position: %s", self.robot.name, exc)
+            logger.warning("%s could not be commanded to hold its position: %s", self.robot.name, exc)
 
 
 def _created(base: Any, make: Any, settings: Mapping[str, Any], fault: Fault, failed: Mapping[str, str]) -> Any:
@@ -218,7 +218,7 @@ def _of(fault: Any, device: Any, name: str, *arguments: Any, **keywords: Any) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as float, and a picture as an array."""
+    """Return a number as float, and an image as an array."""
     array = np.asarray(value)
     return float(array) if array.ndim == 0 else array
 

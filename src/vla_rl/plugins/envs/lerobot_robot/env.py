@@ -30,9 +30,9 @@ from vla_rl.plugins.envs.lerobot_robot.device_process import DeviceProcess, Robo
 from vla_rl.plugins.envs.lerobot_robot.targets import TargetLimits
 from vla_rl.toolkit.envs.real_time import RealTime
 from vla_rl.toolkit.envs.single_env import ChunkRecord, Outcome
+from vla_rl.toolkit.images import resized
 from vla_rl.toolkit.people.panel import Panel
 from vla_rl.toolkit.people.questions import ask, check_stop, open_panel
-from vla_rl.toolkit.pictures import resized
 from vla_rl.toolkit.trainers.dummy_samples import dummy_observation
 
 TRAIN_STATES = 1000
@@ -84,7 +84,7 @@ class RobotEnv(SimEnv):
         self._real_time = RealTime(config.control_hz)
         self._instruction = ""
         self._numbers: Mapping[str, Any] = {}
-        """The robot's last observation: name -> number or picture."""
+        """The robot's last observation: name -> number or image."""
         self._obs: Observation | None = None
         self._target: Array | None = None
         """Last target that the robot took, float32 [A]; None: it is not connected, or unknown."""
@@ -118,8 +118,8 @@ class RobotEnv(SimEnv):
         raise AssertionError
 
     def chunk_step(self, actions: Any, active: Any, stop_at_end: bool) -> ChunkResult:
-        """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be told, and
-        the episode is repeated. Raises SafetyStop."""
+        """Execute a chunk in real time. A lost connection is a fault: the robot holds, as far as it can be commanded,
+        and the episode is repeated. Raises SafetyStop."""
         actions = np.asarray(to_numpy(actions), np.float32)
         record = ChunkRecord(actions[0])
         if to_numpy(active)[0] and self._target is not None:
@@ -224,20 +224,20 @@ class RobotEnv(SimEnv):
         self._moved_to_start = True
 
     def _observe(self) -> Observation:
-        """Read the robot. Raises RobotLost, and UserError for pictures of another size than announced."""
+        """Read the robot. Raises RobotLost, and UserError for images of another size than announced."""
         assert self._devices is not None
         self._numbers = self._devices.observe()
         images = {}
         for name, shape in self._cameras.items():
             image = self._numbers[name]
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[-1] != 3:
-                raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no picture in colours")
+                raise UserError(f"env.cameras: {name} gave {image.dtype} {list(image.shape)}, no image in colours")
             images[name] = resized(image, shape)[None]
         state = np.array([[self._numbers[name] for name in self._state]], np.float32) if self._state else None
         if state is not None and not np.isfinite(state).all():
             raise RobotLost(f"the robot's observation is not finite: {dict(zip(self._state, state[0], strict=True))}")
         if self._panel is not None and images:
-            self._panel.show_picture(next(iter(images.values()))[0])
+            self._panel.show_image(next(iter(images.values()))[0])
         return Observation(images=images, instructions=(self._instruction,), state=state)
 
     def _lose(self, error: RobotLost) -> None:
@@ -274,14 +274,14 @@ class RobotEnv(SimEnv):
             raise
 
     def _hold(self) -> None:
-        """Let the robot stay where it is, if it can still be told."""
+        """Let the robot stay where it is, if commands still reach it."""
         if self._devices is not None:
             with suppress(RobotLost):
                 self._devices.hold()
 
 
 def _cameras(config: LeRobotRobotConfig, features: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return camera -> (height, width) of its pictures. Raises UserError for cameras that the robot does not have."""
+    """Return camera -> (height, width) of its images. Raises UserError for cameras that the robot does not have."""
     shapes = {name: kind for name, kind in features.items() if isinstance(kind, tuple) and kind[-1:] == (3,)}
     unknown = set(config.cameras or ()) - shapes.keys()
     if unknown or not shapes:
@@ -315,7 +315,7 @@ def _env_info(
         raise UserError("env.tasks: two instructions differ only in signs or capital letters; reword one")
     low, high = limits.action_range
     note = (
-        f"a real robot ({config.robot['type']}): a person arranges the initial states, so they are no fixed scenes, "
+        f"a real robot ({config.robot['type']}): a person arranges the initial states, so they are not fixed scenes, "
         "seeds have no effect, and no episode can be repeated"
     )
     return EnvInfo(

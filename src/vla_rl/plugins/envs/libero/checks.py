@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 CHANGES = {
     (3, 3, 3): "draws the floors of libero_object darker (github.com/Lifelong-Robot-Learning/LIBERO/issues/88)",
-    (3, 4, 0): "drops the bowl of libero_spatial's task 5 beside its ramekin, where public checkpoints fail "
+    (3, 4, 0): "drops the bowl of libero_spatial's task 5 next to its ramekin, where public checkpoints fail "
     "(github.com/RLinf/RLinf/issues/1460)",
 }
 """First version of MuJoCo -> what it changed in LIBERO's scenes, and who says so."""

@@ -1,7 +1,7 @@
 """Cache of compiled MuJoCo models on disk: compiling takes seconds, loading a fifth of a second.
 
 A scene is compiled without its textures, which take most of the space and which many tasks share; each texture is
-cached as a model of its own that holds nothing else.
+cached as a separate model that holds nothing else.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Sources(NamedTuple):
 
     scene: str
     """XML of the scene, in which each texture is a single pixel."""
-    pictures: tuple[str | None, ...]
+    texture_xmls: tuple[str | None, ...]
     """Indexed by texture number: XML of a model that holds this texture alone; None for a texture that the scene's own
     XML describes."""
 
 
 def take_apart(xml: str) -> Sources:
     """Split a scene's XML. Texture numbers stay as they are."""
-    root, pictures = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
+    root, texture_xmls = ET.fromstring(xml), []  # noqa: S314  robosuite wrote it
     for texture in root.iter("texture"):
         alone = None
         if "file" in texture.attrib:
@@ -63,8 +63,8 @@ def take_apart(xml: str) -> Sources:
             texture.attrib.clear()
             texture.attrib.update(name=name, builtin="flat", width="1", height="1")
             texture.attrib.update({key: attributes[key] for key in ("type",) if key in attributes})
-        pictures.append(alone)
-    return Sources(ET.tostring(root, "unicode"), tuple(pictures))
+        texture_xmls.append(alone)
+    return Sources(ET.tostring(root, "unicode"), tuple(texture_xmls))
 
 
 def _alone(texture: dict[str, str]) -> str:
@@ -145,7 +145,7 @@ class CompiledModels:
             yield
 
     def _prune(self, spared: Collection[str]) -> None:
-        """Delete least recently used models above the limit. Safe beside other processes that prune or load at the same
+        """Delete least recently used models above the limit. Safe with other processes that prune or load at the same
         time: an open file stays readable after its deletion."""
         for drafts in self._folder.glob(f"{DRAFTS}*"):
             with suppress(FileNotFoundError):

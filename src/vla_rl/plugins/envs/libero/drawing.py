@@ -59,15 +59,15 @@ _LOADED: WeakValueDictionary[str, Texture] = WeakValueDictionary()
 """XML -> texture, for the textures that scenes of this process use."""
 
 
-def textures(pictures: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
+def textures(sources: Sequence[str | None], compiled: CompiledModels) -> list[Texture | None]:
     """Return the textures of a scene, indexed by texture number; None where the scene's own XML describes it."""
-    texture_xmls = {xml for xml in pictures if xml is not None}
-    texture_of = {xml: texture for xml, texture in _LOADED.items() if xml in texture_xmls}
-    missing = sorted(texture_xmls - texture_of.keys())
+    distinct = {xml for xml in sources if xml is not None}
+    texture_of = {xml: texture for xml, texture in _LOADED.items() if xml in distinct}
+    missing = sorted(distinct - texture_of.keys())
     compiled.keep(missing)
     for xml in missing:
         texture_of[xml] = _LOADED[xml] = Texture(compiled.load(xml))
-    return [None if xml is None else texture_of[xml] for xml in pictures]
+    return [None if xml is None else texture_of[xml] for xml in sources]
 
 
 class CameraModel:
@@ -102,17 +102,17 @@ class CameraModel:
         self._view.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._pointer = mujoco.MjvPerturb()
 
-    def picture(self, data: mujoco.MjData, name: str, size: int) -> Array:
+    def draw_image(self, data: mujoco.MjData, name: str, size: int) -> Array:
         """Return an image uint8 [H, W, 3] in OpenGL's order: bottom line first."""
         gl_context().make_current()
-        frame, picture = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
+        frame, image = mujoco.MjrRect(0, 0, size, size), np.empty((size, size, 3), np.uint8)
         self._view.fixedcamid = self._model.camera(name).id
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(self._model, data, self._options, self._pointer, self._view, everything, self._scene)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         mujoco.mjr_render(frame, self._scene, self._context)
-        mujoco.mjr_readPixels(picture, None, frame, self._context)
-        return picture
+        mujoco.mjr_readPixels(image, None, frame, self._context)
+        return image
 
     def close(self) -> None:
         gl_context().make_current()

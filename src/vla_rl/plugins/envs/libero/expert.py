@@ -19,7 +19,7 @@ Vector = tuple[float, float, float]
 METRES_PER_UNIT = 0.05
 """Displacement of the hand's set point for an action of 1, in metres (OSC_POSE)."""
 GAIN = 2.0
-"""Factor by which the set point is ahead of the goal, since the hand follows with a delay."""
+"""How far ahead of the goal the set point is, as a factor: the hand follows with a delay."""
 UP = np.array([0.0, 0.0, 1.0])
 CLOSE_ENOUGH = 0.012
 """Distance in metres at which a goal counts as reached."""

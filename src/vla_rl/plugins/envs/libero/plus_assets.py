@@ -19,12 +19,12 @@ from vla_rl.plugins.envs.libero.plus_files import INSTALL, task_file, wheel_file
 from vla_rl.plugins.envs.libero.scene_changes import UNCHANGED_SCENE, SceneChanges
 
 FOLDERS = ("new_objects", "scenes", "textures")
-"""Folders of the assets by which they are known."""
+"""Folders that identify the assets."""
 INNER_FOLDERS = (
     "assets",
     "inspire/hdd/project/embodied-multimodality/public/syfei/libero_new/release/dataset/LIBERO-plus-0/assets",
 )
-"""Where the assets may lie within the folder that is named; the last one is the archive's own path."""
+"""Possible paths of the assets within the folder that is named; the last one is the archive's own path."""
 PROBLEM = re.compile(r"\(problem\s+(\w+)\s*\)")
 OBJECTS = re.compile(r"\(:objects\b([^()]*)\)")
 KIND = re.compile(r"\s-\s+(\w+)")
@@ -47,7 +47,7 @@ def assets_folder(named: Path | None) -> Path | None:
         problem = "is a file, not the folder into which it is unpacked" if named.exists() else "does not exist"
     else:
         missing = [f"{name}/" for name in FOLDERS if not (named / name).is_dir()]
-        problem = f"lacks {', '.join(missing)}, which lie in the archive's folder assets/"
+        problem = f"lacks {', '.join(missing)}, which are in the archive's folder assets/"
     raise UserError(f"assets: {named} {problem}; it is to be the unpacked {ARCHIVE}")
 
 
@@ -61,7 +61,7 @@ def scene_changes(variant: Variant, assets: Path | None) -> SceneChanges:
     for file in _files(changes):
         if not file.is_file():
             raise UserError(
-                f"{file} is missing, which variant {variant.task_name} needs; unpack anew into {assets}: {ARCHIVE}"
+                f"{file} is missing, which variant {variant.task_name} needs; unpack it again into {assets}: {ARCHIVE}"
             )
     return changes
 
@@ -155,12 +155,12 @@ def _named_files(model: Path, replaced: dict[str, str]) -> Iterator[Path]:
     """Yield the files that a model names, relative to its folder.
 
     Args:
-        replaced: texture -> file beside the one that the model names.
+        replaced: texture -> file in the folder of the one that the model names.
     """
     try:
         root = ET.parse(model).getroot()  # noqa: S314  the user's own file
     except ET.ParseError as exc:
-        raise UserError(f"{model} is damaged ({exc}); unpack anew: {ARCHIVE}") from exc
+        raise UserError(f"{model} is damaged ({exc}); unpack it again: {ARCHIVE}") from exc
     for element in root.findall("./asset/*[@file]"):
         file = Path(os.path.normpath(model.parent / element.attrib["file"]))
         yield file.with_name(replaced.get(element.get("name", ""), file.name))

@@ -47,7 +47,7 @@ def needs_files(variant: Variant) -> bool:
 
 
 def task_file(variant: Variant) -> Path:
-    """Return the BDDL file of a variant that has one of its own. Raise UserError where it is not installed."""
+    """Return the BDDL file of a variant that has its own. Raise UserError where it is not installed."""
     name = variant.name.partition("_view_")[0] if variant.language else variant.name
     return wheel_file(f"bddl_files/{variant.suite}/{name}.bddl")
 
@@ -74,7 +74,7 @@ def initial_state(variant: Variant, suite: Suite, index: int) -> Array:
 
 
 def has_own_layout(variant: Variant) -> bool:
-    """Return whether things lie elsewhere than in the base task, so that the variant has a task file of its own."""
+    """Return whether objects are elsewhere than in the base task, so that the variant has a separate task file."""
     return variant.dimension == "layout"
 
 

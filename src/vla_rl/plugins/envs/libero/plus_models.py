@@ -16,7 +16,7 @@ from robosuite.models.objects import MujocoXMLObject
 from vla_rl.plugins.envs.libero.scene_changes import SceneChanges
 
 LYING = {"x": (-np.pi / 2, -np.pi / 2), "y": (-np.pi, -np.pi), "z": (np.pi, np.pi)}
-"""Turns about three axes [rad], lowest and highest, with which the authors place these objects at a reset."""
+"""Rotations about three axes [rad], lowest and highest, that the authors give these objects at a reset."""
 
 
 class AssetObject(MujocoXMLObject):
@@ -57,8 +57,8 @@ class AssetObject(MujocoXMLObject):
 
 @contextmanager
 def changed(changes: SceneChanges) -> Iterator[dict[str, Any]]:
-    """Let LIBERO know the objects and textures of a changed scene inside the context. Yield the arguments with which
-    its environment builds it."""
+    """Let LIBERO know the objects and textures of a changed scene inside the context. Yield the arguments for its
+    environment to build the scene."""
     objects, floors, walls = OBJECTS_DICT.copy(), STYLE_MAPPING["floor"].copy(), STYLE_MAPPING["wall"].copy()
     OBJECTS_DICT.update({kind: partial(AssetObject, model, kind) for kind, model in changes.objects})
     arguments: dict[str, Any] = {}

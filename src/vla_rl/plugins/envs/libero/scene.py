@@ -88,16 +88,16 @@ def seeded(seed: int) -> Iterator[None]:
 def loading(compiled: CompiledModels) -> Iterator[list[str | None]]:
     """Make robosuite load compiled models from the cache instead of compiling them. The list that is yielded receives
     the XML of the scene's textures."""
-    pictures: list[str | None] = []
+    texture_xmls: list[str | None] = []
 
     def load(xml: str) -> MjSim:
         sources = take_apart(xml)
-        pictures[:] = sources.pictures
+        texture_xmls[:] = sources.texture_xmls
         return MjSim(compiled.load(sources.scene))
 
     robosuite_base.MjSim = SimpleNamespace(from_xml_string=load)
     try:
-        yield pictures
+        yield texture_xmls
     finally:
         robosuite_base.MjSim = MjSim
 
@@ -128,7 +128,7 @@ class LiberoScene:
         self.task = task
         self._cameras = dict(cameras)
         compiled = compiled or CompiledModels(CACHE_BYTES)
-        with seeded(0), quiet(), loading(compiled) as pictures, changed(task.changes) as arguments:
+        with seeded(0), quiet(), loading(compiled) as texture_xmls, changed(task.changes) as arguments:
             self._control = ControlEnv(
                 bddl_file_name=task.bddl_file,
                 use_camera_obs=False,
@@ -157,7 +157,8 @@ class LiberoScene:
         self._start = lru_cache(REMEMBERED)(self._started)
         self._camera = None
         if cameras:
-            self._camera = CameraModel(self._model, textures(pictures, compiled), max(cameras.values()), fast_render)
+            loaded = textures(texture_xmls, compiled)
+            self._camera = CameraModel(self._model, loaded, max(cameras.values()), fast_render)
         self._rendered_data = mujoco.MjData(self._model)
         self._state_of_data: SensorView | None = None
 
@@ -281,7 +282,7 @@ class LiberoScene:
     def load(self, saved: SavedStep) -> None:
         self._loop.load(saved)
 
-    # ----------------------------------------------------------------------------------- steps and pictures
+    # ----------------------------------------------------------------------------------- steps and images
 
     def step(self, action: Array) -> tuple[float, bool]:
         """Apply one action, float64 [7]. Return reward and success."""
@@ -325,11 +326,11 @@ class LiberoScene:
         data = self._rendered_state()
         now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = self._loop.seen.colours
-        pictures = {
-            name: self._camera.picture(data, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
+        images = {
+            name: self._camera.draw_image(data, CAMERAS[name], size)[::-1, ::-1] for name, size in self._cameras.items()
         }
         self._model.site_rgba[:] = now
-        return pictures
+        return images
 
     def simulator_state(self) -> Array:
         """Return time, positions and velocities, float64, flattened as in the official initial states."""

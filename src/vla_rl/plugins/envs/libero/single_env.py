@@ -236,7 +236,7 @@ class LiberoEnv(SingleEnv):
             except ValueError as exc:
                 raise UserError(
                     f"{self._suite.name} task {scene.task.index} placed its things as in an official state in "
-                    f"each of {TRIES} draws, so it has no train states of its own; leave it out of training, or "
+                    f"each of {TRIES} draws, so it has no separate train states; leave it out of training, or "
                     "train with train_states: official"
                 ) from exc
         return seed_of_state[state_id]

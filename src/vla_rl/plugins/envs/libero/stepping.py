@@ -1,4 +1,4 @@
-"""robosuite's control step without the work whose result nobody reads.
+"""robosuite's control step without the work whose result is never read.
 
 The official step runs 25 sub-steps. In each it computes all of the physics three times from equal positions and
 velocities (for itself, for the controller, to integrate), asks every observable whether it is due, looks names up,

@@ -81,7 +81,7 @@ def check_task(task: str, instructions: Mapping[str, str], imports: Sequence[str
 
 
 def registered(imports: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return task -> how ManiSkill registered it. Imports SAPIEN, and these modules, which register tasks of their own.
+    """Return task -> how ManiSkill registered it. Imports SAPIEN, and these modules, which register their own tasks.
     Raises UserError for one that cannot be imported."""
     use_unpacked_driver()
     with warnings.catch_warnings():
@@ -118,6 +118,6 @@ def download(name: str) -> str:
 
 
 def refuse(question: str) -> bool:
-    """Raise UserError instead of ManiSkill's question on the terminal, which nobody might be there to answer."""
+    """Raise UserError instead of asking ManiSkill's question on the terminal, which might never be answered."""
     robot = question.split()[1] if question.startswith("Robot ") else "NAME"
     raise UserError(f"ManiSkill lacks files and asks: {question!r}\n  download them with: {download(robot)}")

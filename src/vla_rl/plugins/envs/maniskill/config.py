@@ -47,7 +47,7 @@ class ManiSkillConfig:
     tasks: tuple[str, ...] = field(default=(), validator=one_or_more)
     """Several tasks whose robots have the same actions and joints; with the CPU backend only."""
     instructions: dict[str, str] = field(factory=dict, validator=known_instructions)
-    """Instructions: task -> what the policy is told, for tasks that docs/simulators/maniskill.md does not list, or to
+    """Instructions: task -> the policy's instruction, for tasks that docs/simulators/maniskill.md does not list, or to
     reword those."""
     imports: tuple[str, ...] = ()
     """Modules whose import registers tasks, such as rlinf.envs.maniskill.tasks.put_on_in_scene_multi of RLinf's

@@ -201,7 +201,7 @@ def _robots(task: str) -> list[str]:
 def _check_offered(name: str, known_names: Iterable[str], what: str) -> None:
     if name not in known_names:
         raise UserError(
-            f"{name!r} is no {what}{did_you_mean(name, known_names)}\n  there are: {', '.join(known_names)}"
+            f"{name!r} is not a {what}{did_you_mean(name, known_names)}\n  there are: {', '.join(known_names)}"
         )
 
 

@@ -72,7 +72,7 @@ def stack_cube(env: Any) -> Move:
 
 
 def push_cube(env: Any) -> Move:
-    """Move the closed hand behind the cube and down, then push the cube along x until it lies in the target."""
+    """Move the closed hand behind the cube and down, then push the cube along x until it is in the target."""
     hand, cube = _hand(env), env.obj.pose.p
     behind = cube - torch.tensor([0.09, 0.0, 0.0], device=cube.device)
     in_line = ((hand - behind)[:, 1].abs() < 0.015) & (hand[:, 0] < cube[:, 0] - 0.015)

@@ -81,7 +81,7 @@ class ManiSkillScene:
         self.num_envs = num_envs
         self.env: Any = kind(
             num_envs=num_envs,
-            obs_mode=_pictures(kind.SUPPORTED_OBS_MODES),
+            obs_mode=_image_mode(kind.SUPPORTED_OBS_MODES),
             reward_mode=_rewards(kind.SUPPORTED_REWARD_MODES, recipe.dense),
             control_mode=recipe.control_mode,
             sim_backend=place.physics,
@@ -228,7 +228,7 @@ def _quiet(kind: Any, recipe: SceneRecipe) -> Any:
     return Quiet
 
 
-def _pictures(modes: Sequence[str]) -> str:
+def _image_mode(modes: Sequence[str]) -> str:
     """Return the observation mode that renders colours and as little else as the task allows."""
     if "any_textures" in modes or "rgb" in modes:
         return "rgb"

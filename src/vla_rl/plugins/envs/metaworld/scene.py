@@ -1,7 +1,7 @@
 """One Meta-World task in one simulator: exact resets, steps, images, and look-ahead without side effects.
 
 Imports MuJoCo, so `MUJOCO_GL` is set before. A scene is fixed by a vector that Meta-World draws at each reset and can
-be told to repeat, which is how its own benchmarks fix their tasks; the switches for that have no public names.
+be made to repeat, which is how its own benchmarks fix their tasks; the switches for that have no public names.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class MetaWorldScene:
 
     def images(self) -> dict[str, Array]:
         """Return the images: camera -> uint8 [H, W, 3], upright."""
-        pictures = {}
+        images = {}
         for name, size in self._cameras.items():
             if size not in self._renderers:
                 self._renderers[size] = mujoco.Renderer(self._env.model, size, size)
             renderer = self._renderers[size]
             renderer.update_scene(self._env.data, name)
-            picture = renderer.render()
-            pictures[name] = np.ascontiguousarray(picture[::-1, ::-1] if CAMERAS[name] else picture)
-        return pictures
+            image = renderer.render()
+            images[name] = np.ascontiguousarray(image[::-1, ::-1] if CAMERAS[name] else image)
+        return images
 
     def demonstrate(self) -> Array:
         """Return the official scripted policy's action for the current state, float32 [4] in [-1, 1]."""

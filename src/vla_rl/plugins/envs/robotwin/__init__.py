@@ -7,7 +7,7 @@ from vla_rl.core.declarations import EnvPlugin
 plugin = EnvPlugin(
     config="vla_rl.plugins.envs.robotwin.config:RobotwinConfig",
     build="vla_rl.plugins.envs.robotwin.env:make_env",
-    summary="RoboTwin 2.0: 50 tasks for two arms, SAPIEN; in an interpreter of its own (env.python)",
+    summary="RoboTwin 2.0: 50 tasks for two arms, SAPIEN; in a separate interpreter (env.python)",
     expert=True,
     preflight="vla_rl.plugins.envs.robotwin.checks:preflight",
     check="vla_rl.plugins.envs.robotwin.checks:check",

@@ -14,7 +14,7 @@ from vla_rl.plugins.envs.robotwin.tasks import task_names
 
 
 def check(config: RobotwinConfig, context: Context) -> None:
-    """Raise UserError for files, settings and seeds that are missing, or where there is no RoboTwin."""
+    """Raise UserError for files, settings and seeds that are missing, or if RoboTwin is not installed."""
     preflight(config)
     find_installation(config)
 

@@ -31,8 +31,8 @@ def move_to_poses(task: Any, action: Array) -> None:
 def arms_may_stay(robot: Any) -> Generator[None]:
     """Report plans without points and planners' errors as failed plans, inside the context: then the arm stays.
 
-    An arm that is told to be where it is has a plan without points. Beside an arm that moves, RoboTwin's `take_action`
-    divides by their number; where both stay, it moves no gripper either.
+    An arm whose target is its own pose has a plan without points. If the other arm moves, RoboTwin's `take_action`
+    divides by their number; if both stay, it moves no gripper either.
     mplib raises RuntimeError where it finds a path and no motion along it, as for some poses out of reach.
     """
     sides = ("left_plan_path", "right_plan_path")

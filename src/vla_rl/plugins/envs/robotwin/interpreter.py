@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 WHERE = (
-    "`pip install rlinf-robotwin-runtime==0.1.3` in an interpreter of its own, which `env.python` names; or "
+    "`pip install rlinf-robotwin-runtime==0.1.3` in a separate interpreter, which `env.python` names; or "
     "`checkout: FOLDER`, a clone of github.com/RoboTwin-Platform/RoboTwin"
 )
 
@@ -26,7 +26,7 @@ def available_apis(checkout: Path | None) -> dict[Literal["vector", "classic"], 
 
 
 def package_folder(name: str) -> Path | None:
-    """Return the folder of a package, which is not imported; None if there is none."""
+    """Return the folder of a package, which is not imported; None if it is not installed."""
     spec = find_spec(name)
     locations = list(spec.submodule_search_locations or []) if spec is not None else []
     return Path(locations[0]) if locations else None

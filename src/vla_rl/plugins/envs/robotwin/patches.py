@@ -85,7 +85,7 @@ def set_shadows(base: ModuleType, shadows: bool) -> None:
 
 
 def set_image_height(module: ModuleType, image_height: int | None) -> None:
-    """Make cameras draw images of this height, with their aspect and angle of view; None: of their own size."""
+    """Make cameras draw images of this height, with their aspect and angle of view; None: their own size."""
     camera = module.Camera
     original = vars(camera).get("load_camera_in_size") or camera.load_camera
     camera.load_camera_in_size = original

@@ -64,7 +64,7 @@ class Renderer:
         paint = self._palette[colour].repeat(2, 1)
         dx = x[:, None] - position[..., :1]  # [2N, K, W]
         dy = y[:, None] - position[..., 1:]
-        # A plate is painted where dx^2 + dy^2 lies in a band, a block where max(|dx|, |dy|) is small. One formula
+        # A plate is painted where dx^2 + dy^2 is in a band, a block where max(|dx|, |dy|) is small. One formula
         # serves both: per row and axis, a block's coordinates become 0 inside and far outside.
         px = torch.where(plate[..., None], dx.square(), _far(dx))
         py = torch.where(plate[..., None], dy.square(), _far(dy))
@@ -85,8 +85,8 @@ class Renderer:
 
     @staticmethod
     def _fingers(x: torch.Tensor, y: torch.Tensor, gripper: torch.Tensor, closed: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the fingers, bool [N, H, W]: two upright bars beside the gripper's centre, nearer to each
-        other when closed."""
+        """Return the mask of the fingers, bool [N, H, W]: two upright bars on both sides of the gripper's centre,
+        nearer to each other when closed."""
         inner = torch.where(closed, 0.1, 0.17)[:, None]
         dx, dy = (x - gripper[:, :1]).abs(), (y - gripper[:, 1:]).abs()
         return ((dx >= inner) & (dx <= inner + 0.06))[:, None, :] & (dy <= 0.12)[:, :, None]

@@ -20,9 +20,9 @@ SPLITS = {"train": (0, 24_000), "eval": (1_000_000, 800)}
 """Split -> (first state id, number of states). State i of a split has task i modulo the number of tasks."""
 THINGS = 4
 REACH = 0.8
-"""Bound of object positions: they lie within [-REACH, REACH]."""
+"""Bound of object positions: they are within [-REACH, REACH]."""
 START = 0.35
-"""Bound of the gripper's start: it lies within [-START, START]."""
+"""Bound of the gripper's start: it is within [-START, START]."""
 GAP = 0.42
 """Least distance between two objects, and between an object and the start of the gripper (Chebyshev)."""
 _TRIES = 8

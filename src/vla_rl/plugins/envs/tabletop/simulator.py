@@ -27,7 +27,7 @@ LEVELS = 2
 TOLERANCE = 0.16
 """Distance from the gripper, in x and in y, within which a block is caught."""
 ON_PLATE = 0.2
-"""Distance of a block's centre from the plate's, in x and in y, within which it lies on the plate."""
+"""Largest distance of a block on the plate from the plate's centre, in x and in y."""
 LIMIT = 0.95
 """Bound of the gripper's position: it stays within [-LIMIT, LIMIT]."""
 

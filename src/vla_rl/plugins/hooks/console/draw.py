@@ -31,7 +31,7 @@ UNITS |= {"starting envs": "envs", "loading the model": "MB"}
 SPARKS = "▁▂▃▄▅▆▇█"
 BAR, SPLIT = 30, 20
 BARRED = 24
-"""Longest task name, in characters, with which the summary draws bars beside its figures."""
+"""Longest task name, in characters, that leaves the summary room for bars next to its figures."""
 MAX_WIDTH = 92
 
 

@@ -98,7 +98,7 @@ class Screen:
 
 
 def _interventions(evaluation: Evaluation) -> str:
-    """Describe how much others acted instead of the policy; empty where nobody can take over."""
+    """Describe how much others acted instead of the policy; empty without takeovers."""
     interventions = evaluation.interventions
     if interventions is None:
         return ""

@@ -14,7 +14,7 @@ class MlflowConfig(TrackerSettings):
     """Spec keys of the hook `mlflow`, with those of TrackerSettings."""
 
     tracking_uri: str | None = None
-    """URI of a server, or of a database such as sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, else mlflow.db beside
+    """URI of a server, or of a database such as sqlite:///mlflow.db; null: MLFLOW_TRACKING_URI, else mlflow.db next to
     the run folder."""
     experiment: str = "vla-rl"
     """Experiment that groups the runs to compare."""

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.core.events import Evaluation, Run
-from vla_rl.toolkit.hooks.curves import Interval, draw, picture
+from vla_rl.toolkit.hooks.curves import Interval, draw, encode_png
 
 if TYPE_CHECKING:
     from vla_rl.plugins.hooks.notebook.config import NotebookConfig
@@ -54,7 +54,7 @@ class LiveCurves:
             return
         from IPython.display import Image
 
-        image = Image(picture(draw(self._curves, self._evaluations, self._title)), format="png")
+        image = Image(encode_png(draw(self._curves, self._evaluations, self._title)), format="png")
         (self._display.update if self._begun else self._display.display)(image)
         self._begun = True
         self._drawn = monotonic()

@@ -63,7 +63,7 @@ class SwanlabStore:
         self._run.log({f"videos/{name}": swanlab.Video(BytesIO(gif), caption=file.stem)}, step=step)
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """Copy a checkpoint beside SwanLab's files, where it has to stay until it is uploaded."""
+        """Copy a checkpoint next to SwanLab's files, where it has to stay until it is uploaded."""
         copied = Path(self._run.dir).resolve() / "checkpoints" / folder.name
         shutil.copytree(folder, copied, copy_function=link_or_copy)
         files = sorted(file for file in copied.rglob("*") if file.is_file())

@@ -39,7 +39,7 @@ class WandbStore:
         mode: Any = config.mode or os.environ.get("WANDB_MODE", "online")  # wandb refuses other words
         self._offline = mode != "online"
         if not self._offline and not wandb.login(prompt=False):
-            raise UserError("nobody is logged in; try `wandb login`, or set WANDB_API_KEY, or `mode: offline`")
+            raise UserError("no user is logged in; try `wandb login`, or set WANDB_API_KEY, or `mode: offline`")
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,

@@ -1,5 +1,5 @@
 """Folder of a checkpoint: config.json (sizes, and what the policy was trained for), statistics.json (scaling of actions
-and state), model.safetensors, and value_head.safetensors if there is a critic. Light to import: specs are checked with
+and state), model.safetensors, and value_head.safetensors if it has a critic. Light to import: specs are checked with
 it."""
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def check_setup(folder: Path, setup: Setup, config: FilmResnetConfig, chunk: int
         )
     unused = config.without_effect(setup.network)
     if unused:
-        raise MismatchError(f"{folder} has a Gaussian head, with which model.{unused[0]} has no effect; leave it out")
+        raise MismatchError(f"{folder} has a Gaussian head, so model.{unused[0]} has no effect; leave it out")
     if config.network not in (None, setup.network):
         trained = attrs.asdict(setup.network)
         requested = attrs.asdict(config.network)

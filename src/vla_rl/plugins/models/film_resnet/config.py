@@ -17,7 +17,7 @@ GROUP = 8
 def _in_groups(config: NetworkConfig, attribute: Attribute[Any], value: tuple[int, ...]) -> None:
     misfits = [width for width in value if width < GROUP or width % GROUP]
     if misfits:
-        raise ValueError(f"channels are normalised in groups of {GROUP}; {misfits[0]} is no multiple of it")
+        raise ValueError(f"channels are normalised in groups of {GROUP}; {misfits[0]} is not a multiple of it")
 
 
 @frozen(kw_only=True)
@@ -34,8 +34,8 @@ class NetworkConfig:
     keypoints: int = field(default=32, validator=ge(1))
     """Keypoints per camera (spatial softmax), 1 or more."""
     state_waves: int = field(default=4, validator=[ge(0), le(12)])
-    """Number of sines and cosines, of periods 2, 1, 1/2, ..., that encode each number of the state beside the number
-    itself, 0 to 12: so that centimetres of a position in metres can be told apart."""
+    """Number of sines and cosines, of periods 2, 1, 1/2, ..., that encode each number of the state in addition to the
+    number itself, 0 to 12: so that a position in metres is resolved to centimetres."""
     words: int = field(default=1024, validator=ge(2))
     """Rows of the hashed embedding table of words and word pairs, 2 or more."""
     instruction: int = field(default=32, validator=ge(1))
@@ -79,7 +79,7 @@ class FilmResnetConfig:
     cameras: tuple[str, ...] | None = None
     """Cameras in the order in which the model sees them. Null: those of the checkpoint's training, else all."""
     use_state: bool | None = None
-    """Feed the proprioceptive state. Null: as the checkpoint was trained, else if there is one."""
+    """Feed the proprioceptive state. Null: as the checkpoint was trained, else if the simulator has one."""
     shift: int = field(default=2, validator=[ge(0), le(32)])
     """Image augmentation in behaviour cloning (DrQ): random shifts by up to this many pixels in each direction, 0 to
     32, edges repeated."""

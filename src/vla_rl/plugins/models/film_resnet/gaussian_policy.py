@@ -1,4 +1,4 @@
-"""Policy of film_resnet with `head: gaussian`: each number of a chunk has a normal distribution of its own, squashed by
+"""Policy of film_resnet with `head: gaussian`: each number of a chunk has its own normal distribution, squashed by
 tanh into the range of the actions."""
 
 from __future__ import annotations

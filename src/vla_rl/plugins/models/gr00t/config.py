@@ -34,7 +34,7 @@ class GrootConfig(FlowConfig):
     in N1.5, no system message in N1.7."""
     use_state: bool | None = None
     """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
-    does if there is a state."""
+    does if the simulator has one."""
     value_head: PrefixHeadConfig = field(factory=PrefixHeadConfig)
     """Critic, used when the algorithm asks for one. With `reads: prefix` it reads the mean of the refined image and
     prompt tokens, concatenated with the state's features."""

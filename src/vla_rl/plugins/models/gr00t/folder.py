@@ -18,7 +18,7 @@ from vla_rl.toolkit.models.checkpoints import MAX_CHUNK, MAX_DIM, MAX_SIZE, chec
 WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OTHERS = {
-    r"n1[d_.]*6": "N1.6, whose vision-language model is another, with code of its own; only a demo is public",
+    r"n1[d_.]*6": "N1.6, which has another vision-language model with its own code; only a demo is public",
     r"groot": "lerobot's, which names tensors otherwise; take the folder in NVIDIA's layout that it was made from",
 }
 """Pattern of `model_type` in config.json -> why such models are refused."""

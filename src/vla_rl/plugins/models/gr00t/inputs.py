@@ -23,7 +23,7 @@ class Chat:
 
     image: str
     """Placeholder token of a part of an image."""
-    picture: str
+    image_template: str
     """Template of an image: `number` counts from 1, `parts` are its tokens."""
     closing: str
     system: str | None
@@ -34,7 +34,7 @@ class Chat:
     def opening(self, system: str | None, cameras: int, patches: int) -> str:
         """Return the prompt up to the instruction."""
         line = self.system if system is None else system
-        images = (self.picture.format(number=i + 1, parts=self.image * patches) for i in range(cameras))
+        images = (self.image_template.format(number=i + 1, parts=self.image * patches) for i in range(cameras))
         before = "" if line is None else f"<|im_start|>system\n{line}<|im_end|>\n"
         return f"{before}<|im_start|>user\n{''.join(images)}"
 
@@ -43,7 +43,7 @@ TURN = ("<|im_start|>", "<|im_end|>")
 CHATS = {
     N1_5.name: Chat(
         image="<IMG_CONTEXT>",
-        picture="<image {number}><img>{parts}</img>",
+        image_template="<image {number}><img>{parts}</img>",
         closing="<|im_end|>\n<|im_start|>assistant\n",
         system="You are a helpful assistant.",
         special=(*TURN, "<img>", "</img>", "<IMG_CONTEXT>"),
@@ -51,7 +51,7 @@ CHATS = {
     ),
     N1_7.name: Chat(
         image="<|image_pad|>",
-        picture="<|vision_start|>{parts}<|vision_end|>",
+        image_template="<|vision_start|>{parts}<|vision_end|>",
         closing="<|im_end|>\n",
         system=None,
         special=(*TURN, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"),

@@ -56,7 +56,7 @@ class Robot:
 
 
 def choose_embodiment(path: Path, entries: Iterable[str], requested: str | None) -> str:
-    """Return the requested embodiment, or the only one. Raise CheckpointError if there is no such choice."""
+    """Return the requested embodiment, or the only one. Raise CheckpointError if that cannot be chosen."""
     names = tuple(entries)
     if requested is None and len(names) != 1:
         raise CheckpointError(f"{path} has {len(names)} embodiments; set model.embodiment: {', '.join(names)}")

@@ -23,7 +23,7 @@ WITHOUT_EFFECT = frozenset(
 )
 """Keys that may have any value: W + scale B A is the adapted weight with each."""
 KEEP_THE_BASE = ("true", "false", "gaussian", "orthogonal", "eva", "mica")
-"""Values of init_lora_weights with which peft leaves the base's weights as they are. With others (pissa, olora, corda,
+"""Values of init_lora_weights for which peft leaves the base's weights as they are. With others (pissa, olora, corda,
 loftq, lora_ga) it changes them when it inserts the adapter, and stores the adapter alone."""
 
 
@@ -58,7 +58,7 @@ def read_adapter_config(folder: Path) -> AdapterSettings:
         )
     if str(started).lower() not in KEEP_THE_BASE:
         raise CheckpointError(
-            f"{file}: init_lora_weights is {started!r}, with which peft changes the base's weights and stores the "
+            f"{file}: init_lora_weights is {started!r}, so peft changes the base's weights and stores the "
             f"adapter alone; it is known on the unchanged base with: {', '.join(KEEP_THE_BASE)}. Merge it where it was "
             "trained with peft's merge_and_unload() and give the merged folder, or convert it there to plain LoRA with "
             "save_pretrained(FOLDER, path_initial_model_for_weight_conversion=INITIAL)"

@@ -106,7 +106,7 @@ class FamilyPolicy(VLAModel):
         """Return log-probs float32 [B, C, M] of recorded chunks under the weights without adapters, which are those
         before training, so no second copy is needed. Raise NotOffered without `lora`."""
         if not isinstance(self.module.vla, PeftModel):
-            raise NotOffered(f"a reference beside {self.name} needs `lora`; without adapters it is a second copy")
+            raise NotOffered(f"a reference for {self.name} needs `lora`; without adapters it is a second copy")
         with before_training(self.module, **self._first):
             return self.chunk_log_probs(obs, chunk).log_probs
 
@@ -149,12 +149,12 @@ class FamilyPolicy(VLAModel):
 
 
 def given(**tensors: Tensor | None) -> dict[str, Tensor]:
-    """Return the tensors that there are."""
+    """Return the tensors that are not None."""
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def chunk_of(decided: Mapping[str, Tensor]) -> Chunk:
-    """Return the chunk of what `decide` returned: "actions", "log_probs", "tokens", and if there are any "values" and
+    """Return the chunk of what `decide` returned: "actions", "log_probs", "tokens", and, if any, "values" and
     the "features" that were reused."""
     return Chunk(
         actions=decided["actions"],

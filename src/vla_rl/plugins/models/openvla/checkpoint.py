@@ -1,6 +1,6 @@
 """A folder in OpenVLA's public layout: config.json, tokenizer.json, tokenizer_config.json, dataset_statistics.json,
 model.safetensors (or shards and their index, or a peft adapter and the name of its base), and, from OpenVLA-OFT,
-`proprio_projector--*_checkpoint.pt` and `action_head--*_checkpoint.pt`; beside it our own value_head.safetensors and
+`proprio_projector--*_checkpoint.pt` and `action_head--*_checkpoint.pt`; our files are value_head.safetensors and
 deviation.safetensors.
 """
 
@@ -108,8 +108,8 @@ def open_checkpoint(name: str) -> OpenVLACheckpoint:
 
 
 def read_part(path: Path) -> dict[str, Tensor]:
-    """Return the state of a part that is stored beside the network, saved from a DistributedDataParallel wrapper or
-    not."""
+    """Return the state of a part that is stored separately from the network, saved from a DistributedDataParallel
+    wrapper or not."""
     state = read_pickled(path)
     if not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} holds other things than tensors; it is to be the state of a part of the network")

@@ -33,7 +33,7 @@ from vla_rl.toolkit.models.fitting import MismatchError
 MODEL_TYPE = "openvla"
 PLUGINS = {"autoregressive": "openvla", "parallel": "openvla_oft"}
 PART = "{}--{}_checkpoint.pt"
-"""File name of a part that OpenVLA-OFT saves beside the network: name, and step of its training."""
+"""File name of a part that OpenVLA-OFT saves separately from the network: name, and step of its training."""
 LORA_FOLDER = "lora_adapter"
 READ = ("action_head", "proprio_projector")
 """Supported parts."""
@@ -158,7 +158,7 @@ def read_setup(raw: Record) -> Mapping[str, Any]:
 
 
 def _refuse_adapter_alone(folder: Path) -> None:
-    """Raise CheckpointError for what OpenVLA-OFT's training writes where it does not merge: `lora_adapter/` beside the
+    """Raise CheckpointError for what OpenVLA-OFT's training writes where it does not merge: `lora_adapter/` next to the
     parts, or that folder itself."""
     inner = folder if folder.name == LORA_FOLDER else folder / LORA_FOLDER
     merged = any((folder / name).is_file() for name in (WEIGHTS, INDEX))
@@ -178,11 +178,11 @@ def _refuse_adapter_alone(folder: Path) -> None:
 
 
 def find_tokenizer(folder: Path) -> Path:
-    """Return the path of tokenizer.json. Raise CheckpointError if there is none."""
+    """Return the path of tokenizer.json. Raise CheckpointError if it is missing."""
     file = folder / TOKENIZER
     if (folder / SENTENCEPIECE).is_file() and not file.is_file():
         raise CheckpointError(
-            f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} beside it:\n"
+            f"{folder} has its tokenizer as {SENTENCEPIECE} alone, which is not read; write {TOKENIZER} next to it:\n"
             "  pip install sentencepiece protobuf\n"
             f"  python -c \"from transformers import LlamaTokenizer as T; f = '{folder}'; "
             'T.from_pretrained(f).save_pretrained(f)"'
@@ -196,7 +196,7 @@ UNSUPPORTED = {
     "vision_backbone": "vision transformers with FiLM layers (OpenVLA-OFT's use_film)",
     "noisy_action_projector": "the input of OpenVLA-OFT's diffusion head (use_diffusion)",
 }
-"""Unsupported parts beside the network -> what they are."""
+"""Unsupported parts that are stored separately from the network -> what they are."""
 
 
 def check_parts(folder: Path, config: FamilyConfig) -> None:
@@ -223,7 +223,7 @@ def check_parts(folder: Path, config: FamilyConfig) -> None:
 
 
 def find_part(folder: Path, name: str) -> Path | None:
-    """Return the file of a part beside the network, if there is one. Raise CheckpointError where there are several."""
+    """Return the file of a part that is stored separately, or None. Raise CheckpointError for several such files."""
     files = sorted(folder.glob(PART.format(name, "*")))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
@@ -257,7 +257,7 @@ def check_decoding(folder: Path, setup: Mapping[str, Any], config: FamilyConfig,
         )
     chunk = setup.get("chunk", 1 if expected == "autoregressive" else spec_chunk)
     if chunk != spec_chunk:
-        why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to go on)"
+        why = "" if "chunk" in setup else " (OpenVLA answers with one action and was never trained to continue)"
         raise MismatchError(
             f"{folder} was trained for chunks of {chunk} action{'s' if chunk > 1 else ''}{why}, "
             f"the spec asks for {spec_chunk}; set rollout.chunk to {chunk}"

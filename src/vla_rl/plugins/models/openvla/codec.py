@@ -92,7 +92,7 @@ class ActionCodec:
         self._centres = centres[(bins - 1 - torch.arange(bins, device=device)).clamp(max=bins - 2)]
 
     def normalise(self, actions: Tensor) -> Tensor:
-        """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions lie in [-1, 1]."""
+        """Return actions [..., A] in the simulator's units as float64 [..., A]; scaled dimensions are in [-1, 1]."""
         if self._gripper == "rlds":
             actions = torch.cat([actions[..., :-1], (1 - actions[..., -1:]) / 2], dim=-1)
         elif self._gripper == "widowx":

@@ -157,7 +157,7 @@ class OpenVLAOFTConfig(FamilyConfig):
     """Distribution around the actions of `head: l1`, with a learnt scale, for RL. Null: deterministic actions, no
     RL."""
     use_proprio: bool | None = None
-    """Feed the state as one token. Null: as the checkpoint was trained; a preset does if there is a state."""
+    """Feed the state as one token. Null: as the checkpoint was trained; a preset does if the simulator has one."""
     statistics_range: str | None = field(default=None, validator=[optional(in_(RANGES)), for_checkpoints])
     """Statistics that are scaled to -1 and 1 for actions and state. `q01_q99`: 1st and 99th percentile, as OpenVLA-OFT
     does for LIBERO and Bridge; `min_max`: minimum and maximum, as it does for ALOHA. Null: as the checkpoint was
@@ -182,5 +182,5 @@ def no_rl(config: OpenVLAOFTConfig) -> str | None:
         return None
     return (
         "its `head: l1` gives one action, no distribution; it serves evaluation and `vla-rl sft`. Set "
-        "`deviation: {}` beside it, or use `head: discrete` and a checkpoint that was trained so"
+        "`deviation: {}` with it, or use `head: discrete` and a checkpoint that was trained so"
     )

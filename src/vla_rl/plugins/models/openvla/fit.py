@@ -176,7 +176,7 @@ def _scale(checkpoint: OpenVLACheckpoint, key: str, entry: dict[str, Any], part:
     for i, (low, high) in enumerate(zip(scale.q01, scale.q99, strict=True)):
         if not math.isfinite(low) or not math.isfinite(high) or low > high:
             raise MismatchError(
-                f"{where}: {part}[{i}] ranges from {low} ({ends[0]}) to {high} ({ends[1]}), which is no range"
+                f"{where}: {part}[{i}] ranges from {low} ({ends[0]}) to {high} ({ends[1]}), which is not a range"
             )
     return scale
 

@@ -1,5 +1,5 @@
-"""Parts beside the public network: the state's projector, the critics, the L1 head, and the module that holds all
-parameters."""
+"""Parts in addition to the public network: the state's projector, the critics, the L1 head, and the module that holds
+all parameters."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class OFTModule(PolicyModule):
         return self.read(head, hidden, first, reads), values
 
     def read(self, head: Callable[[Tensor], Tensor], hidden: Tensor, first: Tensor, reads: int) -> Tensor:
-        """Return a head's output for so many hidden states from position `first` (int64 [B]) on."""
+        """Return a head's output for this many hidden states from position `first` (int64 [B]) on."""
         rows = torch.arange(len(hidden), device=hidden.device)
         positions = first[:, None] + torch.arange(reads, device=hidden.device)
         return head(hidden[rows[:, None], positions]).float()

@@ -1,4 +1,4 @@
-"""Locates a checkpoint: beside the package, in a folder, or in the Hugging Face hub's cache. Light to import."""
+"""Locates a checkpoint: in the plugin's folder, a given folder, or the Hugging Face hub's cache. Light to import."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def fingerprint(weights: WeightFiles) -> str:
 
 
 def read_adapter(folder: Path) -> Adapter | None:
-    """Return the adapter in a folder, if there is one. Raise CheckpointError for an incomplete or unsupported one."""
+    """Return the adapter in a folder, or None. Raise CheckpointError for an incomplete or unsupported one."""
     weights = folder / ADAPTER
     if not (folder / ADAPTER_CONFIG).is_file():
         return None
@@ -140,7 +140,7 @@ def read_adapter(folder: Path) -> Adapter | None:
 
 
 def save_adapter(model: nn.Module, folder: Path, base: AdapterBase) -> None:
-    """Write peft's two files, and the base's fingerprint beside them."""
+    """Write peft's two files and the base's fingerprint."""
     assert isinstance(model, PeftModel)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     save_tensors({n: t.detach().cpu().contiguous() for n, t in state.items()}, folder / ADAPTER, {"format": "pt"})

@@ -77,7 +77,7 @@ class OpenVLAForActionPrediction(PreTrainedModel):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether layers recompute their activations: the name by which peft asks, of which transformers warns."""
+        """Whether layers recompute their activations: the name that peft reads, of which transformers warns."""
         return self.is_activation_checkpointing
 
     def get_input_embeddings(self) -> nn.Module:
@@ -209,8 +209,8 @@ def hollow_model(config: OpenVLAConfig) -> OpenVLAForActionPrediction:
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Initialise random weights with `networks.initialise`: sine-cosine patch positions that are not negligible beside
-    the patches, and a head that starts near the uniform distribution."""
+    """Initialise random weights with `networks.initialise`: sine-cosine patch positions that are not negligible
+    compared with the patches, and a head that starts near the uniform distribution."""
 
     def other(name: str, module: nn.Module, normal: Normal) -> None:
         if isinstance(module, nn.Embedding):

@@ -68,7 +68,7 @@ class L1Policy(FamilyPolicy):
     def _refuse(self, what: str) -> NoReturn:
         raise NotOffered(
             f"openvla_oft with `head: l1` {what}: the L1 head gives one action, not a distribution. It serves "
-            "evaluation and imitation; reinforcement learning needs `deviation: {}` beside it, or `head: discrete` and "
+            "evaluation and imitation; reinforcement learning needs `deviation: {}` with it, or `head: discrete` and "
             "a checkpoint trained so"
         )
 

@@ -35,7 +35,7 @@ class Pi0Config(PiConfig):
 
     use_state: bool | None = None
     """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
-    does if there is a state."""
+    does if the simulator has one."""
     value_head: ValueHeadConfig = field(factory=ValueHeadConfig)
     """Critic, used when the algorithm asks for one."""
 
@@ -57,6 +57,6 @@ class Pi05Config(PiConfig):
     """Form of the state in the prompt. `exact`: for each dimension, its bin out of 256 on [-1, 1] (openpi's default,
     lerobot since 0.5); `padded`: the same with zeros up to the network's width (lerobot 0.4); `none`: no state
     (openpi's and RLinf's LIBERO checkpoints). Null: as lerobot's files say; required for openpi's files, which do not
-    say. A preset: exact if there is a state."""
+    say. A preset: exact if the simulator has a state."""
     value_head: Pi05HeadConfig = field(factory=Pi05HeadConfig)
     """Critic, used when the algorithm asks for one."""

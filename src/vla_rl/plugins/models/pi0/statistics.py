@@ -35,12 +35,12 @@ WANTED = ("*.json", "*.safetensors")
 """Files of a hub repository that are read."""
 OPENPI_EPS, OPENPI_WIDTH = 1e-6, 32
 TRAINER = ("metadata.pt", "optimizer.pt")
-"""Files that openpi's PyTorch trainer writes beside its weights."""
+"""Files that openpi's PyTorch trainer writes next to its weights."""
 MODELS = ("pi0", "pi05")
 STATE_KIND = "state_in_prompt.json"
-"""Our file beside lerobot's files, which do not distinguish `exact` from `padded`."""
+"""Our file in addition to lerobot's files, which do not distinguish `exact` from `padded`."""
 DELTA = "delta_actions.json"
-"""Our file beside lerobot's or openpi's files of a checkpoint whose actions are relative to the state."""
+"""Our file in addition to lerobot's or openpi's files of a checkpoint whose actions are relative to the state."""
 STATE_STEP, NEW_LINE_STEP = "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor"
 """Names of steps in lerobot's preprocessing."""
 

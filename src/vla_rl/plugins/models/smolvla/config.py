@@ -19,6 +19,6 @@ class SmolVLAConfig(FlowConfig):
     """Random weights instead of a checkpoint: `tiny` (64 px, for tests and CPUs) or `full` (the public size)."""
     use_state: bool | None = None
     """Feed the proprioceptive state; without it the model sees zeros. Null: as the checkpoint was trained; a preset
-    does if there is a state."""
+    does if the simulator has one."""
     value_head: PrefixHeadConfig = field(factory=PrefixHeadConfig)
     """Critic, used when the algorithm asks for one."""

@@ -70,7 +70,9 @@ class SmolVLASizes:
         depth = raw.integer("num_vlm_layers", 1, MAX_LAYERS, default=public.depth)
         expert = raw.integer("num_expert_layers", -1, MAX_LAYERS, default=-1)
         if expert not in {-1, 0, depth}:
-            raise CheckpointError(f"an expert of {expert} layers beside {depth} is not supported; they must be as many")
+            raise CheckpointError(
+                f"an expert of {expert} layers for a language model of {depth} is not supported; they must be equal"
+            )
         width = int(public.text_width * raw.number("expert_width_multiplier", 0.1, high=100, default=0.75))
         alternate = raw.integer("self_attn_every_n_layers", 1, MAX_LAYERS, default=public.alternate)
         try:

@@ -7,5 +7,5 @@ from vla_rl.core.declarations import PlacementPlugin
 plugin = PlacementPlugin(
     config="vla_rl.plugins.placement.disaggregated.config:DisaggregatedConfig",
     build="vla_rl.plugins.placement.disaggregated.impl:Disaggregated",
-    summary="each role on devices of its own",
+    summary="each role on separate devices",
 )

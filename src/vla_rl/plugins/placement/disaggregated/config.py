@@ -14,5 +14,5 @@ class DisaggregatedConfig(RoleDevices):
 
     share_devices: bool = False
     """Let roles name the same device, and share those that are left where these are fewer than the roles without named
-    devices. Each role still has workers of its own, each with an equal part of the GPU. For asynchronous training on
+    devices. Each role still has separate workers, each with an equal part of the GPU. For asynchronous training on
     one GPU."""

@@ -25,13 +25,13 @@ class Disaggregated(Placement):
         }
         for a, b in () if config.share_devices else combinations(of, 2):
             refuse_overlap(
-                a, b, of, cluster, "each role has devices of its own here; share_devices: true lets them share"
+                a, b, of, cluster, "each role has separate devices here; share_devices: true lets them share"
             )
         missing = [role for role in ROLES if role not in of]
         left = free_devices(cluster, [device for devices in of.values() for device in devices], len(missing))
         if len(left) < len(missing) and not (config.share_devices and left):
             raise DoesNotFit(
-                f"{' and '.join(missing)} need a device of their own each, and {there_are(len(left))} left; "
+                f"{' and '.join(missing)} need a separate device each, and {there_are(len(left))} left; "
                 f"put simulators on CPUs (sim: cpu), let roles share devices (share_devices: true), or choose hybrid "
                 f"or collocated"
             )

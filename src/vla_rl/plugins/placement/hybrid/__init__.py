@@ -7,5 +7,5 @@ from vla_rl.core.declarations import PlacementPlugin
 plugin = PlacementPlugin(
     config="vla_rl.plugins.placement.hybrid.config:HybridConfig",
     build="vla_rl.plugins.placement.hybrid.impl:Hybrid",
-    summary="simulators beside policies as a pipeline, learners on all",
+    summary="simulators and policies as a pipeline, learners on all",
 )

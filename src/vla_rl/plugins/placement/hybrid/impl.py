@@ -25,7 +25,7 @@ class Hybrid(Placement):
         left = free_devices(cluster, [p for role in ("sim", "policy") for p in of.get(role, ())], len(missing))
         if len(left) < len(missing):
             raise DoesNotFit(
-                f"{' and '.join(missing)} need a device of their own each, and {there_are(len(left))} left; put "
+                f"{' and '.join(missing)} need a separate device each, and {there_are(len(left))} left; put "
                 f"simulators on CPUs (sim: cpu), let both share a GPU (sim: 0, policy: 0, sim_workers: 1), or choose "
                 f"collocated"
             )

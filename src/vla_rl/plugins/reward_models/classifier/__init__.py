@@ -1,4 +1,4 @@
-"""`classifier`: tells success from camera pictures by a small network that `vla-rl fit-rewards` trained."""
+"""`classifier`: judges success from camera images with a small network that `vla-rl fit-rewards` trained."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from vla_rl.core.declarations import RewardModelPlugin
 plugin = RewardModelPlugin(
     config="vla_rl.plugins.reward_models.classifier.config:ClassifierConfig",
     build="vla_rl.plugins.reward_models.classifier.impl:ClassifierRewards",
-    summary="success from camera pictures, learnt",
+    summary="success learnt from camera images",
     check="vla_rl.plugins.reward_models.classifier.checks:check_folder",
 )

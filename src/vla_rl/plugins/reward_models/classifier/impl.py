@@ -12,7 +12,7 @@ from vla_rl.toolkit.reward_models.success_classifier import load_classifier
 
 
 class ClassifierRewards(RewardModel):
-    """Success by a classifier of the pictures after each chunk."""
+    """Success by a classifier of the images after each chunk."""
 
     def __init__(self, config: ClassifierConfig, context: Context) -> None:
         """Load the classifier. Raises UserError for a simulator without its cameras, or with other instructions."""

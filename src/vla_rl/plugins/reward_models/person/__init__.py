@@ -1,4 +1,4 @@
-"""`person`: a person beside the robot tells success and failure, resets the scene, and can stop the robot."""
+"""`person`: a person next to the robot judges success, resets the scene, and can stop the robot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from vla_rl.core.declarations import RewardModelPlugin
 plugin = RewardModelPlugin(
     config="vla_rl.plugins.reward_models.person.config:PersonConfig",
     build="vla_rl.plugins.reward_models.person.impl:PersonRewards",
-    summary="a person tells success, resets the scene and stops the robot",
+    summary="a person judges success, resets the scene and stops the robot",
     check="vla_rl.plugins.reward_models.person.checks:check_one_env",
 )

@@ -17,4 +17,4 @@ class PersonConfig(PanelSettings):
     """Ask for the outcome of episodes that end without an answer, by the step limit or by the simulator. False: they
     count as failures."""
     camera: str | None = None
-    """Camera whose picture the page shows; null: the first one."""
+    """Camera whose image the page shows; null: the first one."""

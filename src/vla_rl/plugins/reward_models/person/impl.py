@@ -46,9 +46,9 @@ class PersonRewards(RewardModel):
         self.panel.show(RUNNING, ("success", "failure"))
 
     def watch(self, obs: Observation | None) -> None:
-        """Show the picture, and note an answer. Raises SafetyStop."""
+        """Show the image, and note an answer. Raises SafetyStop."""
         if obs is not None and self._camera is not None:
-            self.panel.show_picture(to_numpy(obs.images[self._camera][0]))
+            self.panel.show_image(to_numpy(obs.images[self._camera][0]))
         answer = self.panel.take(0.0)
         check_stop(self.panel, answer)
         self._answer = answer or self._answer

@@ -20,7 +20,7 @@ class AggregationSettings:
     capacity: int = field(default=100_000, validator=between(1, 1_000_000_000))
     """Labelled chunks that are kept; the oldest ones are forgotten."""
     augment: AugmentSpec | None = None
-    """Random changes of the pictures; null: none."""
+    """Random changes of the images; null: none."""
 
 
 @frozen(kw_only=True)

@@ -110,7 +110,7 @@ class AggregatingTrainer(Trainer):
             if tuple(images[name].shape[1:3]) != size:
                 height, width = images[name].shape[1:3]
                 raise UserError(
-                    f"the demonstrations have pictures of {height} x {width} pixels for camera {name!r} and the "
+                    f"the demonstrations have images of {height} x {width} pixels for camera {name!r} and the "
                     f"simulator {size[0]} x {size[1]}; trainer {self.name!r} mixes both in a batch, so they have to "
                     f"be equal"
                 )
@@ -146,7 +146,7 @@ class Dagger(AggregatingTrainer):
 
     def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
         if transitions.expert_actions is None:
-            raise UserError("trainer 'dagger' learns from labels of the simulator's expert, and nobody asked it")
+            raise UserError("trainer 'dagger' learns from labels of the simulator's expert, which was not asked")
         return np.arange(len(transitions)), transitions.expert_actions
 
     def metrics(self, transitions: Transitions) -> Mapping[str, float]:
@@ -162,18 +162,18 @@ class HGDagger(AggregatingTrainer):
     name = "hg_dagger"
 
     def __init__(self, config: HGDaggerConfig, context: Context) -> None:
-        """Create an empty store. Raises UserError for a simulator in which nobody can take over."""
+        """Create an empty store. Raises UserError for a simulator without takeovers."""
         super().__init__(config, context)
         if not self._trained.info.takeovers:
             raise UserError(
-                "trainer 'hg_dagger' learns from whoever takes over, and in this simulator nobody can "
+                "trainer 'hg_dagger' learns from takeovers, and this simulator has none "
                 "(EnvInfo.takeovers): give gym_hil a person, gymnasium `interventions`, or use trainer dagger where "
                 "the simulator has an expert"
             )
         self._warned = False
 
     def labelled(self, transitions: Transitions) -> tuple[Array, Array]:
-        """Return the chunks whose valid actions all came from somebody else. What follows the last valid action
+        """Return the chunks whose valid actions all came from a takeover. What follows the last valid action
         repeats it.
         """
         source = transitions.source
@@ -190,7 +190,7 @@ class HGDagger(AggregatingTrainer):
             return ()
         self._warned = True
         text = (
-            "nobody took over in a whole chunk, so trainer 'hg_dagger' has nothing to learn from yet; look at "
+            "no takeover covered a whole chunk, so trainer 'hg_dagger' has nothing to learn from yet; look at "
             "env/intervention_rate, at the person's device, and at rollout.chunk, which a takeover has to outlast"
         )
         return (text,)

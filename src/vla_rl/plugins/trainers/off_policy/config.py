@@ -31,13 +31,14 @@ class SACConfig:
     critics: int = field(default=2, validator=between(1, 100))
     """Q-networks: 2 in SAC, 10 in RLPD."""
     target_critics: int = field(default=2, validator=between(1, 100))
-    """Target networks of which the lowest value counts in a target, drawn anew in each update; at most `critics`."""
+    """Number of target networks that each update draws at random; the lowest of their values counts in a target. At
+    most `critics`."""
     actor_value: Literal["lowest", "mean"] = "lowest"
     """Value of the Q-networks that the policy maximises: the lowest one (SAC) or their mean (RLPD)."""
     entropy_backup: bool = True
     """Whether targets contain the entropy of the policy."""
     target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
-    """Share by which target networks follow in each update."""
+    """Share of the distance that target networks move in each update."""
     hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(between(1, 16_384)))
     """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True
@@ -125,7 +126,7 @@ class DsrlConfig(SACConfig):
     number of its numbers."""
 
     def of_noise(self, numbers: int) -> OffPolicyConfig:
-        """Return the settings of SAC over noise of so many numbers."""
+        """Return the settings of SAC over noise of this many numbers."""
         target = self.target_entropy
         if target is None and self.temperature is None:
             target = -numbers / 2

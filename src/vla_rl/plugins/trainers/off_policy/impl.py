@@ -62,7 +62,7 @@ class OffPolicy(Trainer):
 
     def __init__(self, config: OffPolicyConfig, context: Context) -> None:
         """Create critics and an empty buffer. Raises UserError for a model without features or without reparameterised
-        actions, and for keys about takeovers where nobody can take over.
+        actions, and for keys about takeovers in a simulator that has none.
         """
         training: TrainingContext = context.training
         trained = training.trained
@@ -73,7 +73,7 @@ class OffPolicy(Trainer):
         for key, requested in (("corrections", config.corrections), ("takeovers", config.takeovers == "end")):
             if requested and not trained.info.takeovers:
                 raise UserError(
-                    f"trainer.{key} is for simulators in which somebody can take over (EnvInfo.takeovers); give "
+                    f"trainer.{key} is for simulators with takeovers (EnvInfo.takeovers); give "
                     "gym_hil a person, gymnasium `interventions`, or leave it out"
                 )
         self._config = config

@@ -45,7 +45,7 @@ class Dsrl(OffPolicy):
         return (-1.0,) * numbers, (1.0,) * numbers
 
     def _kept(self, transitions: Transitions) -> Transitions | None:
-        """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks in which somebody took over
+        """Return the transitions with noise, scaled to [-1, 1], in place of actions. Chunks with a takeover
         are left out: their noise did not lead to what was executed.
         """
         own = np.arange(len(transitions))

@@ -13,8 +13,8 @@ def ended_by_takeovers(transitions: Transitions) -> Transitions:
     """Return the transitions, of which those that led to a takeover end their episode without further reward.
 
     RLIF (Luo et al. 2023, arXiv:2311.12996) learns from takeovers alone, by a negative reward for an action that led to
-    one. Here the rewards that follow are lost, which works the same way where success is rewarded. Chunks that somebody
-    else began are left as they are.
+    one. Here the rewards that follow are lost, which works the same way where success is rewarded. Chunks that
+    began with a takeover are left as they are.
     """
     if transitions.source is None:
         return transitions
@@ -33,7 +33,7 @@ def ended_by_takeovers(transitions: Transitions) -> Transitions:
 
 
 def corrections(transitions: Transitions) -> Array:
-    """Return the positions of chunks whose executed actions all came from somebody else, int64 [N]."""
+    """Return the positions of chunks whose executed actions all came from another source, int64 [N]."""
     if transitions.source is None:
         return np.zeros(0, np.int64)
     return np.flatnonzero(((transitions.source != ActionSource.POLICY) | ~transitions.valid).all(1))

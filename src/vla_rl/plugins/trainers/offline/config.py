@@ -29,7 +29,7 @@ class OfflineConfig(CriticWarmupSettings):
     """Expectile of the Q-values that a value approaches, 0.5 (their mean) to below 1 (the best recorded action); iql
     only."""
     target_rate: float = field(default=0.005, validator=positive(0.0, 1.0))
-    """Share by which the target Q-networks follow in each optimiser step; iql only."""
+    """Share of the distance that the target Q-networks move in each optimiser step; iql only."""
     hidden: tuple[int, ...] = field(default=(256, 256), validator=v.deep_iterable(between(1, 16_384)))
     """Widths of the critics' hidden layers, 1 to 16,384."""
     layer_norm: bool = True

@@ -1,6 +1,6 @@
 """Advantage-conditioned cloning of recorded episodes (RECAP: Amin et al. 2025, arXiv:2511.14759).
 
-1. A distributional value function V(s) of its own regresses on recorded returns: the cross-entropy with the atom that
+1. A separate distributional value function V(s) regresses on recorded returns: the cross-entropy with the atom that
    is nearest to the return.
 2. Each sample is labelled once: positive if its advantage reaches the threshold of its task, or if a person chose its
    action.

@@ -1,4 +1,4 @@
-"""Texts after an instruction by which `recap` labels samples, as in the paper."""
+"""Texts after an instruction that label the samples of `recap`, as in the paper."""
 
 POSITIVE = " Advantage: positive"
 NEGATIVE = " Advantage: negative"

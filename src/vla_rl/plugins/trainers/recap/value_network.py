@@ -1,4 +1,4 @@
-"""The value function of `recap`: a network of its own, so that any policy can be trained."""
+"""The value function of `recap`: a separate network, so that any policy can be trained."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from vla_rl.core.types import Observation
 from vla_rl.toolkit.models.bag_of_words import BagOfWords
 from vla_rl.toolkit.models.networks import Normal, as_tensor, construct, initialise
-from vla_rl.toolkit.reward_models.success_classifier import CHANNELS, GRID, picture_encoder
+from vla_rl.toolkit.reward_models.success_classifier import CHANNELS, GRID, image_encoder
 
 PIXELS = 64
-"""Side of the network's pictures."""
+"""Side of the network's images."""
 WORDS = 1024
 WIDTH = 256
 
 
 class ValueNetwork(nn.Module):
-    """Convolutions over each camera's picture, joined with the state, and scaled by features of the instruction: logits
+    """Convolutions over each camera's image, joined with the state, and scaled by features of the instruction: logits
     of a categorical distribution of returns, float32 [B, atoms]."""
 
     def __init__(self, cameras: Sequence[str], state_dim: int, atoms: int) -> None:
         super().__init__()
         self.cameras = tuple(cameras)
         self.state_dim = state_dim
-        self.encoders = nn.ModuleList(picture_encoder() for _ in self.cameras)
+        self.encoders = nn.ModuleList(image_encoder() for _ in self.cameras)
         self.joined = nn.Linear(len(self.cameras) * CHANNELS[-1] * GRID**2 + state_dim, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
         self.words = nn.Embedding(WORDS, 2 * WIDTH)
@@ -40,7 +40,7 @@ class ValueNetwork(nn.Module):
         if self._bags is None:
             self._bags = BagOfWords(WORDS, device)
         parts = [
-            encoder(_pictures(as_tensor(obs.images[camera], device)))
+            encoder(_scale_images(as_tensor(obs.images[camera], device)))
             for camera, encoder in zip(self.cameras, self.encoders, strict=True)
         ]
         if self.state_dim:
@@ -68,7 +68,7 @@ def _initialise_other(name: str, module: nn.Module, normal: Normal) -> None:
         module.weight.fill_(1.0)
 
 
-def _pictures(images: Tensor) -> Tensor:
+def _scale_images(images: Tensor) -> Tensor:
     """Return images uint8 [B, H, W, 3] as float32 [B, 3, PIXELS, PIXELS] in [-1, 1]."""
     x = images.permute(0, 3, 1, 2).float()
     if x.shape[2:] != (PIXELS, PIXELS):

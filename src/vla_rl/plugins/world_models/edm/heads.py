@@ -1,4 +1,4 @@
-"""Network that predicts the next state and the outcome of a chunk, from the picture before it and its actions."""
+"""Network that predicts the next state and the outcome of a chunk, from the image before it and its actions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vla_rl.core.randomness import Noise
-from vla_rl.plugins.world_models.edm.motion import PICTURE, Path, at_most
+from vla_rl.plugins.world_models.edm.motion import IMAGE_SIDE, Path, at_most
 from vla_rl.toolkit.world_models.unet import conv3x3
 
 WORDS = 512
@@ -22,7 +22,7 @@ DROPPED = 0.3
 
 
 class Glance(nn.Module):
-    """Convolutional encoder of crops of one camera's pictures, centred on the robot. Positions of objects relative to
+    """Convolutional encoder of crops of one camera's images, centred on the robot. Positions of objects relative to
     the robot are what most outcomes depend on."""
 
     def __init__(self, channels: int, condition: int) -> None:
@@ -35,7 +35,7 @@ class Glance(nn.Module):
         self.seen = nn.Linear(2 * channels * (AROUND // 4) ** 2, 2 * channels)
 
     def forward(self, x: Tensor, places: Tensor, condition: Tensor, noise: Noise | None) -> Tensor:
-        """Return features [B, C, 2 channels] of pictures [B, 3, H, W] around places [B, C, 2], conditioned on the
+        """Return features [B, C, 2 channels] of images [B, 3, H, W] around places [B, C, 2], conditioned on the
         instruction [B, condition]. With `noise` (of B samples) dropout is applied, as in training."""
         count = places.shape[1]
         pixels = torch.arange(AROUND, device=x.device) - (AROUND - 1) / 2
@@ -54,8 +54,8 @@ class Glance(nn.Module):
 
 
 class Heads(nn.Module):
-    """Predicts state and outcome from the picture before a chunk, around the positions where each action leads. The
-    predicted next picture is not used, so that a blurred one is not mistaken for a success."""
+    """Predicts state and outcome from the image before a chunk, around the positions where each action leads. The
+    predicted next image is not used, so that a blurred one is not mistaken for a success."""
 
     def __init__(self, cameras: int, actions: int, state: int, channels: int, size: int) -> None:
         """Create the heads.
@@ -77,16 +77,16 @@ class Heads(nn.Module):
         )
 
     def forward(self, before: Tensor, path: Path, instructions: Sequence[str], noise: Noise | None = None) -> Tensor:
-        """Return features [B, C, D] of each action, from the pictures [B, cameras 3, H, W] before the chunk; `noise` is
+        """Return features [B, C, D] of each action, from the images [B, cameras 3, H, W] before the chunk; `noise` is
         for dropout."""
         words, offsets = hashed_words(instructions, before.device)
         condition = self.condition(self.words(words, offsets))
-        pictures = at_most(before, PICTURE).chunk(len(self.glances), dim=1)
-        looks = zip(self.glances, pictures, path.places, strict=True)
-        picture_features = [glance(picture, places, condition, noise) for glance, picture, places in looks]
+        images = at_most(before, IMAGE_SIDE).chunk(len(self.glances), dim=1)
+        looks = zip(self.glances, images, path.places, strict=True)
+        image_features = [glance(image, places, condition, noise) for glance, image, places in looks]
         earlier = torch.cat((path.start[:, None], path.poses[:, :-1]), dim=1)
         repeated_condition = condition[:, None].expand(-1, path.steps.shape[1], -1)
-        features = torch.cat((*picture_features, path.poses, earlier, path.steps, repeated_condition), dim=2)
+        features = torch.cat((*image_features, path.poses, earlier, path.steps, repeated_condition), dim=2)
         return torch.cat((self.so_far(features)[0], features), dim=2)
 
     def next_state(self, features: Tensor, path: Path, num_executed: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ SIGMAS = (2e-3, 5.0, 7)
 AVERAGED = 50
 """Updates over which the weights are averaged; the averaged weights are the ones that predict."""
 FAVOUR = (3.0, 0.0, 0.0)
-"""Initial logits of a prediction's layers (shifted scene, shifted robot, mean picture): the scene dominates before
+"""Initial logits of a prediction's layers (shifted scene, shifted robot, mean image): the scene dominates before
 training."""
 ROWS = 128
 """Most windows that are predicted at once, to bound memory."""
@@ -49,14 +49,14 @@ class Networks(nn.Module):
 class WindowBatch:
     """Windows of B samples, as tensors."""
 
-    pictures: Tensor
-    """Pictures [B, T, cameras 3, H, W] in [-1, 1]."""
+    images: Tensor
+    """Images [B, T, cameras 3, H, W] in [-1, 1]."""
     state: Tensor
     """States [B, T, S]."""
     chunks: Tensor
     """Action chunks [B, T - 1, C A + 1], one more where the effect of further actions is asked for: actions in [-1, 1],
-    and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since nobody knows
-    beforehand where it ends."""
+    and a flag whether the chunk was executed. A chunk that ended the episode keeps all its actions, since its end is
+    not known beforehand."""
     executed_counts: Tensor
     """int64 [B, T - 1]: number of actions of each chunk that were executed."""
     outcomes: Tensor
@@ -64,7 +64,7 @@ class WindowBatch:
 
 
 class EDM(WorldModel):
-    """Diffusion world model for simulators whose cameras all have one size; pictures are stacked as channels."""
+    """Diffusion world model for simulators whose cameras all have one size; images are stacked as channels."""
 
     def __init__(self, config: EDMConfig, context: Context) -> None:
         info = context.env
@@ -129,7 +129,7 @@ class EDM(WorldModel):
         for first in range(0, count, ROWS):
             rows = slice(first, first + ROWS)
             batch, path, features = self._features(windows, rows, actions)
-            given = self._denoiser_input(batch.pictures, path)
+            given = self._denoiser_input(batch.images, path)
             after = self._sample(start[rows].to(self.device), given, batch.chunks, batch.state[:, -1])
             frames.append(after)
             full_chunks = torch.full((len(after),), actions.shape[1], device=self.device)
@@ -175,11 +175,11 @@ class EDM(WorldModel):
         it."""
         batch = self._batch(windows, rows, actions)
         path = self._motion.path(batch.chunks[:, -1, :-1], batch.state[:, -1])
-        return batch, path, self._averaged.heads(batch.pictures[:, -1], path, batch.instructions)
+        return batch, path, self._averaged.heads(batch.images[:, -1], path, batch.instructions)
 
     def _losses(self, windows: Windows, noise: Noise, learn: bool = False) -> dict[str, Tensor]:
         """Return the losses of a batch of windows. With `learn` the heads also take their optimiser steps, which are
-        cheap beside the denoiser's, and then the motion model is updated."""
+        cheap compared with the denoiser's, and then the motion model is updated."""
         batch = self._batch(windows)
         networks = self._networks if learn else self._averaged
         denoising, predicted = self._denoising(networks.denoiser, batch, noise)
@@ -190,17 +190,17 @@ class EDM(WorldModel):
 
     def _observe(self, batch: WindowBatch) -> None:
         for t in range(self.history - 1, batch.chunks.shape[1]):
-            states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.pictures))
+            states, pair = ((x[:, t], x[:, t + 1]) for x in (batch.state, batch.images))
             self._motion.observe(batch.chunks[:, t, :-1], *states, batch.executed_counts[:, t], pair)
 
     def _denoising(self, denoiser: Denoiser, batch: WindowBatch, noise: Noise) -> tuple[Tensor, list[Tensor]]:
-        """Return DIAMOND's loss, and the pictures: the first prediction is from recorded ones, later ones are from the
+        """Return DIAMOND's loss, and the images: the first prediction is from recorded ones, later ones are from the
         model's own predictions, through which no gradient flows."""
-        K, pictures, predicted = self.history, batch.pictures, list(batch.pictures.unbind(1))
-        rollout, loss = pictures.shape[1] - K, torch.zeros((), device=self.device)
+        K, images, predicted = self.history, batch.images, list(batch.images.unbind(1))
+        rollout, loss = images.shape[1] - K, torch.zeros((), device=self.device)
         for t in range(K - 1, K - 1 + rollout):
             so_far, state = batch.chunks[:, t + 1 - K : t + 1], batch.state[:, t]
-            target = self._folded(pictures[:, t + 1])
+            target = self._folded(images[:, t + 1])
             draws = [torch.from_numpy(noise.normals(*shape)) for shape in ((), (target.shape[1], 1, 1))]
             draws.append(torch.from_numpy(noise.normals(*target.shape[1:])))
             level, offset, normals = (draw.to(self.device) for draw in draws)
@@ -212,7 +212,7 @@ class EDM(WorldModel):
             output = self._output(denoiser, noisy, c, given, so_far, state)
             error = (output - D.network_target(target, noisy, c)).square()
             if self.config.changed_weight:
-                changed = self._folded(((pictures[:, t + 1] - pictures[:, t]).abs() > CHANGED).float())
+                changed = self._folded(((images[:, t + 1] - images[:, t]).abs() > CHANGED).float())
                 error = error * (1 + self.config.changed_weight * changed)
             complete = (batch.executed_counts[:, t] > 0) & (
                 batch.outcomes[:, t] == 0
@@ -224,14 +224,14 @@ class EDM(WorldModel):
     def _head_losses(
         self, heads: Heads, batch: WindowBatch, predicted: list[Tensor], learning: Noise | None
     ) -> dict[str, Tensor]:
-        """Return the heads' losses, on recorded and on predicted pictures alike. With `learning` (noise for dropout)
+        """Return the heads' losses, on recorded and on predicted images alike. With `learning` (noise for dropout)
         the heads take an optimiser step on each."""
         losses_of: dict[str, list[Tensor]] = {"state": [], "outcome": []}
         for t in range(self.history - 1, batch.chunks.shape[1]):
             state, then, count = batch.state[:, t], batch.state[:, t + 1], batch.executed_counts[:, t]
             path = self._motion.path(batch.chunks[:, t, :-1], state)
-            for pictures in (batch.pictures[:, t], predicted[t])[: 1 if t < self.history else 2]:
-                features = heads(pictures, path, batch.instructions, learning)
+            for images in (batch.images[:, t], predicted[t])[: 1 if t < self.history else 2]:
+                features = heads(images, path, batch.instructions, learning)
                 missed = (heads.next_state(features, path, count.clamp(min=1)) - then).square()
                 ended = F.cross_entropy(heads.logits(features), batch.outcomes[:, t], reduction="none")
                 losses = {"outcome": _mean(ended, count > 0)}
@@ -287,7 +287,7 @@ class EDM(WorldModel):
         flags = (steps > 0).float()[..., None]
         scaled = (self._tensor(all_actions) - self._low) / self._span * 2 - 1
         return WindowBatch(
-            pictures=self._pictures([to_numpy(windows.images[name])[rows] for name in self.cameras]),
+            images=self._stack_images([to_numpy(windows.images[name])[rows] for name in self.cameras]),
             state=self._tensor(windows.state[rows]),
             chunks=torch.cat((scaled.flatten(2) * flags, flags), dim=2),
             executed_counts=steps,
@@ -298,22 +298,22 @@ class EDM(WorldModel):
     def _tensor(self, array: Array) -> Tensor:
         return torch.as_tensor(to_numpy(array), dtype=torch.float32).to(self.device)
 
-    def _pictures(self, cameras: list[Any]) -> Tensor:
+    def _stack_images(self, cameras: list[Any]) -> Tensor:
         """Return the images uint8 [B, T, H, W, 3] of each camera as one tensor [B, T, cameras 3, H, W] in [-1, 1]."""
         pixels = torch.from_numpy(np.stack([camera.transpose(0, 1, 4, 2, 3) for camera in cameras], axis=2))
         return pixels.to(self.device).flatten(2, 3).float().div_(255).mul_(2).sub_(1)
 
-    def _folded(self, pictures: Tensor) -> Tensor:
-        """Return pictures [.., cameras 3, H, W] as frames [.., channels, H / fold, W / fold] (pixel unshuffle)."""
-        return F.pixel_unshuffle(pictures, self.config.fold)
+    def _folded(self, images: Tensor) -> Tensor:
+        """Return images [.., cameras 3, H, W] as frames [.., channels, H / fold, W / fold] (pixel unshuffle)."""
+        return F.pixel_unshuffle(images, self.config.fold)
 
-    def _denoiser_input(self, pictures: Tensor, path: Path) -> Tensor:
-        """Return the denoiser's conditioning channels from pictures [B, K, cameras 3, H, W]. With `residual` the newest
-        picture is replaced by the layers of the next one, and maps of where the robot goes come first."""
+    def _denoiser_input(self, images: Tensor, path: Path) -> Tensor:
+        """Return the denoiser's conditioning channels from images [B, K, cameras 3, H, W]. With `residual` the newest
+        image is replaced by the layers of the next one, and maps of where the robot goes come first."""
         if not self.config.residual:
-            return self._folded(pictures).flatten(1, 2)
-        layers = self._motion.layers(pictures[:, -1], path)
-        frames = self._folded(torch.cat((pictures[:, :-1], layers), dim=1)).flatten(1, 2)
+            return self._folded(images).flatten(1, 2)
+        layers = self._motion.layers(images[:, -1], path)
+        frames = self._folded(torch.cat((images[:, :-1], layers), dim=1)).flatten(1, 2)
         return torch.cat((self._motion.where(path, frames), frames), dim=1)
 
     def _images(self, frames: Tensor, windows: Windows) -> dict[str, Any]:
@@ -346,6 +346,6 @@ def _on_host(value: Any) -> Any:
 
 
 def _mean(errors: Tensor, rows: Tensor) -> Tensor:
-    """Return the mean of the errors over the rows selected by bool [B]; 0 where there are none."""
+    """Return the mean of the errors over the rows selected by bool [B]; 0 without such rows."""
     weights = rows.float().reshape(-1, *(1,) * (errors.ndim - 1)).expand_as(errors)
     return (errors * weights).sum() / weights.sum().clamp(min=1)

@@ -1,5 +1,5 @@
 """Motion model fitted by least squares instead of gradient descent: where the robot goes, where it appears in each
-picture, and how far each camera's picture shifts with it."""
+image, and how far each camera's image shifts with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CHANGED = 2 * 8 / 255
 """Difference of colours (range -1 to 1) above which a pixel has changed: 8 of 255 levels."""
 RIDGE, TINY = 1e-4, 1e-12
 """Ridge added to the mean square of each input: a fraction of it, and a constant for an input that is always 0."""
-PICTURE = 64
-"""Larger side, in pixels, to which larger pictures are scaled down."""
+IMAGE_SIDE = 64
+"""Larger side, in pixels, to which larger images are scaled down."""
 LAYERS = 3
 """Number of layers of `Motion.layers`."""
 WHERE, NEAR = 4, 0.25
@@ -64,14 +64,14 @@ class Path:
     poses: Tensor
     """Poses before the chunk [B, P], and after each action [B, C, P]."""
     places: tuple[Tensor, ...]
-    """Position of the robot in each camera's picture after each action, [B, C, 2] each."""
+    """Position of the robot in each camera's image after each action, [B, C, 2] each."""
     origins: tuple[Tensor, ...]
-    """Position of the robot in each camera's picture before the chunk, [B, 2] each."""
+    """Position of the robot in each camera's image before the chunk, [B, 2] each."""
 
 
 class Motion(nn.Module):
-    """Predicts poses and their effect on pictures. A pose is the state; without a state, the sum of the actions since
-    the picture."""
+    """Predicts poses and their effect on images. A pose is the state; without a state, the sum of the actions since
+    the image."""
 
     usual: Tensor
     seen: Tensor
@@ -80,20 +80,20 @@ class Motion(nn.Module):
         """Create an unfitted motion model.
 
         Args:
-            actions: numbers per action.   state: numbers per state.   size: height and width of the pictures.
+            actions: numbers per action.   state: numbers per state.   size: height and width of the images.
         """
         super().__init__()
         self.actions = actions
         pose = state or actions
         self.moved = LeastSquares(actions, state) if state else None
         self.places: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
-        """Regression from poses to the position of the robot in each camera's picture, coordinates in [-1, 1]. The
+        """Regression from poses to the position of the robot in each camera's image, coordinates in [-1, 1]. The
         position is the centre of the changed pixels, half of which show where the robot was and half where it is.
         Linear: exact for a camera that looks down on a table, and close enough for many others."""
         self.shifts: Any = nn.ModuleList([LeastSquares(pose, 2) for _ in range(cameras)])
-        """Regression from changes of the pose to the shift of each camera's picture; 0 for cameras that stand still."""
+        """Regression from changes of the pose to the shift of each camera's image; 0 for cameras that stand still."""
         self.register_buffer("usual", torch.zeros(3 * cameras, *size))
-        """Mean of all pictures; `layers` does not use it before the first was observed."""
+        """Mean of all images; `layers` does not use it before the first was observed."""
         self.register_buffer("seen", torch.zeros(()))
 
     def path(self, chunk: Tensor, state: Tensor) -> Path:
@@ -106,19 +106,19 @@ class Motion(nn.Module):
         places, origins = (tuple(place(pose) for place in self.places) for pose in (poses, start))
         return Path(steps=steps, start=start, poses=poses, places=places, origins=origins)
 
-    def layers(self, pictures: Tensor, path: Path) -> Tensor:
-        """Return the layers [B, LAYERS, cameras 3, H, W] that the next pictures are composed of, from pictures [B,
-        cameras 3, H, W]: the picture shifted as its camera moves (the scene); shifted as the robot moves in it; and the
-        mean of all pictures, which also fills what the shifts bring into view."""
+    def layers(self, images: Tensor, path: Path) -> Tensor:
+        """Return the layers [B, LAYERS, cameras 3, H, W] that the next images are composed of, from images [B,
+        cameras 3, H, W]: the image shifted as its camera moves (the scene); shifted as the robot moves in it; and the
+        mean of all images, which also fills what the shifts bring into view."""
         displacement = path.poses[:, -1] - path.start
         scene = [shift(displacement) for shift in self.shifts]
         robot = [places[:, -1] - origin for places, origin in zip(path.places, path.origins, strict=True)]
-        usual = torch.where(self.seen > 0, self.usual, pictures)
-        return torch.stack((*(_shifted(pictures, by, usual) for by in (scene, robot)), usual), dim=1)
+        usual = torch.where(self.seen > 0, self.usual, images)
+        return torch.stack((*(_shifted(images, by, usual) for by in (scene, robot)), usual), dim=1)
 
     def where(self, path: Path, like: Tensor) -> Tensor:
         """Return maps [B, cameras WHERE, h, w], as large as `like` [.., h, w]: how far to the right of and below each
-        cell the robot is, before and after the chunk, in each camera's picture."""
+        cell the robot is, before and after the chunk, in each camera's image."""
         cells, ends = _cells(like), zip(path.origins, path.places, strict=True)
         ways = [place[:, None] - cells for origin, places in ends for place in (origin, places[:, -1])]
         result: Tensor = (torch.cat(ways, dim=2) / NEAR).tanh().transpose(1, 2).unflatten(2, like.shape[-2:])
@@ -132,7 +132,7 @@ class Motion(nn.Module):
         Args:
             chunk: [B, C A].   state, then: states before and after, [B, S].
             num_executed: int64 [B], actions executed of each chunk; may be 0.
-            pair: pictures before and after, [B, cameras 3, H, W].
+            pair: images before and after, [B, cameras 3, H, W].
         """
         steps, real = chunk.unflatten(1, (-1, self.actions)), num_executed > 0
         if self.moved is not None:
@@ -143,7 +143,7 @@ class Motion(nn.Module):
         self.usual.lerp_(pair[0][real].sum(0) / real.sum().clamp(min=1), real.sum() / self.seen.clamp(min=1))
         path = self.path(chunk, state)
         end = path.poses[torch.arange(len(num_executed), device=chunk.device), num_executed.clamp(min=1) - 1]
-        cameras = zip(*(at_most(pictures, PICTURE).chunk(len(self.places), dim=1) for pictures in pair), strict=True)
+        cameras = zip(*(at_most(images, IMAGE_SIDE).chunk(len(self.places), dim=1) for images in pair), strict=True)
         for (before, after), place, shift in zip(cameras, self.places, self.shifts, strict=True):
             changed = (after - before).abs() > CHANGED
             share = changed.float().mean(1).flatten(1)
@@ -154,25 +154,25 @@ class Motion(nn.Module):
             shift.observe(end - path.start, by, real & sure)
 
 
-def _shifted(pictures: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
-    """Return each camera's picture shifted by its x and y [B, 2] (shares of half a side), in whole pixels so that
+def _shifted(images: Tensor, by: Sequence[Tensor], beyond: Tensor) -> Tensor:
+    """Return each camera's image shifted by its x and y [B, 2] (shares of half a side), in whole pixels so that
     nothing blurs. `beyond` [B, cameras 3, H, W] fills what comes into view."""
     moved = []
-    cameras = (x.chunk(len(by), dim=-3) for x in (pictures, beyond))
-    for picture, new, shift in zip(*cameras, by, strict=True):
-        sides = torch.tensor(picture.shape[:1:-1], device=picture.device)
+    cameras = (x.chunk(len(by), dim=-3) for x in (images, beyond))
+    for image, new, shift in zip(*cameras, by, strict=True):
+        sides = torch.tensor(image.shape[:1:-1], device=image.device)
         whole_pixels = (shift * sides / 2).round() * 2 / sides
-        still = torch.eye(2, device=picture.device).expand(len(whole_pixels), -1, -1)
+        still = torch.eye(2, device=image.device).expand(len(whole_pixels), -1, -1)
         grid = F.affine_grid(
-            torch.cat((still, -whole_pixels[:, :, None]), dim=2), list(picture.shape), align_corners=False
+            torch.cat((still, -whole_pixels[:, :, None]), dim=2), list(image.shape), align_corners=False
         )
-        sampled = F.grid_sample(F.pad(picture, (0, 0, 0, 0, 0, 1), value=1.0), grid, "nearest", align_corners=False)
+        sampled = F.grid_sample(F.pad(image, (0, 0, 0, 0, 0, 1), value=1.0), grid, "nearest", align_corners=False)
         moved.append(sampled[:, :3] + (1 - sampled[:, 3:]) * new)
     return torch.cat(moved, dim=1)
 
 
 def at_most(x: Tensor, side: int) -> Tensor:
-    """Return pictures [B, D, H, W], scaled down so that the larger side has at most `side` pixels."""
+    """Return images [B, D, H, W], scaled down so that the larger side has at most `side` pixels."""
     larger = max(x.shape[2:])
     if larger <= side:
         return x
@@ -180,15 +180,15 @@ def at_most(x: Tensor, side: int) -> Tensor:
 
 
 def _cells(x: Tensor) -> Tensor:
-    """Return x and y of the pixel centres of [.., H, W], in a picture with coordinates from -1 to 1: [H W, 2]."""
+    """Return x and y of the pixel centres of [.., H, W], in an image with coordinates from -1 to 1: [H W, 2]."""
     down, right = ((torch.arange(n, device=x.device) + 0.5) / n * 2 - 1 for n in x.shape[-2:])
     return torch.stack(torch.meshgrid(right, down, indexing="xy"), dim=-1).reshape(-1, 2)
 
 
 def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shift (x, y) [B, 2], in shares of half a side, that best maps pictures `before` onto `after` ([B, 3,
-    H, W]); and bool [B], whether it counts: the pictures differ, and the shift is 0 or explains at least half of the
-    squared difference. What comes into view counts as unexplained. All shifts by up to a quarter of the picture are
+    """Return the shift (x, y) [B, 2], in shares of half a side, that best maps images `before` onto `after` ([B, 3,
+    H, W]); and bool [B], whether it counts: the images differ, and the shift is 0 or explains at least half of the
+    squared difference. What comes into view counts as unexplained. All shifts by up to a quarter of the image are
     tried at once, by FFT."""
     height, width = before.shape[2:]
     size = (height + height // 4, width + width // 4)  # padding against wrap-around
@@ -198,7 +198,7 @@ def _shift(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         return frequencies
 
     def correlation(spectrum: Tensor) -> Tensor:
-        """Return, at (y, x), the sum of products of the first picture with the second shifted by (y, x)
+        """Return, at (y, x), the sum of products of the first image with the second shifted by (y, x)
         (cross-correlation)."""
         sums: Tensor = torch.fft.irfft2(spectrum, s=size)
         return sums

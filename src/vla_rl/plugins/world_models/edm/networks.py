@@ -34,7 +34,7 @@ class Denoiser(nn.Module):
         """Create a denoiser.
 
         Args:
-            frame: channels of a frame.   given: channels of the conditioning pictures.   history: chunks given.
+            frame: channels of a frame.   given: channels of the conditioning images.   history: chunks given.
             chunk: numbers per chunk, its flag included.   state: numbers per state.   size: size of the condition.
             more: channels of the output beyond the frame.
         """
@@ -53,7 +53,7 @@ class Denoiser(nn.Module):
         """Return the output [B, frame + more, H, W].
 
         Args:
-            noisy: [B, frame, H, W].   given: conditioning pictures [B, given, H, W].
+            noisy: [B, frame, H, W].   given: conditioning images [B, given, H, W].
             chunks: [B, K, chunk], the last of which leads to the frame.   state: [B, S] before it.
         """
         embedded = self.noise(c.c_noise.expand(len(noisy))) + self.actions(chunks).flatten(1)

@@ -8,7 +8,7 @@ REQUIRED_ASSET_DIRECTORIES = ("assets/background_texture", "assets/embodiments/a
 
 def validate_root(path):
     """-> {"root": str, ...}; ValueError for a folder that lacks one of the three. (The wheel also compares the
-    revision in `.robotwin-assets.json`, where there is one.)"""
+    revision in `.robotwin-assets.json`, if it exists.)"""
     root = Path(os.fspath(path)).expanduser().resolve()
     missing = [str(root / value) for value in REQUIRED_ASSET_DIRECTORIES if not (root / value).is_dir()]
     if missing:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from robotwin.envs.camera.camera import Camera, Scene
-from robotwin.envs.scene import EXPERT_STEPS, GRIPPERS, NEAR, REACH, SUB_STEPS, picture
+from robotwin.envs.scene import EXPERT_STEPS, GRIPPERS, NEAR, REACH, SUB_STEPS, draw_image
 from robotwin.envs.utils.create_actor import UnStableError
 
 print("missing pytorch3d")  # as envs/camera/camera.py does when it is imported without
@@ -136,7 +136,7 @@ class Base_Task:
                 "cam2world_gl": np.eye(4),
             }
             if self.data_type.get("rgb", False):
-                seen["observation"][name]["rgb"] = picture(size, shades[name], numbers[name])
+                seen["observation"][name]["rgb"] = draw_image(size, shades[name], numbers[name])
         if self.data_type.get("qpos", False):
             seen["joint_action"] |= {
                 "left_arm": targets[:6].tolist(),

@@ -63,7 +63,7 @@ class Base_Task(_MainBaseTask):
     def gen_sparse_reward_data(self, chunk_actions, action_type="qpos"):
         """A whole chunk, float [C, 14]. -> (reward float32 [1], termination int32 [1], truncation int32 [1],
         {"success": bool}). After success, and when the count of actions equals the step limit, nothing moves. All of
-        the chunk counts, also what was not executed. An arm that is told to stay is moved by noise of 2e-4 from
+        the chunk counts, also what was not executed. An arm that is commanded to stay is moved by noise of 2e-4 from
         NumPy's global generator (`compress_path`). The chunk is one motion (TOPP) that cuts the corners at its targets:
         only the last one is reached."""
         if not isinstance(chunk_actions, np.ndarray) or chunk_actions.dtype.kind != "f":

@@ -1,4 +1,4 @@
-"""What stands in for physics: a robot of 14 numbers, a goal for it, and pictures that show both. Of the double only."""
+"""What stands in for physics: a robot of 14 numbers, a goal for it, and images that show both. Of the double only."""
 # ruff: noqa: NPY002  the sources draw from NumPy's global generator
 
 import numpy as np
@@ -37,7 +37,7 @@ def expert_raises(seed):
     return seed % 10 == 6
 
 
-def picture(size, shade, numbers):
+def draw_image(size, shade, numbers):
     """uint8 [H, W, 3], not contiguous, since the sources cut the fourth channel off: the red channel is `shade`, and
     each number is the height of a column in the green one."""
     height, width = size

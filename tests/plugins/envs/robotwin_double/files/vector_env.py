@@ -52,7 +52,7 @@ class SubEnv:
 
     def setup_task(self):
         """Sets up a scene only to note its things, from which all later instructions are made. Any exception counts as
-        a bad seed: it goes on to the next one, for ever. (The double gives up after 50, so that a test can end.)"""
+        a bad seed: it continues with the next one, for ever. (The double gives up after 50, so that a test can end.)"""
         self.close()
         self.task = class_decorator(self.task_name)
         with self.global_lock, self.lock:

@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter, zoom
 from vla_rl.core.types import Array
 
 Draws = np.random.RandomState
-"""Random numbers of one picture. The legacy generator, since the authors' code draws from it."""
+"""Random numbers of one frame. The legacy generator, since the authors' code draws from it."""
 MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
 """Severity -> radius and standard deviation in pixels."""
 ZOOM = (
@@ -62,19 +62,19 @@ QUANTUM = 65535
 """Largest value of a channel in ImageMagick's usual build (Q16)."""
 
 
-def noisy(picture: Array, noise: int, draws: Draws) -> Array:
-    """Return a picture with sensor noise, uint8 [H, W, 3].
+def noisy(frame: Array, noise: int, draws: Draws) -> Array:
+    """Return a frame with sensor noise, uint8 [H, W, 3].
 
     Args:
-        picture: uint8 [H, W, 3] in the order in which MuJoCo draws it, bottom line first.
+        frame: uint8 [H, W, 3] in the order in which MuJoCo draws it, bottom line first.
         noise: 1 to 50: motion blur, Gaussian blur, zoom blur, fog, glass blur, in ten severities each.
-        draws: random numbers of this picture.
+        draws: random numbers of this frame.
     """
     kind, severity = divmod(noise - 1, 10)
-    return KINDS[kind](picture, severity, draws)
+    return KINDS[kind](frame, severity, draws)
 
 
-def motion_blur(picture: Array, severity: int, draws: Draws) -> Array:
+def motion_blur(frame: Array, severity: int, draws: Draws) -> Array:
     """Blur along a random direction, one-sided, as ImageMagick 6 (Q16) does."""
     radius, sigma = MOTION[severity]
     angle = math.radians(draws.uniform(-45, 45))
@@ -84,10 +84,10 @@ def motion_blur(picture: Array, severity: int, draws: Draws) -> Array:
     weights /= sum(weights.tolist())
     x, y = width * math.sin(angle), width * math.cos(angle)
     length = math.hypot(x, y)
-    height, columns = picture.shape[:2]
+    height, columns = frame.shape[:2]
     rows, cells = np.arange(height)[:, None], np.arange(columns)[None]
-    values = picture.astype(np.float64) * (QUANTUM // 255)
-    total = np.zeros(picture.shape)
+    values = frame.astype(np.float64) * (QUANTUM // 255)
+    total = np.zeros(frame.shape)
     for i, weight in enumerate(weights.tolist()):
         right, down = math.ceil(i * y / length - 0.5), math.ceil(i * x / length - 0.5)
         total += weight * values[np.clip(rows + down, 0, height - 1), np.clip(cells + right, 0, columns - 1)]
@@ -95,24 +95,24 @@ def motion_blur(picture: Array, severity: int, draws: Draws) -> Array:
     return _bytes(quanta // (QUANTUM // 255))
 
 
-def gaussian_blur(picture: Array, severity: int, draws: Draws) -> Array:
-    return _bytes(np.clip(_blurred(picture / 255.0, severity + 1), 0, 1) * 255)
+def gaussian_blur(frame: Array, severity: int, draws: Draws) -> Array:
+    return _bytes(np.clip(_blurred(frame / 255.0, severity + 1), 0, 1) * 255)
 
 
-def zoom_blur(picture: Array, severity: int, draws: Draws) -> Array:
-    """Average the picture over several enlargements of its middle."""
+def zoom_blur(frame: Array, severity: int, draws: Draws) -> Array:
+    """Average the frame over several enlargements of its middle."""
     factors = np.arange(1, *ZOOM[severity])
-    image = (picture / 255.0).astype(np.float32)
+    image = (frame / 255.0).astype(np.float32)
     total = np.zeros_like(image)
     for factor in factors:
         total += _enlarged(image, factor)
     return _bytes(np.clip((image + total) / (len(factors) + 1), 0, 1) * 255)
 
 
-def fog(picture: Array, severity: int, draws: Draws) -> Array:
-    """Lighten the picture by a random cloud."""
+def fog(frame: Array, severity: int, draws: Draws) -> Array:
+    """Lighten the frame by a random cloud."""
     thickness, roughness = FOG[severity]
-    image = picture / 255.0
+    image = frame / 255.0
     brightest = image.max()
     height, width = image.shape[:2]
     side = max(FOG_SIZE, 1 << (max(height, width) - 1).bit_length())
@@ -120,14 +120,14 @@ def fog(picture: Array, severity: int, draws: Draws) -> Array:
     return _bytes(np.clip(image * brightest / (brightest + thickness), 0, 1) * 255)
 
 
-def glass_blur(picture: Array, severity: int, draws: Draws) -> Array:
+def glass_blur(frame: Array, severity: int, draws: Draws) -> Array:
     """Blur, replace each pixel by a random one near it, and blur again.
 
     The authors' code looks like a swap of two pixels. It is none: both sides are views, so a pixel takes the other's
     value, and the other keeps it.
     """
     sigma, most, passes = GLASS[severity]
-    image = _bytes(_blurred(picture / 255.0, sigma) * 255)
+    image = _bytes(_blurred(frame / 255.0, sigma) * 255)
     height, width = image.shape[:2]
     rows, columns = np.arange(height - most, most, -1), np.arange(width - most, most, -1)
     targets = (rows[:, None] * width + columns[None]).ravel()
@@ -153,7 +153,7 @@ def _blurred(image: Array, sigma: float) -> Array:
 
 
 def _enlarged(image: Array, factor: float) -> Array:
-    """Return the middle of a picture, enlarged to the picture's size."""
+    """Return the middle of a frame, enlarged to the frame's size."""
     side = image.shape[0]
     part = math.ceil(side / float(factor))
     start = (side - part) // 2

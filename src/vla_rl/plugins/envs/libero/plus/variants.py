@@ -134,7 +134,7 @@ def variant_of(state_id: int) -> Variant:
 
 
 def selected(config: PlusConfig) -> tuple[Variant, ...]:
-    """Return the variants that a spec evaluates, in official order. Raise UserError if there are none."""
+    """Return the variants that a spec evaluates, in official order. Raise UserError if it selects none."""
     variants = chosen(config)
     if not variants:
         raise UserError("LIBERO-Plus has no variant with these suites, dimensions and levels")
@@ -180,7 +180,7 @@ def remarks(config: PlusConfig) -> tuple[str, ...]:
     if dimensions != {"language"} and config.instructions == "task":
         notes.append("instructions: task: without the words of the variant's name that the authors' code appends")
     if "noise" in dimensions:
-        notes.append("sensor noise has the authors' kinds and severities and keyed random numbers of our own")
+        notes.append("sensor noise has the authors' kinds and severities and our own keyed random numbers")
     return tuple(notes)
 
 

@@ -6,4 +6,4 @@ from lerobot.cameras.configs import CameraConfig
 @CameraConfig.register_subclass("drawn")
 @dataclass
 class DrawnCameraConfig(CameraConfig):
-    """A camera whose picture the robot draws."""
+    """A camera whose image the robot draws."""

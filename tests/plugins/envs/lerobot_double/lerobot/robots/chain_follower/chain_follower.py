@@ -24,8 +24,8 @@ class ChainFollower(Robot):
 
     @property
     def observation_features(self) -> dict:
-        pictures = {name: (camera.height, camera.width, 3) for name, camera in self.config.cameras.items()}
-        return dict.fromkeys(JOINTS, float) | pictures
+        images = {name: (camera.height, camera.width, 3) for name, camera in self.config.cameras.items()}
+        return dict.fromkeys(JOINTS, float) | images
 
     @property
     def action_features(self) -> dict:
@@ -53,8 +53,8 @@ class ChainFollower(Robot):
 
     def get_observation(self) -> dict:
         self._check()
-        pictures = {name: self._drawn(camera.height, camera.width) for name, camera in self.config.cameras.items()}
-        return dict(self.positions) | pictures
+        images = {name: self._drawn(camera.height, camera.width) for name, camera in self.config.cameras.items()}
+        return dict(self.positions) | images
 
     def send_action(self, action: dict) -> dict:
         self._check()

@@ -11,7 +11,7 @@ class ChainFollowerConfig(RobotConfig):
 
     port: str
     log: str | None = None
-    """File in which the robot notes what it is told."""
+    """File in which the robot notes its commands."""
     calibrated: bool = True
     hang_after: int | None = None
     """Actions after which it does not answer any more."""

@@ -18,22 +18,22 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Image formats that data sets contain. Pillow supports others that start programs (EPS) or are rarely tested."""
 
 
-def decode_picture(data: bytes, pixels: int) -> Array:
-    """Decode an image to uint8 [H, W, 3]. Raise ValueError as `check_picture` does."""
-    with _open_picture(data, pixels) as image:
+def decode_image(data: bytes, pixels: int) -> Array:
+    """Decode an image to uint8 [H, W, 3]. Raise ValueError as `check_image` does."""
+    with _open_image(data, pixels) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def check_picture(data: bytes, pixels: int) -> None:
+def check_image(data: bytes, pixels: int) -> None:
     """Read the header of an image. Raise ValueError for what is not an image of 8 bits, and for more than `pixels`
     pixels: a megabyte can hold gigabytes."""
-    with _open_picture(data, pixels):
+    with _open_image(data, pixels):
         pass
 
 
 @contextmanager
-def _open_picture(data: bytes, pixels: int) -> Iterator[Any]:
-    """Yield an opened image, not yet decoded. Raise ValueError as `check_picture` does, also for what goes wrong
+def _open_image(data: bytes, pixels: int) -> Iterator[Any]:
+    """Yield an opened image, not yet decoded. Raise ValueError as `check_image` does, also for what goes wrong
     inside."""
     from PIL import Image
 
@@ -50,10 +50,10 @@ def _open_picture(data: bytes, pixels: int) -> Iterator[Any]:
         raise ValueError(f"{type(exc).__name__}: {exc}") from exc
 
 
-def stack_pictures(source: str, name: str, frames: Sequence[Array]) -> Array:
+def stack_images(source: str, name: str, frames: Sequence[Array]) -> Array:
     """Stack frames [H, W, 3] to [B, H, W, 3]. Raise UserError if their sizes differ."""
     sizes = sorted({frame.shape[:2] for frame in frames})
     if len(sizes) > 1:
         listed_sizes = " and ".join(f"{height} x {width}" for height, width in sizes[:3])
-        raise UserError(f"{source}: pictures of {name} are {listed_sizes}; one size is expected, resize them")
+        raise UserError(f"{source}: images of {name} are {listed_sizes}; one size is expected, resize them")
     return np.stack(frames)

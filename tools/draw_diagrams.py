@@ -1,7 +1,7 @@
-"""Draw the pictures of the documentation as SVG: `python tools/draw_pictures.py` writes docs/images/.
+"""Draw the diagrams of the documentation as SVG: `python tools/draw_diagrams.py` writes docs/images/.
 
 They are 480 pixels wide with text of 14 pixels or more, on a white ground: readable on a phone and on a dark page.
-`tests/test_pictures.py` compares the files with this script.
+`tests/test_diagrams.py` compares the files with this script.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ IDLE = "#f3f3f3"
 INK = "#222222"
 
 
-class Picture:
-    """An SVG picture that is put together from boxes, texts and arrows. Units are pixels."""
+class Drawing:
+    """An SVG drawing that is put together from boxes, texts and arrows. Units are pixels."""
 
     def __init__(self, height: int, title: str) -> None:
         self.height = height
@@ -40,7 +40,7 @@ class Picture:
         self.parts.append(f'<text x="{x:g}" y="{y:g}" {style} fill="{INK}">{escape(text)}</text>')
 
     def labelled(self, x: float, y: float, width: float, height: float, fill: str, lines: Sequence[str]) -> None:
-        """Add a rectangle with centred lines of text, the first of which is bold if there are several."""
+        """Add a rectangle with centred lines of text, the first of which is bold if followed by others."""
         self.box(x, y, width, height, fill)
         first = y + height / 2 + 5 - 8.5 * (len(lines) - 1)
         for index, line in enumerate(lines):
@@ -68,67 +68,67 @@ class Picture:
         return "\n".join([head, f"<title>{escape(self.title)}</title>", ground, *self.parts, "</svg>", ""])
 
 
-def roles() -> Picture:
+def roles() -> Drawing:
     """Draw the roles of a run and what flows between them."""
-    picture = Picture(330, "The roles of a run and what flows between them")
-    picture.labelled(10, 15, 460, 54, DRIVER, ["driver", "training loop, advantages, hooks"])
+    drawing = Drawing(330, "The roles of a run and what flows between them")
+    drawing.labelled(10, 15, 460, 54, DRIVER, ["driver", "training loop, advantages, hooks"])
     top, height = 190, 100
-    picture.labelled(10, top, 105, height, SIM, ["sim", "steps envs,", "step limits,", "faults"])
-    picture.labelled(187, top, 106, height, POLICY, ["policy", "inference", "for its lanes"])
-    picture.labelled(365, top, 105, height, LEARNER, ["learner", "gradients,", "optimiser"])
-    picture.arrow(215, 69, 215, top)
-    picture.text(207, 122, "tickets", anchor="end")
-    picture.arrow(265, top, 265, 69)
-    picture.text(273, 112, "trajectory", anchor="start")
-    picture.text(273, 129, "records", anchor="start")
-    picture.arrow(430, 69, 430, top)
-    picture.text(422, 160, "advantages", anchor="end")
-    picture.arrow(115, 215, 187, 215)
-    picture.text(151, 208, "images")
-    picture.arrow(187, 262, 115, 262)
-    picture.text(151, 281, "actions")
-    picture.arrow(293, 215, 365, 215)
-    picture.text(329, 191, "model")
-    picture.text(329, 208, "inputs")
-    picture.arrow(365, 262, 293, 262)
-    picture.text(329, 281, "weights")
-    picture.text(240, 316, "Roles in one worker call each other directly.")
-    return picture
+    drawing.labelled(10, top, 105, height, SIM, ["sim", "steps envs,", "step limits,", "faults"])
+    drawing.labelled(187, top, 106, height, POLICY, ["policy", "inference", "for its lanes"])
+    drawing.labelled(365, top, 105, height, LEARNER, ["learner", "gradients,", "optimiser"])
+    drawing.arrow(215, 69, 215, top)
+    drawing.text(207, 122, "tickets", anchor="end")
+    drawing.arrow(265, top, 265, 69)
+    drawing.text(273, 112, "trajectory", anchor="start")
+    drawing.text(273, 129, "records", anchor="start")
+    drawing.arrow(430, 69, 430, top)
+    drawing.text(422, 160, "advantages", anchor="end")
+    drawing.arrow(115, 215, 187, 215)
+    drawing.text(151, 208, "images")
+    drawing.arrow(187, 262, 115, 262)
+    drawing.text(151, 281, "actions")
+    drawing.arrow(293, 215, 365, 215)
+    drawing.text(329, 191, "model")
+    drawing.text(329, 208, "inputs")
+    drawing.arrow(365, 262, 293, 262)
+    drawing.text(329, 281, "weights")
+    drawing.text(240, 316, "Roles in one worker call each other directly.")
+    return drawing
 
 
-def timeline(picture: Picture, y: float, name: str, blocks: Sequence[tuple[str, Sequence[str]]], width: float) -> None:
+def timeline(drawing: Drawing, y: float, name: str, blocks: Sequence[tuple[str, Sequence[str]]], width: float) -> None:
     """Add a line of blocks (colour, texts) of equal width in the order of time; a block without texts is idle."""
-    picture.text(12, y + 25, name, anchor="start", bold=True)
+    drawing.text(12, y + 25, name, anchor="start", bold=True)
     for index, (fill, lines) in enumerate(blocks):
         x = 80 + index * width
         if lines:
-            picture.labelled(x, y, width - 3, 40, fill, lines)
+            drawing.labelled(x, y, width - 3, 40, fill, lines)
         else:
-            picture.box(x, y, width - 3, 40, IDLE)
-            picture.text(x + width / 2 - 1, y + 25, "idle")
+            drawing.box(x, y, width - 3, 40, IDLE)
+            drawing.text(x + width / 2 - 1, y + 25, "idle")
 
 
-def two_lanes() -> Picture:
+def two_lanes() -> Drawing:
     """Draw a rollout with one lane and with two."""
-    picture = Picture(310, "A rollout with one lane and with two")
+    drawing = Drawing(310, "A rollout with one lane and with two")
     a, b = (SIM, ["A"]), (POLICY, ["B"])
     idle: tuple[str, list[str]] = (IDLE, [])
-    picture.text(12, 26, "One lane: simulation and inference alternate", anchor="start")
-    timeline(picture, 38, "sim", [a, idle, a, idle, a, idle], 65)
-    timeline(picture, 84, "policy", [idle, a, idle, a, idle, a], 65)
-    picture.text(12, 158, "Two lanes: one simulates while the policy infers", anchor="start")
-    picture.text(12, 176, "for the other", anchor="start")
-    timeline(picture, 188, "sim", [a, b, a, b, a, b], 65)
-    timeline(picture, 234, "policy", [idle, a, b, a, b, a], 65)
-    picture.text(80, 299, "A, B: envs of lane A and of lane B", anchor="start")
-    picture.text(425, 299, "time", anchor="end")
-    picture.arrow(430, 294, 468, 294)
-    return picture
+    drawing.text(12, 26, "One lane: simulation and inference alternate", anchor="start")
+    timeline(drawing, 38, "sim", [a, idle, a, idle, a, idle], 65)
+    timeline(drawing, 84, "policy", [idle, a, idle, a, idle, a], 65)
+    drawing.text(12, 158, "Two lanes: one simulates while the policy infers", anchor="start")
+    drawing.text(12, 176, "for the other", anchor="start")
+    timeline(drawing, 188, "sim", [a, b, a, b, a, b], 65)
+    timeline(drawing, 234, "policy", [idle, a, b, a, b, a], 65)
+    drawing.text(80, 299, "A, B: envs of lane A and of lane B", anchor="start")
+    drawing.text(425, 299, "time", anchor="end")
+    drawing.arrow(430, 294, 468, 294)
+    return drawing
 
 
-def policy_lag() -> Picture:
+def policy_lag() -> Drawing:
     """Draw which weights act and train over time, without and with lag."""
-    picture = Picture(330, "Policy lag over time with max_lag 0 and 1")
+    drawing = Drawing(330, "Policy lag over time with max_lag 0 and 1")
     idle: tuple[str, list[str]] = (IDLE, [])
 
     def collected(step: int, version: int) -> tuple[str, list[str]]:
@@ -137,22 +137,22 @@ def policy_lag() -> Picture:
     def trained(step: int, lag: int) -> tuple[str, list[str]]:
         return LEARNER, [f"step {step}", f"lag {lag}"]
 
-    picture.text(12, 26, "max_lag: 0", anchor="start", bold=True)
-    timeline(picture, 38, "envs", [collected(1, 0), idle, collected(2, 1), idle, collected(3, 2)], 78)
-    timeline(picture, 84, "learner", [idle, trained(1, 0), idle, trained(2, 0), idle], 78)
-    picture.text(12, 158, "max_lag: 1", anchor="start", bold=True)
+    drawing.text(12, 26, "max_lag: 0", anchor="start", bold=True)
+    timeline(drawing, 38, "envs", [collected(1, 0), idle, collected(2, 1), idle, collected(3, 2)], 78)
+    timeline(drawing, 84, "learner", [idle, trained(1, 0), idle, trained(2, 0), idle], 78)
+    drawing.text(12, 158, "max_lag: 1", anchor="start", bold=True)
     envs = [collected(step, max(step - 2, 0)) for step in range(1, 6)]
-    timeline(picture, 170, "envs", envs, 78)
-    timeline(picture, 216, "learner", [idle, trained(1, 0), *(trained(step, 1) for step in range(2, 5))], 78)
-    picture.text(12, 283, "step n: episodes of training step n; v1: weights", anchor="start")
-    picture.text(12, 301, "after the first update. After each update, envs", anchor="start")
-    picture.text(12, 319, "take the newest weights for the next episodes.", anchor="start")
-    return picture
+    timeline(drawing, 170, "envs", envs, 78)
+    timeline(drawing, 216, "learner", [idle, trained(1, 0), *(trained(step, 1) for step in range(2, 5))], 78)
+    drawing.text(12, 283, "step n: episodes of training step n; v1: weights", anchor="start")
+    drawing.text(12, 301, "after the first update. After each update, envs", anchor="start")
+    drawing.text(12, 319, "take the newest weights for the next episodes.", anchor="start")
+    return drawing
 
 
-def placement() -> Picture:
+def placement() -> Drawing:
     """Draw three placements on eight GPUs."""
-    picture = Picture(430, "Three placements on eight GPUs")
+    drawing = Drawing(430, "Three placements on eight GPUs")
     sim, policy, learner = ("sim", SIM), ("policy", POLICY), ("learner", LEARNER)
     strategies = [
         ("collocated: all roles on every GPU, in turn", [[sim, policy, learner]] * 8),
@@ -161,20 +161,20 @@ def placement() -> Picture:
     ]
     for row, (heading, gpus) in enumerate(strategies):
         top = 12 + row * 132
-        picture.text(12, top + 14, heading, anchor="start", bold=True)
+        drawing.text(12, top + 14, heading, anchor="start", bold=True)
         for gpu, hosted in enumerate(gpus):
             x, share = 12 + gpu * 57.5, 78 / len(hosted)
             for place, (name, fill) in enumerate(hosted):
-                picture.labelled(x, top + 24 + place * share, 54, share, fill, [name])
-            picture.text(x + 27, top + 119, str(gpu))
-    picture.text(240, 420, "numbers: GPUs of one machine")
-    return picture
+                drawing.labelled(x, top + 24 + place * share, 54, share, fill, [name])
+            drawing.text(x + 27, top + 119, str(gpu))
+    drawing.text(240, 420, "numbers: GPUs of one machine")
+    return drawing
 
 
-PICTURES = {"roles": roles, "two-lanes": two_lanes, "policy-lag": policy_lag, "placement": placement}
+DRAWINGS = {"roles": roles, "two-lanes": two_lanes, "policy-lag": policy_lag, "placement": placement}
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for name, draw in PICTURES.items():
+    for name, draw in DRAWINGS.items():
         (FOLDER / f"{name}.svg").write_text(draw().svg())
         sys.stdout.write(f"{FOLDER / name}.svg\n")

@@ -1,6 +1,6 @@
-r"""Make the moving picture of README.md: the same evaluation episodes before and after training, side by side.
+r"""Make the animation in README.md: the same evaluation episodes before and after training, side by side.
 
-    python tools/readme_picture.py runs/libero-spatial-ppo eval.episodes_per_task=4 \
+    python tools/readme_animation.py runs/libero-spatial-ppo eval.episodes_per_task=4 \
         'env.cameras={agentview: 224, wrist: 64}'
 
 It evaluates the weights that a run began with (`model.checkpoint` of its spec) and its newest checkpoint on the same
@@ -88,7 +88,7 @@ def draw(pair: tuple[RecordedEpisode, RecordedEpisode], every: int, panel: int) 
 
 
 def _sampled(steps: int, every: int) -> list[int]:
-    """Return every so many steps and the last one."""
+    """Return each step whose number is a multiple of `every`, and the last one."""
     return sorted({*range(0, steps, every), steps - 1})
 
 
@@ -100,14 +100,14 @@ def _compose(
     lines = wrapped(f"“{pair[0].instruction}”", large.getlength, width - 2 * MARGIN)
     height = panel * pair[0].frames.shape[1] // pair[0].frames.shape[2]
     top = MARGIN + LINE * len(lines) + 6
-    picture = Image.new("RGB", (width, top + height + LINE + 2 * MARGIN), PAPER)
-    canvas = ImageDraw.Draw(picture)
+    image = Image.new("RGB", (width, top + height + LINE + 2 * MARGIN), PAPER)
+    canvas = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
         canvas.text((width / 2, MARGIN + LINE * number), line, fill=INK, font=large, anchor="ma")
     below = top + height + MARGIN
     for number, (episode, step) in enumerate(zip(pair, steps, strict=True)):
         left = MARGIN + number * (panel + GAP)
-        picture.paste(
+        image.paste(
             Image.fromarray(episode.frames[step]).resize((panel, height), Image.Resampling.LANCZOS), (left, top)
         )
         canvas.text((left, below + 2), TITLES[number], fill=FAINT, font=small)
@@ -116,7 +116,7 @@ def _compose(
             badge = (left + panel - small.getlength(word) - 16, below - 2, left + panel, below + LINE - 2)
             canvas.rounded_rectangle(badge, radius=5, fill=colour)
             canvas.text((badge[0] + 8, below + 1), word, fill=(255, 255, 255), font=small)
-    return picture
+    return image
 
 
 def wrapped(text: str, length: Callable[[str], float], width: float) -> list[str]:
@@ -143,7 +143,7 @@ def assemble(
     hold_ms: int = 1600,
     max_mb: float = 2.0,
 ) -> None:
-    """Write the picture, an endless WebP of at most `max_mb`: the quality is the best that fits.
+    """Write the animation, an endless WebP of at most `max_mb`: the quality is the best that fits.
 
     Args:
         before, after: recorded data sets of the same evaluation states.
@@ -187,17 +187,17 @@ def assemble(
 
 
 def _on_paper(frame: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Return the frame at the top of a picture of this size: instructions take different numbers of lines."""
-    picture = Image.new("RGB", size, PAPER)
-    picture.paste(frame)
-    return picture
+    """Return the frame at the top of an image of this size: instructions take different numbers of lines."""
+    image = Image.new("RGB", size, PAPER)
+    image.paste(frame)
+    return image
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("overrides", nargs="*", help="keys of the spec for both evaluations, such as larger cameras")
-    parser.add_argument("--out", type=Path, default=OUT, help="the picture")
+    parser.add_argument("--out", type=Path, default=OUT, help="file of the animation")
     parser.add_argument("--episodes", type=int, nargs="+", help="numbers of the episodes to show; default: all")
     parser.add_argument("--camera", help="default: the first one")
     parser.add_argument("--every", type=int, default=3, help="steps of the simulator from frame to frame")

@@ -1,4 +1,4 @@
-"""The moving picture of README.md: made from two recordings, small enough for a page, and described in words."""
+"""The animation in README.md: made from two recordings, small enough for a page, and described in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import readme_picture as tool
+import readme_animation as tool
 from vla_rl.toolkit.data.lerobot import LeRobotWriter
 from vla_rl.toolkit.data.recording import Recording, png
 
@@ -19,7 +19,7 @@ GREEN, RED = tool.OUTCOME[True][1], tool.OUTCOME[False][1]
 
 
 def write(folder: Path, episodes: Sequence[tuple[str, bool, int]]) -> Path:
-    """A recording of episodes (instruction, success, steps), in which the pictures get lighter."""
+    """A recording of episodes (instruction, success, steps), in which the images get lighter."""
     with LeRobotWriter(folder, fps=10, robot="arm") as writer:
         for instruction, success, steps in episodes:
             frames = [np.full((24, 32, 3), 40 + 5 * t, np.uint8) for t in range(steps)]
@@ -43,27 +43,27 @@ def recordings(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def frames_of(file: Path) -> tuple[list[np.ndarray], list[int]]:
-    with Image.open(file) as picture:
+    with Image.open(file) as image:
         frames, durations = [], []
-        for number in range(picture.n_frames):
-            picture.seek(number)
-            frames.append(np.asarray(picture.convert("RGB")).astype(int))
-            durations.append(int(picture.info["duration"]))
+        for number in range(image.n_frames):
+            image.seek(number)
+            frames.append(np.asarray(image.convert("RGB")).astype(int))
+            durations.append(int(image.info["duration"]))
         return frames, durations
 
 
 def has(frame: np.ndarray, side: int, colour: tuple[int, int, int]) -> bool:
-    """Whether a half of the picture, left or right, has a patch of about this colour."""
+    """Whether a half of the image, left or right, has a patch of about this colour."""
     half = np.array_split(frame, 2, axis=1)[side]
     return bool((np.abs(half - colour).max(-1) < 30).sum() > 100)
 
 
-def test_two_recordings_become_one_picture(recordings, tmp_path):
-    out = tmp_path / "pictures" / "both.webp"
+def test_two_recordings_become_one_animation(recordings, tmp_path):
+    out = tmp_path / "animations" / "both.webp"
     tool.assemble(*recordings, out, panel=160, every=3)
     frames, durations = frames_of(out)
-    with Image.open(out) as picture:
-        assert picture.format == "WEBP" and picture.is_animated and picture.info["loop"] == 0
+    with Image.open(out) as image:
+        assert image.format == "WEBP" and image.is_animated and image.info["loop"] == 0
     assert durations == [80, 80, 80, 1600, 80, 80, 1600], "steps 0, 3, 6, 9 of the longer one, then 0, 3, 6"
     outcomes = [
         [
@@ -74,10 +74,10 @@ def test_two_recordings_become_one_picture(recordings, tmp_path):
     ]
     first = [["", ""], ["", ""], ["", "success"], ["failure", "success"]]
     assert outcomes == [*first, ["", ""], ["", "success"], ["success", "success"]]
-    assert (frames[3][60:120, 60:140].mean() - frames[0][60:120, 60:140].mean()) > 30, "the pictures got lighter"
+    assert (frames[3][60:120, 60:140].mean() - frames[0][60:120, 60:140].mean()) > 30, "the images got lighter"
 
 
-def test_labels_are_words_on_the_picture(recordings):
+def test_labels_are_words_on_the_frames(recordings):
     pair = tuple(next(tool.read_episodes(folder)) for folder in recordings)
     assert [episode.instruction for episode in pair] == ["push the block"] * 2
     frame = np.asarray(tool.draw(pair, every=3, panel=160)[0])
@@ -135,13 +135,13 @@ def test_recordings_of_a_run_are_made_once(recordings, tmp_path, monkeypatch):
 
 def test_the_command_says_what_it_takes(fork_server):
     result = fork_server.run_python(tool.__file__, "--help", check=True)
-    assert "python tools/readme_picture.py runs/" in result.stdout
+    assert "python tools/readme_animation.py runs/" in result.stdout
 
 
-def test_the_picture_of_the_readme_is_small_moves_and_is_described():
+def test_the_animation_of_the_readme_is_small_moves_and_is_described():
     found = re.search(r"!\[([^\]]+)\]\((docs/images/[\w.-]+)\)", (ROOT / "README.md").read_text())
     assert found is not None and len(found[1]) > 40
     file = ROOT / found[2]
     assert file == tool.OUT and file.stat().st_size < 2_000_000
-    with Image.open(file) as picture:
-        assert picture.n_frames > 20 and 400 <= picture.width <= 900
+    with Image.open(file) as image:
+        assert image.n_frames > 20 and 400 <= image.width <= 900
