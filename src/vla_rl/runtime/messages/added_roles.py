@@ -16,4 +16,4 @@ class AddedRoles:
     `BuiltRoles`.
     """
     settings: Any
-    """Its settings; they are pickled."""
+    """Settings of that function; they are pickled."""
