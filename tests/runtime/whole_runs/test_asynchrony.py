@@ -66,7 +66,9 @@ def test_no_chunk_is_older_than_was_promised(train, tmp_path, lag):
     assert [line["step"] for line in steps] == list(range(1, 8))
     ages = [line["policy/lag_max"] for line in steps if "policy/lag_max" in line]
     assert max(ages) <= lag and (lag > 1 or max(ages) == 1)
-    shares = [{int(k.removeprefix("rollout/policy_lag_")): v for k, v in s.items() if "/policy_lag_" in k} for s in steps]
+    shares = [
+        {int(k.removeprefix("rollout/policy_lag_")): v for k, v in s.items() if "/policy_lag_" in k} for s in steps
+    ]
     assert all(max(found) <= lag and sum(found.values()) == pytest.approx(1) for found in shares)
     ledger = ledger_in(tmp_path / "run")
     assert ledger == results["tickets"]

@@ -62,7 +62,7 @@ def test_evaluations_are_judged_if_asked_for(train, evaluation, some):
     results, _ = train(rewards=rewards, train={"steps": 0}, **PLUGINS)
     (note,) = [note for note in results["notes"] if "reward model 'sees', threshold 0.5" in note]
     judged = "success" if evaluation else "success of rollouts (not of evaluations)"
-    assert note == f"reward model 'sees', threshold 0.5, judges {judged}, not the simulator"
+    assert note == f"{judged} is judged by reward model 'sees', threshold 0.5, not by the simulator"
     assert (results["success"]["rate"] > 0) == some
 
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 F = TypeVar("F", bound=Callable[..., Any])
 ConcurrencyGroup = Literal["call", "concurrent", "weights", "waiting", "background", "lane"]
-"""Concurrency group of a call. "call" runs one call after another; each other group runs calls in threads of its own,
+"""Concurrency group of a call. "call" runs one call after another; each other group runs calls in its own threads,
 while a call of "call" is running.
 
 "concurrent" is for short requests, "weights" for loading weights, "waiting" for calls that wait for finished tickets,

@@ -35,7 +35,7 @@ BACKGROUND = "background"
 
 
 CONCURRENT_TRACKS = (RECEIVER, BACKGROUND)
-"""Tracks that are no role."""
+"""Tracks that do not belong to a role."""
 
 
 HELD_EVENTS = 200_000

@@ -34,8 +34,8 @@ class WorldModelInterface(ABC):
     @remote(track="background", group="background")
     @abstractmethod
     def draw_starts(self, groups: Sequence[int]) -> list[ResetState]:
-        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] where there are
-        none.
+        """Draw the initial windows of these groups of imagined trajectories from the train episodes; [] without train
+        episodes.
         """
 
     @remote(track="background", group="background")

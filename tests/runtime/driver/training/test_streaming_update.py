@@ -49,7 +49,7 @@ class Parts(list):
 @pytest.fixture
 def piecemeal(monkeypatch):
     """Tickets come in one by one, about in the order of their numbers. -> samples of each part that learners trained
-    on, filled by runs. AdamW gives gradients of 0 that rounding moves no size of their own."""
+    on, filled by runs. AdamW's eps keeps gradients that are 0 but for rounding from making full steps."""
     wait, forward_backward, random = StepRollouts.wait, Learner.forward_backward, Random(0)
     parts = Parts()
     held = parts.held

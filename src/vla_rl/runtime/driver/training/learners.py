@@ -107,7 +107,7 @@ class RunLearners:
             fleet.get(fleet.policies[0].call(PolicyInterface.save_past, trainer_folder / PAST_WEIGHTS))
 
     def load(self, trainer_folder: Path) -> None:
-        """Restore what `save` wrote; the weights alone if there are no learners."""
+        """Restore what `save` wrote; the weights alone without learners."""
         fleet = self.fleet
         weights = trainer_folder / WEIGHTS
         if not fleet.learners:

@@ -60,7 +60,7 @@ class EnvWorker(EnvLanes, EnvInterface):
             camera: camera of these frames; None: the first one.
             local: the policy is in this process, so observations stay on their device.
             make_observer: makes an observer for the training episodes of a lane.
-            reward_model: model of the spec's `rewards:`; None: the simulator tells success.
+            reward_model: model of the spec's `rewards:`; None: the simulator judges success.
             heartbeat: called within long calls.
             stop_requested: whether demonstrations have to end early, with StopRequested.
         """

@@ -240,5 +240,5 @@ class Learner(LearnerInterface):
 
 
 def _as_one_batch(rows: ScatteredSamples[ModelInputs]) -> ModelInputs | None:
-    """Return all rows as one batch; None if there are none."""
+    """Return all rows as one batch; None without rows."""
     return rows.take(np.arange(len(rows))) if len(rows) else None
