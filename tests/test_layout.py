@@ -44,10 +44,15 @@ def tree_of(file: Path) -> ast.Module:
 
 
 @cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(file)))
+
+
+@cache
 def imports(file: Path) -> set[str]:
     """Modules that a file imports, anywhere in it and also for type checking."""
     found = set()
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -64,9 +69,9 @@ TARGET = re.compile(r"(vla_rl(?:\.\w+)+):\w+")
 @cache
 def edges_of(file: Path) -> set[str]:
     """Modules of the package that a file imports, or names as the target of a declaration (`module:attribute`)."""
-    strings = (node.value for node in ast.walk(tree_of(file)) if isinstance(node, ast.Constant))
+    strings = (node.value for node in nodes_of(file) if isinstance(node, ast.Constant))
     named = (TARGET.fullmatch(value) for value in strings if isinstance(value, str))
-    return (imports(file) | {match[1] for match in named if match}) & {name_of(file) for file in FILES}
+    return (imports(file) | {match[1] for match in named if match}) & NAMES
 
 
 ROOMS = {
@@ -83,8 +88,12 @@ PLUGINS = {entry.value.partition(":")[0] for kind in KINDS.values() for entry in
 """Where the entry points of this distribution lead."""
 
 
+@cache
 def name_of(file: Path) -> str:
     return ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {name_of(file) for file in FILES}
 
 
 def room_of(module: str) -> str:
@@ -93,6 +102,7 @@ def room_of(module: str) -> str:
     return parts[1] if parts[0] == "vla_rl" and len(parts) > 1 and parts[1] in ROOMS else ""
 
 
+@cache
 def plugin_of(module: str) -> str:
     """The plugin's folder that a module is in: the longest package that an entry point names."""
     return max((p for p in FOLDERS if module == p or module.startswith(p + ".")), key=len, default="")
@@ -241,7 +251,7 @@ def test_array_is_defined_in_core_types_alone():
     assigned = [
         name_of(file)
         for file in FILES
-        for node in ast.walk(tree_of(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in ("Array", "ArrayOrTensor")
     ]
     assert assigned == ["vla_rl.core.types"] * 2
@@ -275,7 +285,7 @@ def test_core_knows_no_plugin():
     names = {"tabletop", "libero", "maniskill", "metaworld", "robotwin", "grpo", "ppo"}
     names |= {"openvla", "openvla_oft", "pi0", "pi05", "smolvla", "gr00t", "film_resnet"}
     for file in (SOURCE / "vla_rl" / "core").rglob("*.py"):
-        for node in ast.walk(tree_of(file)):
+        for node in nodes_of(file):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names:
                 raise AssertionError(f"{file}:{node.lineno}: {node.value!r}")
 
@@ -284,7 +294,7 @@ def test_text_files_have_an_encoding() -> None:
     """UTF-8 whatever the locale is: `LC_ALL=C` is usual in containers and on clusters."""
     wrong = []
     for file in FILES:
-        calls = [node for node in ast.walk(tree_of(file)) if isinstance(node, ast.Call)]
+        calls = [node for node in nodes_of(file) if isinstance(node, ast.Call)]
         lacking = [c for c in calls if _reads_text(c) and all(keyword.arg != "encoding" for keyword in c.keywords)]
         wrong += [f"{file.relative_to(SOURCE)}:{call.lineno}" for call in lacking]
     assert not wrong, f"no encoding: {', '.join(wrong)}"
@@ -307,7 +317,7 @@ def test_state_changes_one_statement_at_a_time():
     several = [
         f"{name_of(file)}:{target.lineno}"
         for file in FILES
-        for node in ast.walk(tree_of(file))
+        for node in nodes_of(file)
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Tuple)

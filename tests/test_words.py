@@ -21,6 +21,11 @@ def tree_of(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"))
 
 
+@cache
+def nodes_of(file: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(file)))
+
+
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield line and text of every docstring, those of attributes and constants included."""
     for node in ast.walk(tree):
@@ -31,10 +36,15 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield statement.lineno, value.value.strip()
 
 
+QUOTED = re.compile(rf"""["']\s*(?:{"|".join(sorted(DANGLING))})\b""")
+"""A string that opens with such a word. Files without one, which are most, need not be parsed."""
+
+
 def test_docstrings_open_with_their_subject():
     wrong = [
         f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for file in [*FILES, *OTHER_FILES]
+        if QUOTED.search(file.read_text("utf-8"))
         for line, text in docstrings(tree_of(file))
         if text and text.split()[0].rstrip(",.:;") in DANGLING
     ]
@@ -45,9 +55,9 @@ EMPTY_NAMES = {"asked", "found", "made", "said", "there", "told", "whole"}
 """Names that say nothing of a variable's content; `matches`, `result`, `requested`, `available` do."""
 
 
-def local_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def local_names(file: Path) -> Iterator[tuple[int, str]]:
     """Yield line and name of the arguments and the variables of every function and lambda."""
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.arg):
             yield node.lineno, node.arg
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -64,7 +74,7 @@ def empty_names() -> dict[str, list[str]]:
     occurrences: dict[str, list[str]] = {}
     for file in FILES:
         name_of_file = file.relative_to(SOURCE / "vla_rl").as_posix()
-        for line, name in sorted(set(local_names(tree_of(file)))):
+        for line, name in sorted(set(local_names(file))):
             if name in EMPTY_NAMES:
                 occurrences.setdefault(name_of_file, []).append(f"{name_of_file}:{line}: {name}")
     return occurrences
@@ -166,6 +176,7 @@ FIELD_NAMES = {
 """Identifiers, or files with an identifier, that contain a word of `PRIVATE` in the field's sense."""
 
 
+@cache
 def words_of(name: str) -> list[str]:
     """Split `SharedMemoryReader` or `max_lag` into words in lower case; numbers are none."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)]
@@ -176,7 +187,7 @@ def public_names(file: Path) -> Iterator[tuple[int, str]]:
     module = file.parent.name if file.stem == "__init__" else file.stem
     if not module.startswith("_"):
         yield 1, module
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.lineno, node.name
             if node.name.endswith(("Spec", "Config", "Settings")):
@@ -187,7 +198,7 @@ def public_names(file: Path) -> Iterator[tuple[int, str]]:
 def identifiers(file: Path) -> Iterator[tuple[int, str]]:
     """Yield line and name of what a file defines: functions, classes, parameters, variables, attributes, itself."""
     yield 1, file.parent.name if file.stem == "__init__" else file.stem
-    for node in ast.walk(tree_of(file)):
+    for node in nodes_of(file):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -204,11 +215,12 @@ def private_words() -> dict[str, list[str]]:
     occurrences: dict[str, list[str]] = {}
     for words, names in ((PRIVATE, identifiers), (PRIVATE_IN_PUBLIC_NAMES, public_names)):
         for file in FILES:
+            path = file.relative_to(SOURCE)
             for line, name in names(file):
-                if {name, f"{file.relative_to(SOURCE)}: {name}"} & FIELD_NAMES:
+                if {name, f"{path}: {name}"} & FIELD_NAMES:
                     continue
                 for word in words.keys() & set(words_of(name)):
-                    occurrences.setdefault(word, []).append(f"{file.relative_to(SOURCE)}:{line}: {name}")
+                    occurrences.setdefault(word, []).append(f"{path}:{line}: {name}")
     return occurrences
 
 

@@ -207,7 +207,7 @@ def test_another_machine():
 
 
 def test_the_memory_of_gpus():
-    spec = changed("{backend: local}", "{backend: ray}")
+    spec = changed("{backend: local}", "{backend: ray}").replace("micro_batch: 8", "micro_batch: 1")
     status, said = check(spec, "--devices", "1", "--gpu-memory", "80")
     assert status == 0 and re.search(r"memory of GPUs: 0\.\d of 80\.0 GiB on the fullest, in its ", said)
     status, said = check(spec, "--devices", "1", "--gpu-memory", "0.1")

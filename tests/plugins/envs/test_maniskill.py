@@ -390,7 +390,7 @@ def batch(env: Any) -> Iterator[Any]:
 
 @pytest.mark.sim
 def test_a_batch_keeps_to_the_contract(batch: Any) -> None:
-    check_env(batch, chunk=CHUNK, expert=False, seconds=10)
+    check_env(batch, chunk=CHUNK, expert=False, seconds=4)
 
 
 @pytest.mark.sim

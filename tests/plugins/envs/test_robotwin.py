@@ -36,7 +36,7 @@ pytest_plugins = ["robotwin_double.fixtures"]
 @pytest.mark.parametrize("kind", ["wheel", "RLinf_support", "main", "stable_2.0"])
 def test_the_contract_of_a_simulator(kind: str, robotwin: Any) -> None:
     many = {"tasks": (TASK, "place_empty_cup"), "seeds": Seeds(train_states=2, eval_states=2)}
-    check_env(plugin, RobotwinConfig(**settings(kind, robotwin, **many)), seconds=10)
+    check_env(plugin, RobotwinConfig(**settings(kind, robotwin, **many)), seconds=4)
 
 
 @pytest.mark.parametrize("api", APIS)

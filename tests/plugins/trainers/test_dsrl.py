@@ -148,7 +148,7 @@ def test_a_run_steers_and_its_checkpoint_does_so_by_itself(tmp_path: Path):
         "seed": 0,
         "plugins": [str(tmp_path / "named.py")],
         "model": {"type": "pi0_of_the_test", "checkpoint": str(tmp_path / "base"), "steering": steering},
-        "env": {"type": "tabletop", "num_envs": 2, "tasks": ["pick_red"]},
+        "env": {"type": "tabletop", "num_envs": 2, "tasks": ["pick_red"], "max_steps": 8},
         "rollout": {"chunk": 4, "episodes": 2},
         "trainer": {"type": "dsrl_of_the_test", "min_data": 4, "batch": 8, "updates_per_step": 1, "hidden": [16]},
         "runtime": {"backend": "local"},

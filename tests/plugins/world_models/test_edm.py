@@ -303,7 +303,7 @@ def test_it_learns_without_a_state_and_in_bfloat16(keys):
     model, windows = make(info=info, **keys), pushed(32, frames=3)
     if not keys:
         windows = evolve(windows, state=np.zeros((32, 3, 0), np.float32))
-    losses = trained(model, windows, 0, 60)
+    losses = trained(model, windows, 0, 30)
     assert losses[-1]["outcome"] < 0.5 * losses[0]["outcome"] and losses[-1]["denoising"] < losses[0]["denoising"]
     start, real = take_frames(windows, 0, 2), frames_of(windows, 2)
     after = model.imagine(start, windows.actions[:, 1], noise(32)).numpy()

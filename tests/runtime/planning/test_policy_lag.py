@@ -87,10 +87,10 @@ def test_what_a_lag_reaches_with_streamed_updates(tickets, cv, published):
 
 def test_a_spec_that_streams():
     """Parts are full micro-batches; the bound is that of the whole update."""
-    changes = ["placement={type: disaggregated}", "env.num_envs=64", "rollout.episodes=256", "train.global_batch=null"]
-    profile, _ = job(0.3, 256, 1.0)
+    changes = ["placement={type: disaggregated}", "env.num_envs=64", "rollout.episodes=128", "train.global_batch=null"]
+    profile, _ = job(0.3, 128, 1.0)
     found = {}
-    for stream, micro_batch in ((False, 32), (True, 64 * MEAN), (True, 32)):
+    for stream, micro_batch in ((False, 32), (True, 32 * MEAN), (True, 32)):
         spec = load_spec(
             EXAMPLE, [*changes, f"asynchrony.streaming_update={stream}".lower(), f"train.micro_batch={micro_batch}"]
         )

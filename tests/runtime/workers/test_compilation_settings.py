@@ -143,6 +143,7 @@ def test_a_run_continues_without_a_compiler_and_says_so(tmp_path: Path, monkeypa
     (note,) = [note for note in results["notes"] if "eager" in note]
     assert "no C++ compiler" in note
     assert note in caplog.text
+    assert step["compile/seconds"] == step["compile/recompilations"] == 0
     assert abs(step["policy/approx_kl"]) < 1e-6
 
 

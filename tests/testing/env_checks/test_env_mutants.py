@@ -128,6 +128,10 @@ def test_envs_that_play_right_only_in_separate_processes_are_found(env_type: typ
 @pytest.mark.parametrize("scene", [Scene, *unusual_scenes.SCENES], ids=lambda scene: scene.__name__)
 def test_an_unusual_scene_passes(scene: type[Scene]) -> None:
     check_env(small_batch(scene), chunk=4, expert=scene not in UNSOLVED)
+
+
+@pytest.mark.parametrize("scene", [Scene, *unusual_scenes.SCENES], ids=lambda scene: scene.__name__)
+def test_one_env_of_an_unusual_scene_passes(scene: type[Scene]) -> None:
     check_env(small_envs(scene, num_envs=1), chunk=4, expert=False)
 
 

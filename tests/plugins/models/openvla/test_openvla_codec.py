@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from hashlib import sha256
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fork_server import ForkServer
 from vla_rl.plugins.models.openvla.architecture import preset_config
 from vla_rl.plugins.models.openvla.codec import ActionCodec, ActionScale
 from vla_rl.plugins.models.openvla.prompts import DecodingPrompts, train_tokenizer
@@ -152,12 +151,13 @@ def test_new_instructions_are_learnt_and_old_rows_stay() -> None:
     assert torch.equal(after.start, before.start)
 
 
-def test_tokenizer_is_the_same_in_every_process() -> None:
+def test_tokenizer_is_the_same_in_every_process(fork_server: ForkServer) -> None:
+    """The other process has another seed of hashes."""
     code = (
         "from hashlib import sha256; from vla_rl.plugins.models.openvla.architecture import preset_config as c; "
         "from vla_rl.plugins.models.openvla.prompts import train_tokenizer as t; "
         f"print(sha256(t({TEXTS}, c('fast')).to_str().encode()).hexdigest())"
     )
-    other = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    other = fork_server.run_python("-c", code, check=True).stdout
     own = sha256(train_tokenizer(TEXTS[::-1], preset_config("fast")).to_str().encode()).hexdigest()
     assert other == f"{own}\n"

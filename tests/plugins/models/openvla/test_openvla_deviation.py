@@ -140,7 +140,8 @@ def test_a_run_from_an_l1_checkpoint(tmp_path: Path, algorithm: str) -> None:
     spec = {
         "name": "l1",
         "model": {"type": "openvla_oft", "checkpoint": str(tmp_path / "l1"), "head": "l1", "deviation": {"start": 0.2}},
-        "env": {"type": "tabletop", "num_envs": 4, "tasks": ["pick_red"]},
+        "env": {"type": "tabletop", "num_envs": 4, "tasks": ["pick_red"], "max_steps": 8},
+        "eval": {"before": False, "episodes_per_task": 1},
         "rollout": {"chunk": 4, "episodes": 4, "group_size": 4 if algorithm == "grpo" else 1},
         "algorithm": {"type": algorithm},
         "runtime": {"backend": "local"},

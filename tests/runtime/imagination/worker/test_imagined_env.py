@@ -37,7 +37,7 @@ def test_it_keeps_to_the_contract_of_a_simulator(recorded) -> None:
     env = imagination(recorded, wrap("world_model", oracle(3, history=2 * STEPS), "oracle"))
     with pytest.raises(NotOffered, match="evaluation is on the real simulator"):
         env.reset_states("eval")
-    check_env(env, chunk=CHUNK, expert=False, seconds=20)
+    check_env(env, chunk=CHUNK, expert=False, seconds=4)
 
 
 def test_with_the_oracle_it_continues_as_the_simulator_does(recorded) -> None:
